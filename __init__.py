@@ -1,0 +1,43 @@
+"""Quire, an LLM inference engine. This face is lazy: `import quire` loads nothing but this file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .frontend.async_llm import AsyncLLM as AsyncLLM
+    from .frontend.engine_args import EngineArgs as EngineArgs
+    from .frontend.llm import LLM as LLM
+    from .frontend.llm_engine import LLMEngine as LLMEngine
+    from .frontend.outputs import CompletionOutput as CompletionOutput
+    from .frontend.outputs import RequestOutput as RequestOutput
+    from .ipc.sampling_params import RequestOutputKind as RequestOutputKind
+    from .ipc.sampling_params import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "LLM": "frontend.llm",
+    "AsyncLLM": "frontend.async_llm",
+    "LLMEngine": "frontend.llm_engine",
+    "EngineArgs": "frontend.engine_args",
+    "RequestOutput": "frontend.outputs",
+    "CompletionOutput": "frontend.outputs",
+    "SamplingParams": "ipc.sampling_params",
+    "RequestOutputKind": "ipc.sampling_params",
+}
+
+__all__ = ["__version__", *_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Decides what runs. Pure state machines; sockets only in engine_process.py; no tensors, no torch."""

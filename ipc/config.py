@@ -1,0 +1,207 @@
+"""EngineConfig: every decision about an engine, made once in the frontend and sent to core and workers.
+
+Frozen parts, checked at construction; nothing below the frontend changes a value or reads config.json.
+Derived values (max_model_len, dtype, eos ids) are already resolved here; only what needs the device
+(number of KV blocks when it is not given, `auto` device) is resolved by the worker and reported back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from .errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+ExecutorBackend = Literal["mp", "uni"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# Architectures with a native model in worker/models, as config.json names them.
+NATIVE_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+def _check_range(field: str, value: int, low: int, high: int | None) -> None:
+    allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    if not isinstance(value, int) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(field, value, allowed)
+    if value < low or (high is not None and value > high):
+        raise ConfigError(field, value, allowed)
+
+
+def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(field, value, f"one of {', '.join(allowed)}")
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Rotary embedding. Scaling fields mean what transformers' `rope_parameters` means by them."""
+
+    theta: float = 10000.0
+    type: RopeType = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float | None = None  # yarn
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    truncate: bool = True  # yarn
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The decoder that config.json describes, in one vocabulary for all native families."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+    rope: RopeConfig = RopeConfig()
+    sliding_window: int | None = None
+    layer_is_sliding: tuple[bool, ...] = ()  # one a layer; empty: all of them if sliding_window is set
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    has_qk_norm: bool = False
+    activation: Activation = "silu"
+
+    def window_of(self, layer: int) -> int | None:
+        """Attention window of a layer in tokens (a query sees itself and window-1 before), None for all."""
+        if self.layer_is_sliding and not self.layer_is_sliding[layer]:
+            return None
+        return self.sliding_window
+
+    @property
+    def max_window(self) -> int | None:
+        """The window that holds for every layer, None if some layer sees everything."""
+        if self.sliding_window is None or (self.layer_is_sliding and not all(self.layer_is_sliding)):
+            return None
+        return self.sliding_window
+
+    def kv_bytes_per_token(self, dtype: Dtype) -> int:
+        """Bytes of KV cache that one token takes over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * DTYPE_SIZE_BYTES[dtype]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which model, from where, in which number format."""
+
+    model: str  # a local folder, already resolved from a hub name
+    served_model_name: str
+    tokenizer: str  # a local folder
+    shape: ModelShape
+    dtype: Dtype = "float32"
+    max_model_len: int = 2048
+    load_format: LoadFormat = "auto"
+    seed: int = 0  # dummy weights; requests without a seed draw from the system's entropy
+    max_logprobs: int = 20
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_range("max_model_len", self.max_model_len, 1, None)
+        _check_choice("dtype", self.dtype, get_args(Dtype))
+        _check_choice("load_format", self.load_format, get_args(LoadFormat))
+        _check_range("max_logprobs", self.max_logprobs, -1, None)
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The KV cache: its blocks and where their number comes from."""
+
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None  # wins over the two below; also on a CPU (vLLM's name)
+    kv_cache_memory_bytes: int | None = None  # wins over the fraction
+    gpu_memory_utilization: float = 0.9  # fraction of the device's memory that the worker may use
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_size not in (8, 16, 32, 64, 128):
+            raise ConfigError("block_size", self.block_size, "one of 8, 16, 32, 64, 128")
+        if self.num_gpu_blocks_override is not None:
+            _check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 1, None)
+        if self.kv_cache_memory_bytes is not None:
+            _check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, None)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                "gpu_memory_utilization", self.gpu_memory_utilization, "a number above 0 and up to 1"
+            )
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many requests and tokens a step may hold, and in which order requests run."""
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    policy: SchedulingPolicy = "fcfs"
+    enable_chunked_prefill: bool = True
+    # A prompt gets at most this many tokens in a step that also decodes; 0 chooses a quarter of the budget.
+    long_prefill_token_threshold: int = 0
+    run_ahead: int = 2  # steps scheduled before the oldest one's tokens are known; 1 is lock-step
+
+    def __post_init__(self) -> None:
+        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, None)
+        _check_range("max_num_seqs", self.max_num_seqs, 1, 65536)
+        _check_choice("scheduling_policy", self.policy, get_args(SchedulingPolicy))
+        _check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, None)
+        _check_range("run_ahead", self.run_ahead, 1, 2)
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Devices and processes."""
+
+    device: Device = "auto"
+    executor_backend: ExecutorBackend = "mp"  # "uni" runs the worker inside the core's process
+    tensor_parallel_size: int = 1
+    num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
+
+    def __post_init__(self) -> None:
+        _check_choice("device", self.device, get_args(Device))
+        _check_choice("executor_backend", self.executor_backend, get_args(ExecutorBackend))
+        if self.tensor_parallel_size != 1:
+            raise ConfigError("tensor_parallel_size", self.tensor_parallel_size, "1 (one device an engine)")
+        if self.num_threads is not None:
+            _check_range("num_threads", self.num_threads, 1, 1024)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that core and workers need to know. Made by `EngineArgs.create_engine_config`."""
+
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    log_level: str = "WARNING"
+    ready_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        budget = self.scheduler.max_num_batched_tokens
+        if not self.scheduler.enable_chunked_prefill and budget < self.model.max_model_len:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                budget,
+                f"at least max_model_len={self.model.max_model_len} when enable_chunked_prefill is off",
+            )
+
+    @property
+    def max_blocks_per_request(self) -> int:
+        """Blocks that a request of max_model_len tokens takes."""
+        return -(-self.model.max_model_len // self.cache.block_size)
+
+    @property
+    def block_size_bytes(self) -> int:
+        """Bytes of one KV block over all layers."""
+        return self.model.shape.kv_bytes_per_token(self.model.dtype) * self.cache.block_size

@@ -1,0 +1,73 @@
+"""The one error tree. User errors are ValueErrors that name the field, the value and what is allowed.
+
+Nothing here knows who raises what; an error that crosses a process travels as text and is raised again
+on the other side as the class that fits there.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_MAX_SHOWN = 120
+
+
+class QuireError(Exception):
+    """Base of every error that Quire raises on purpose."""
+
+
+class InputError(QuireError, ValueError):
+    """A value that the user gave cannot be used.
+
+    Attributes: `field` (its name as the user wrote it), `value`, `allowed` (what would have been accepted).
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field}={shorten(value)}: {allowed}")
+
+
+class SamplingParamsError(InputError):
+    """A SamplingParams field is out of range or of the wrong type."""
+
+
+class PromptError(InputError):
+    """A prompt is empty, too long, or holds token ids outside the vocabulary."""
+
+
+class ConfigError(InputError):
+    """An engine argument is unknown, out of range, or does not fit the others."""
+
+
+class ModelError(InputError):
+    """A model folder or its weights cannot be used: missing, unsupported, truncated, wrong shapes."""
+
+
+class EngineStartError(QuireError, RuntimeError):
+    """The engine did not become ready; the text is the root cause."""
+
+
+class EngineDeadError(QuireError, RuntimeError):
+    """The engine has ended and this request cannot be continued."""
+
+
+class RequestFailedError(QuireError, RuntimeError):
+    """The engine failed this one request; the text is the cause."""
+
+
+class ProtocolError(QuireError):
+    """A frame from another process does not decode or is out of place."""
+
+
+def shorten(value: object) -> str:
+    """`repr(value)`, cut to a length that fits one line."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """', did you mean X?' when a known name is close to `name`, else an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f", did you mean {close[0]!r}?" if close else ""

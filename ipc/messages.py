@@ -1,0 +1,249 @@
+"""The protocol between frontends and the engine core (version 1).
+
+A message is two ZeroMQ frames: one byte that names its type (`MessageType`) and a msgpack body.
+The engine binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a
+frame that does not decode costs its sender a ProtocolNotice and nobody else anything.
+
+Hello: frontend, first thing after connecting (and again after a new epoch). Answered by Welcome when the
+  engine is ready, or by Refusal. While the engine starts, StartupProgress comes in between.
+Welcome: the engine's epoch and facts. A changed epoch means that the engine lost its state: the frontend
+  re-adds every unfinished request with the tokens it has (`EngineCoreRequest.output_token_ids`).
+Refusal: version mismatch, failed start, shutting down; the reason is final for this connection.
+EngineCoreRequest: frontend, adds a request. Answered by outputs until one has a finish_reason; exactly one
+  has. A request that can never run is answered at once with finish_reason ERROR and the cause.
+AbortRequests: frontend; ids that are unknown or finished are ignored. Each live one ends with ABORT.
+UtilityCall: frontend, one of a closed enumeration; answered by UtilityResult with the same call_id.
+Goodbye: frontend, before it leaves; its requests are aborted without an answer. The client that owns a
+  private engine ends it by closing the lifeline pipe, not by a message.
+EngineCoreOutputs: core, at most one a step and client. `EngineCoreOutput.start` is the position of its first
+  token among the request's output tokens, so a frontend merges by position and drops what it has.
+EngineDead: core, last message before it exits because it cannot go on; the reason is the root cause.
+ProtocolNotice: core, about a frame that did not decode or is out of place.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from .sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+MAX_REQUEST_ID_LENGTH = 256
+MAX_CACHE_SALT_LENGTH = 128
+MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
+MAX_IDS_PER_ABORT = 65536
+MAX_REASON_LENGTH = 65536
+
+RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
+PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
+
+
+class MessageType(bytes, Enum):
+    """First frame of every message."""
+
+    HELLO = b"\x01"
+    ADD = b"\x02"
+    ABORT = b"\x03"
+    UTILITY = b"\x04"
+    GOODBYE = b"\x05"
+    WELCOME = b"\x11"
+    REFUSAL = b"\x12"
+    PROGRESS = b"\x13"
+    OUTPUTS = b"\x14"
+    UTILITY_RESULT = b"\x15"
+    ENGINE_DEAD = b"\x16"
+    NOTICE = b"\x17"
+
+
+class FinishReason(IntEnum):
+    """Why a request ended; the texts are OpenAI's and vLLM's."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class UtilityMethod(IntEnum):
+    """The calls that a frontend can make on the engine; nothing else is callable."""
+
+    PING = 0
+    STATS = 1  # -> SchedulerStats
+    RESET_PREFIX_CACHE = 2
+    CHECK_INTEGRITY = 3  # blocks in = blocks out; the error text lists what is wrong
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    """Opens a conversation. `lease_s`: silence after which the client counts as gone (0: heartbeats only)."""
+
+    protocol_version: int
+    client_kind: Annotated[str, Meta(max_length=64)]
+    pid: int
+    lease_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a frontend needs to know to check requests without asking again."""
+
+    model: str
+    served_model_name: str
+    tokenizer: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+    num_gpu_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_logprobs: int
+    eos_token_ids: tuple[int, ...]
+    pids: dict[str, int]  # role -> pid
+    startup: list[tuple[str, float]]  # (phase, seconds) of core and worker, in order
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True):
+    """The engine is ready for this client."""
+
+    protocol_version: int
+    epoch: str
+    facts: EngineFacts
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """The engine will not serve this client. `kind` names the error class that fits in the frontend."""
+
+    reason: Reason
+    kind: Annotated[str, Meta(max_length=64)] = "EngineStartError"
+
+
+class StartupProgress(msgspec.Struct, array_like=True, frozen=True):
+    """A start-up phase has begun."""
+
+    phase: Annotated[str, Meta(max_length=256)]
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One sequence to generate. n > 1 has become n of these in the frontend."""
+
+    request_id: RequestId  # unique over all clients: the frontend adds a random part
+    prompt_token_ids: PackedTokenIds
+    sampling_params: SamplingParams  # seed is set
+    arrival_time: float  # seconds since the epoch, for fcfs and metrics
+    eos_token_ids: Annotated[list[int], Meta(max_length=64)] = []  # empty with ignore_eos
+    output_token_ids: PackedTokenIds = b""  # a resumed request: what it has already generated
+    priority: int = 0  # lower runs first
+    cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_LENGTH)] = ""
+    bad_words_token_ids: Annotated[list[list[int]], Meta(max_length=512)] = []
+
+
+class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
+    """End these requests now."""
+
+    request_ids: Annotated[list[RequestId], Meta(max_length=MAX_IDS_PER_ABORT)]
+
+
+class UtilityCall(msgspec.Struct, array_like=True, frozen=True):
+    """Call `method`; the answer carries the same call_id."""
+
+    call_id: int
+    method: UtilityMethod
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A look at the engine at one moment. Counters (`_total`) only grow within an epoch."""
+
+    num_running: int
+    num_waiting: int
+    num_clients: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    prefix_cache_queries_total: int  # tokens looked up
+    prefix_cache_hits_total: int  # tokens found
+    num_preemptions_total: int
+    num_steps_total: int
+    prompt_tokens_total: int  # computed, without cached ones
+    generation_tokens_total: int
+    schedule_s_total: float  # time in schedule()
+    update_s_total: float  # time in update()
+    step_wait_s_total: float  # time blocked on the executor with work in flight
+
+
+class UtilityResult(msgspec.Struct, array_like=True, frozen=True):
+    """Answer to a UtilityCall: an error text, or stats when they were asked for, or neither."""
+
+    call_id: int
+    error: Reason | None = None
+    stats: SchedulerStats | None = None
+
+
+class Goodbye(msgspec.Struct, array_like=True, frozen=True):
+    """This client leaves."""
+
+
+class LogprobsBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Logprobs of `num_positions` consecutive tokens, `width` entries each, as raw arrays.
+
+    Entry 0 of a position is the token itself, the rest are the most likely ones in falling order.
+    token_ids: int32 [num_positions, width]. logprobs: float32 [num_positions, width].
+    ranks: int32 [num_positions], the token's own rank in the vocabulary, from 1.
+    """
+
+    num_positions: int
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+
+class RequestTimes(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Sent with a request's last output; times in seconds of the core's wall clock."""
+
+    queued: float
+    scheduled: float
+    first_token: float
+    last_token: float
+    num_preemptions: int
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """New tokens of one request, and its end if finish_reason is set."""
+
+    request_id: str
+    start: int
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id; None for end-of-sequence
+    error: str | None = None  # the cause, with finish_reason ERROR
+    logprobs: LogprobsBlock | None = None
+    prompt_logprobs: LogprobsBlock | None = None  # positions 1..; may come in parts, in order
+    num_cached_tokens: int | None = None  # set once, with the first token
+    times: RequestTimes | None = None
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What one client gets from one or more steps."""
+
+    outputs: list[EngineCoreOutput]
+    epoch: str = ""
+
+
+class EngineDead(msgspec.Struct, array_like=True, frozen=True):
+    """The engine ends; nothing can be continued."""
+
+    reason: Reason
+
+
+class ProtocolNotice(msgspec.Struct, array_like=True, frozen=True):
+    """A frame of yours was dropped."""
+
+    reason: Reason

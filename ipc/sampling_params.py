@@ -1,0 +1,266 @@
+"""SamplingParams: how one request is sampled and when it stops. Names, defaults and ranges are vLLM's.
+
+A field added here is checked here; whatever needs a tokenizer or the model's vocabulary is checked by
+`frontend/input_processor.py`. PoolingParams joins this file when Quire pools.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from .errors import SamplingParamsError
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 4096
+MAX_BAD_WORDS = 128
+MAX_SEED = 2**63 - 1
+
+# Below this a temperature means greedy (vLLM's figure); between it and MIN_TEMPERATURE it is lifted.
+GREEDY_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-2
+
+
+class RequestOutputKind(IntEnum):
+    """What each RequestOutput of a request carries."""
+
+    CUMULATIVE = 0  # everything generated so far
+    DELTA = 1  # what is new since the last one
+    FINAL_ONLY = 2  # one output, at the end
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Sampling and stopping of one request.
+
+    n, best_of: best_of sequences are generated and the n with the highest cumulative logprob returned.
+    temperature: 0 is greedy and forces top_p=1, top_k=0, min_p=0.
+    top_k: 0 or -1 considers all tokens. min_p: relative to the most likely token.
+    seed: None draws one per request; noise is a function of (seed, output position) only.
+    presence_penalty, frequency_penalty: over the output. repetition_penalty: over prompt and output.
+    max_tokens: None generates to max_model_len. min_tokens: no stop token before that many.
+    stop, stop_token_ids: end generation; `stop` text is cut off unless include_stop_str_in_output.
+    logprobs, prompt_logprobs: number of alternatives per position, -1 for the whole vocabulary.
+    logit_bias: token id -> value added to its logit, clamped to -100..100.
+    allowed_token_ids: nothing else can be sampled. bad_words: texts that are never produced.
+
+    Raises SamplingParamsError (a ValueError) on construction and from `verify`.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return list(self.stop) if isinstance(self.stop, list) else ([self.stop] if self.stop else [])
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences are generated: best_of, or n."""
+        return self.best_of or self.n
+
+    def verify(self) -> None:
+        """Check every field and normalize the equivalents (greedy, -1 seeds, iterables).
+
+        Called on construction, on decoding and when a request is added, since fields can be assigned.
+        """
+        self._verify_counts()
+        self._verify_ranges()
+        self._verify_stops()
+        self._verify_logprobs()
+        self._verify_token_sets()
+        self._normalize_greedy()
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing that can be changed."""
+        copy = msgspec.structs.replace(self)
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+            value = getattr(copy, name)
+            if isinstance(value, list):
+                setattr(copy, name, list(value))  # pyright: ignore[reportUnknownArgumentType]
+        copy.logit_bias = dict(copy.logit_bias) if copy.logit_bias else None
+        return copy
+
+    def _verify_counts(self) -> None:
+        _check_int("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, 1, MAX_N)
+            if self.best_of < self.n:
+                raise SamplingParamsError("best_of", self.best_of, f"must be at least n={self.n}")
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None)
+        _check_int("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise SamplingParamsError("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
+        if self.seed == -1:
+            self.seed = None
+        if self.seed is not None:
+            _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+
+    def _verify_ranges(self) -> None:
+        _check_float("temperature", self.temperature, 0.0, 2.0)
+        if GREEDY_TEMPERATURE <= self.temperature < MIN_TEMPERATURE:
+            self.temperature = MIN_TEMPERATURE
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise SamplingParamsError("top_p", self.top_p, "a number above 0 and up to 1")
+        _check_int("top_k", self.top_k, -1, None)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None)
+        if self.repetition_penalty == 0.0:
+            raise SamplingParamsError("repetition_penalty", self.repetition_penalty, "a number above 0")
+
+    def _verify_stops(self) -> None:
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise SamplingParamsError(name, getattr(self, name), "True or False")
+        stops = self.stop
+        if stops is not None and not isinstance(stops, str):
+            self.stop = stops = _check_strings("stop", stops, MAX_STOP_STRINGS)
+        if self.stop_strings and not self.detokenize:
+            raise SamplingParamsError("stop", self.stop, "only with detokenize=True")
+        if stops == "":
+            raise SamplingParamsError("stop", stops, "a text that is not empty")
+        if self.stop_token_ids is not None:
+            self.stop_token_ids = list(
+                dict.fromkeys(_check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS))
+            )
+        try:
+            self.output_kind = RequestOutputKind(self.output_kind)
+        except ValueError:
+            allowed = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+            raise SamplingParamsError("output_kind", self.output_kind, f"one of {allowed}") from None
+
+    def _verify_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if isinstance(value, bool):
+                value = 1 if value else None
+                setattr(self, name, value)
+            if value is not None:
+                _check_int(name, value, -1, None)
+
+    def _verify_token_sets(self) -> None:
+        if self.logit_bias is not None:
+            self.logit_bias = _check_bias(self.logit_bias)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _check_ids("allowed_token_ids", self.allowed_token_ids, None)
+            if not self.allowed_token_ids:
+                raise SamplingParamsError("allowed_token_ids", [], "None or at least one token id")
+        if self.bad_words is not None:
+            if isinstance(self.bad_words, str):
+                raise SamplingParamsError("bad_words", self.bad_words, "a list of texts")
+            self.bad_words = _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS)
+
+    def _normalize_greedy(self) -> None:
+        if self.is_greedy:
+            self.temperature = 0.0
+            self.top_p = 1.0
+            self.top_k = 0
+            self.min_p = 0.0
+        self.top_k = max(self.top_k, 0)
+
+
+def _check_int(name: str, value: Any, low: int, high: int | None) -> None:
+    allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise SamplingParamsError(name, value, allowed)
+    if value < low or (high is not None and value > high):
+        raise SamplingParamsError(name, value, allowed)
+
+
+def _check_float(name: str, value: Any, low: float, high: float | None) -> None:
+    allowed = f"a finite number of at least {low:g}" if high is None else f"a number from {low:g} to {high:g}"
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise SamplingParamsError(name, value, allowed)
+    if value < low or (high is not None and value > high):
+        raise SamplingParamsError(name, value, allowed)
+
+
+def _check_strings(name: str, values: Any, max_count: int) -> list[str]:
+    allowed = f"at most {max_count} texts of 1 to {MAX_STOP_LENGTH} characters"
+    try:
+        texts = list(values)
+    except TypeError:
+        raise SamplingParamsError(name, values, allowed) from None
+    if len(texts) > max_count:
+        raise SamplingParamsError(name, f"{len(texts)} texts", allowed)
+    for text in texts:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
+            raise SamplingParamsError(name, text, allowed)
+    return texts
+
+
+def _check_ids(name: str, values: Any, max_count: int | None) -> list[int]:
+    allowed = "a list of token ids (integers from 0)"
+    try:
+        ids = list(values)
+    except TypeError:
+        raise SamplingParamsError(name, values, allowed) from None
+    if max_count is not None and len(ids) > max_count:
+        raise SamplingParamsError(name, f"{len(ids)} ids", f"at most {max_count} token ids")
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < 2**31:
+            raise SamplingParamsError(name, token_id, allowed)
+    return ids
+
+
+def _check_bias(bias: Any) -> dict[int, float]:
+    allowed = f"a dict of at most {MAX_LOGIT_BIAS} token ids to finite numbers"
+    if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS:  # pyright: ignore[reportUnknownArgumentType]
+        raise SamplingParamsError("logit_bias", bias, allowed)
+    checked: dict[int, float] = {}
+    for key, value in bias.items():  # pyright: ignore[reportUnknownVariableType]
+        try:  # OpenAI's JSON has string keys
+            token_id, number = int(key), float(value)  # pyright: ignore[reportUnknownArgumentType]
+        except (TypeError, ValueError):
+            raise SamplingParamsError("logit_bias", bias, allowed) from None
+        if token_id < 0 or not math.isfinite(number):
+            raise SamplingParamsError("logit_bias", {key: value}, allowed)
+        checked[token_id] = min(100.0, max(-100.0, number))
+    return checked

@@ -1,0 +1,156 @@
+"""The protocol between the engine core and a worker: one SchedulerOutput a step, one answer each.
+
+The core assigns every live request a row (0..max_num_seqs-1); the worker keeps one permanent row of state
+per live request. A step carries differences only: a request whole and once, then new block ids and counts.
+Messages are executed strictly in order and answered in order, so a freed row or block may be given to
+another request in the very next step. Frames are as in `messages.py`: a type byte and a msgpack body.
+
+StartWorker: the core's first message, after the worker connected. Answered by WorkerProgress as phases
+  begin and then WorkerReady, or WorkerFailed.
+SchedulerOutput: execute one step. Answered by ModelRunnerOutput with the same step_id, or StepFailed.
+  After StepFailed the worker answers every further step with StepFailed until ResetRows comes.
+ResetRows: forget all rows (the KV cache stays allocated). Not answered.
+StopWorker: leave with exit code 0.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from .config import EngineConfig
+from .messages import LogprobsBlock
+from .sampling_params import SamplingParams
+
+
+class StepMessageType(bytes, Enum):
+    """First frame of every message between core and worker."""
+
+    START = b"\x01"
+    STEP = b"\x02"
+    RESET_ROWS = b"\x03"
+    STOP = b"\x04"
+    HELLO = b"\x10"
+    PROGRESS = b"\x11"
+    READY = b"\x12"
+    FAILED = b"\x13"
+    STEP_RESULT = b"\x14"
+    STEP_FAILED = b"\x15"
+
+
+class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A request that enters a row: new, or resumed after preemption, loss or a restart.
+
+    `num_computed_tokens` of prompt + output are already in the KV cache (a prefix hit) through `block_ids`.
+    `block_ids` covers everything up to the end of this step.
+    """
+
+    row: int
+    request_id: str
+    prompt_token_ids: bytes
+    output_token_ids: bytes
+    sampling_params: SamplingParams
+    eos_token_ids: list[int]
+    bad_words_token_ids: list[list[int]]
+    block_ids: list[int]
+    num_computed_tokens: int
+
+
+class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One step: which rows compute how many tokens.
+
+    Order of effects in the worker: free `freed_rows`, then enter `new_requests`, then append
+    `new_block_ids`, then compute. `rows` are distinct; `num_tokens[i]` >= 1 tokens of `rows[i]` are computed,
+    from its computed count on. A row samples one token iff this brings its computed count to its known
+    count (prompt + output, where output includes the worker's own samples of earlier steps); the sampled
+    token is appended to the row's output.
+    """
+
+    step_id: int
+    rows: list[int]
+    num_tokens: list[int]
+    new_requests: list[NewRequestData] = []
+    freed_rows: list[int] = []
+    new_block_ids: list[tuple[int, list[int]]] = []  # (row, ids appended to its table)
+
+
+class RowLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Logprobs that a step produced for one row."""
+
+    row: int
+    sample: LogprobsBlock | None = None  # the sampled token's; num_positions is 1
+    prompt: LogprobsBlock | None = None  # of the prompt tokens whose predecessor was computed in this step
+
+
+class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a step sampled: `token_ids[i]` for `rows[i]`, in the order of SchedulerOutput.rows.
+
+    `bad_rows` had no usable logits (a NaN, or nothing left to sample); their token is meaningless.
+    """
+
+    step_id: int
+    rows: list[int]
+    token_ids: list[int]
+    logprobs: list[RowLogprobs] = []
+    bad_rows: list[int] = []
+    execute_s: float = 0.0
+
+
+class StepFailed(msgspec.Struct, array_like=True, frozen=True):
+    """A step raised; `error` is its one-line cause, `details` the traceback."""
+
+    step_id: int
+    error: str
+    details: str = ""
+
+
+class ResetRows(msgspec.Struct, array_like=True, frozen=True):
+    """Forget every row."""
+
+
+class StopWorker(msgspec.Struct, array_like=True, frozen=True):
+    """Leave."""
+
+
+class WorkerHello(msgspec.Struct, array_like=True, frozen=True):
+    """A worker process has connected."""
+
+    rank: int
+    pid: int
+
+
+class StartWorker(msgspec.Struct, array_like=True, frozen=True):
+    """Load the model and allocate the KV cache."""
+
+    config: EngineConfig
+
+
+class WorkerProgress(msgspec.Struct, array_like=True, frozen=True):
+    """A start-up phase has begun in the worker."""
+
+    phase: str
+
+
+class LedgerEntry(msgspec.Struct, array_like=True, frozen=True):
+    """One row of the memory ledger."""
+
+    name: str
+    size_bytes: int
+
+
+class WorkerReady(msgspec.Struct, array_like=True, frozen=True):
+    """The worker can execute steps. `phases`: (name, seconds) whose sum is the time since it started."""
+
+    num_gpu_blocks: int
+    device: str
+    ledger: list[LedgerEntry]
+    phases: list[tuple[str, float]]
+
+
+class WorkerFailed(msgspec.Struct, array_like=True, frozen=True):
+    """The worker cannot start. `kind` is the error's class name in ipc/errors.py, `reason` its text."""
+
+    reason: str
+    kind: str
+    details: str = ""

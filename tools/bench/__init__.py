@@ -1,0 +1,1 @@
+"""`quire bench`: workloads, peers and measured floors."""

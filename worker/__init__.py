@@ -1,0 +1,1 @@
+"""One device: weights, KV cache, request rows, execution. The only part that loads torch."""

@@ -1,0 +1,1 @@
+"""The layers that model code is written against."""

@@ -1,0 +1,1 @@
+"""The native model families."""
