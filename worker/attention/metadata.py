@@ -1,0 +1,50 @@
+"""What attention needs to know about one step, the same for every layer and every backend.
+
+It knows requests as ranges of tokens and tables of blocks; not ids, not rows, not sampling.
+Legend: T tokens, R requests of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Per layer (k, v), each [num_blocks, num_kv_heads, block_size, head_size] and contiguous.
+KVCaches = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """The T tokens of one step, grouped into R requests in the order of the token axis.
+
+    Request r owns tokens query_starts[r]..query_starts[r + 1]-1; they are the last of its seq_lens[r]
+    tokens, so the first of them stands at position seq_lens[r] - (number of its tokens). Every request has
+    at least one token. All tensors are on the model's device and contiguous.
+    """
+
+    query_starts: Tensor  # int32 [R + 1]; the last entry is T
+    seq_lens: Tensor  # int32 [R] tokens in the cache after this step: context + query
+    block_tables: Tensor  # int32 [R, max_blocks_used]; entries past a request's length are unspecified
+    slot_mapping: Tensor  # int64 [T] block_id * block_size + offset: where each token's K and V go
+    max_query_len: int
+    max_seq_len: int
+    # Host copies, which spare a device the transfer back; absent, a backend makes them itself.
+    query_starts_host: NDArray[np.int32] | None = None
+    seq_lens_host: NDArray[np.int32] | None = None
+
+    @property
+    def num_requests(self) -> int:
+        return self.seq_lens.shape[0]
+
+    def query_starts_list(self) -> list[int]:
+        """First token of each request and T, on the host."""
+        source = self.query_starts if self.query_starts_host is None else self.query_starts_host
+        return source.tolist()
+
+    def seq_lens_list(self) -> list[int]:
+        """Tokens in the cache of each request after this step, on the host."""
+        source = self.seq_lens if self.seq_lens_host is None else self.seq_lens_host
+        return source.tolist()
