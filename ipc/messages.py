@@ -83,12 +83,11 @@ class UtilityMethod(IntEnum):
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """Opens a conversation. `lease_s`: silence after which the client counts as gone (0: heartbeats only)."""
+    """Opens a conversation. `client_kind` and `pid` are for people who look at the engine."""
 
     protocol_version: int
     client_kind: Annotated[str, Meta(max_length=64)]
     pid: int
-    lease_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

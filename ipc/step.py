@@ -5,8 +5,8 @@ per live request. A step carries differences only: a request whole and once, the
 Messages are executed strictly in order and answered in order, so a freed row or block may be given to
 another request in the very next step. Frames are as in `messages.py`: a type byte and a msgpack body.
 
-StartWorker: the core's first message, after the worker connected. Answered by WorkerProgress as phases
-  begin and then WorkerReady, or WorkerFailed.
+WorkerLaunch: in the worker's launch pipe, before any socket. Answered over the socket by WorkerProgress as
+  phases begin and then WorkerReady, or WorkerFailed.
 SchedulerOutput: execute one step. Answered by ModelRunnerOutput with the same step_id, or StepFailed.
   After StepFailed the worker answers every further step with StepFailed until ResetRows comes.
 ResetRows: forget all rows (the KV cache stays allocated). Not answered.
@@ -27,11 +27,9 @@ from .sampling_params import SamplingParams
 class StepMessageType(bytes, Enum):
     """First frame of every message between core and worker."""
 
-    START = b"\x01"
     STEP = b"\x02"
     RESET_ROWS = b"\x03"
     STOP = b"\x04"
-    HELLO = b"\x10"
     PROGRESS = b"\x11"
     READY = b"\x12"
     FAILED = b"\x13"
@@ -113,16 +111,11 @@ class StopWorker(msgspec.Struct, array_like=True, frozen=True):
     """Leave."""
 
 
-class WorkerHello(msgspec.Struct, array_like=True, frozen=True):
-    """A worker process has connected."""
+class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process is started with: where to connect, who it is, what to load."""
 
+    address: str
     rank: int
-    pid: int
-
-
-class StartWorker(msgspec.Struct, array_like=True, frozen=True):
-    """Load the model and allocate the KV cache."""
-
     config: EngineConfig
 
 

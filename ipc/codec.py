@@ -1,0 +1,81 @@
+"""Messages <-> frames: a type byte and a msgpack body. Knows no socket and no meaning of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from . import messages as m
+from . import step as s
+from .errors import ProtocolError
+
+# A body above this is refused before it is decoded; the largest honest one is a prompt of 16 M tokens.
+MAX_BODY_BYTES = 128 * 1024 * 1024
+
+
+class Codec:
+    """Encodes and decodes one closed set of message types. Not thread safe; cheap to make."""
+
+    def __init__(self, struct_of: Mapping[bytes, type[msgspec.Struct]]) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoders = {bytes(kind): msgspec.msgpack.Decoder(cls) for kind, cls in struct_of.items()}
+        self._kind_of = {cls: bytes(kind) for kind, cls in struct_of.items()}
+
+    def encode(self, message: msgspec.Struct) -> tuple[bytes, bytes]:
+        """The two frames of a message. Raises KeyError for a type that is not in the set (our own bug)."""
+        return self._kind_of[type(message)], self._encoder.encode(message)
+
+    def decode(self, frames: Sequence[bytes]) -> Any:
+        """The message in `frames`. Raises ProtocolError that says what is wrong, never anything else."""
+        if len(frames) != 2:
+            raise ProtocolError(f"a message has 2 frames, not {len(frames)}")
+        kind, body = frames
+        decoder = self._decoders.get(bytes(kind[:16]))
+        if decoder is None:
+            raise ProtocolError(f"unknown message type {bytes(kind[:16])!r}")
+        if len(body) > MAX_BODY_BYTES:
+            raise ProtocolError(f"a body of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")
+        try:
+            return decoder.decode(body)
+        except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError) as error:
+            raise ProtocolError(f"message type {bytes(kind)!r} does not decode: {error}") from None
+
+
+def make_client_codec() -> Codec:
+    """The protocol of messages.py, both directions."""
+    kind = m.MessageType
+    return Codec(
+        {
+            kind.HELLO: m.Hello,
+            kind.ADD: m.EngineCoreRequest,
+            kind.ABORT: m.AbortRequests,
+            kind.UTILITY: m.UtilityCall,
+            kind.GOODBYE: m.Goodbye,
+            kind.WELCOME: m.Welcome,
+            kind.REFUSAL: m.Refusal,
+            kind.PROGRESS: m.StartupProgress,
+            kind.OUTPUTS: m.EngineCoreOutputs,
+            kind.UTILITY_RESULT: m.UtilityResult,
+            kind.ENGINE_DEAD: m.EngineDead,
+            kind.NOTICE: m.ProtocolNotice,
+        }
+    )
+
+
+def make_step_codec() -> Codec:
+    """The protocol of step.py, both directions."""
+    kind = s.StepMessageType
+    return Codec(
+        {
+            kind.STEP: s.SchedulerOutput,
+            kind.RESET_ROWS: s.ResetRows,
+            kind.STOP: s.StopWorker,
+            kind.PROGRESS: s.WorkerProgress,
+            kind.READY: s.WorkerReady,
+            kind.FAILED: s.WorkerFailed,
+            kind.STEP_RESULT: s.ModelRunnerOutput,
+            kind.STEP_FAILED: s.StepFailed,
+        }
+    )

@@ -1,0 +1,148 @@
+"""Child processes: how one is started, told what to do, watched and ended; how a child notices a dead parent.
+
+A child is `python -P -m MODULE` with a pipe as standard input. The parent writes a launch payload into it
+and keeps it open: end-of-file later means that the parent is gone (or wants the child to go). Nothing is
+forked and no `__main__` is re-run, so it works in scripts without a guard and in notebooks.
+The kernel's parent-death signal is not used: it fires when the *thread* that started the child ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+EXIT_OK = 0
+EXIT_CRASHED = 1  # an exception that nobody expected; the traceback is on stderr
+EXIT_START_FAILED = 10  # told to the parent in a Refusal or WorkerFailed before
+EXIT_PARENT_LOST = 11
+EXIT_WORKER_LOST = 12
+EXIT_NAMES = {
+    EXIT_CRASHED: "crashed",
+    EXIT_START_FAILED: "start failed",
+    EXIT_PARENT_LOST: "lost its parent",
+    EXIT_WORKER_LOST: "lost its worker",
+}
+
+_LENGTH = struct.Struct("<I")
+_PARENT_CHECK_INTERVAL_S = 0.5
+
+
+class ChildProcess:
+    """A running child. `pid_fd` becomes readable when it ends (for a poller)."""
+
+    def __init__(self, role: str, process: subprocess.Popen[bytes]) -> None:
+        self.role = role
+        self._process = process
+        self.pid = process.pid
+        self.pid_fd: int = os.pidfd_open(process.pid)
+
+    @classmethod
+    def start(cls, module: str, role: str, launch: bytes, env: dict[str, str] | None = None) -> ChildProcess:
+        """Start `python -P -m module role` and hand it `launch`. `env` is added to this process's own.
+
+        The child is in a session of its own: Ctrl-C reaches the user's program only, which then ends it.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, role],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        child = cls(role, process)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(_LENGTH.pack(len(launch)) + launch)
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died at once: whoever waits for it sees that with its exit code
+        return child
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll()
+
+    def describe_exit(self) -> str:
+        """'worker (pid 7) was killed by SIGKILL' or '... exited with code 1 (crashed)'."""
+        code = self.exit_code
+        who = f"{self.role} (pid {self.pid})"
+        if code is None:
+            return f"{who} is running"
+        if code < 0:
+            return f"{who} was killed by {signal.Signals(-code).name}"
+        name = EXIT_NAMES.get(code)
+        return f"{who} exited with code {code}" + (f" ({name})" if name else "")
+
+    def close_lifeline(self) -> None:
+        """Ask the child to end, without waiting. Idempotent."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                stdin.close()
+
+    def stop(self, grace_s: float) -> int:
+        """End the child: lifeline first, SIGKILL after `grace_s`. Returns its exit code. Idempotent."""
+        self.close_lifeline()
+        try:
+            code = self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if self.pid_fd >= 0:
+            os.close(self.pid_fd)
+            self.pid_fd = -1
+        return code
+
+
+class Lifeline:
+    """The child's end of the launch pipe. Make it first thing in a child's main.
+
+    `fd` becomes readable (end-of-file) when the parent is gone.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.dup(0)  # kept away from libraries that read standard input
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        self._parent_pid = os.getppid()
+        self.launch = self._read_launch()
+
+    def watch(self, on_lost: Callable[[], None], grace_s: float) -> None:
+        """From a daemon thread: when the parent is gone call `on_lost`, and leave hard after `grace_s`.
+
+        The parent's pid is checked too: a process that the parent forked may hold the pipe open.
+        """
+        threading.Thread(target=self._watch, args=(on_lost, grace_s), name="lifeline", daemon=True).start()
+
+    def _watch(self, on_lost: Callable[[], None], grace_s: float) -> None:
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        while os.getppid() == self._parent_pid:
+            if poller.poll(_PARENT_CHECK_INTERVAL_S * 1000):
+                break
+        on_lost()
+        time.sleep(grace_s)
+        os._exit(EXIT_PARENT_LOST)
+
+    def _read_launch(self) -> bytes:
+        (size,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
+        return self._read_exactly(size)
+
+    def _read_exactly(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = os.read(self.fd, size)
+            if not part:
+                os._exit(EXIT_PARENT_LOST)
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)

@@ -1,0 +1,96 @@
+"""Run directories: where an engine's sockets live, private to one user, one owner at a time.
+
+A directory has mode 0700 and a `lock` file that its owner holds (flock) for as long as it lives, so a
+directory whose lock can be taken belongs to a dead owner and may be removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from .errors import ConfigError
+from .sockets import make_ipc_address
+
+_PRIVATE_PREFIX = "p-"
+_LOCK_NAME = "lock"
+
+
+class RunDirectory:
+    """One engine's directory, locked by this process until `remove` (or until this process ends)."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self._lock_fd: int | None = lock_fd
+
+    @classmethod
+    def create_private(cls) -> RunDirectory:
+        """A new directory with a random name. Leftovers of dead owners beside it are removed on the way."""
+        base = find_base()
+        remove_leftovers(base)
+        path = base / f"{_PRIVATE_PREFIX}{secrets.token_hex(4)}"
+        # Locked under another name first: a half-made directory must not look like a leftover.
+        staging = base / f".{path.name}"
+        staging.mkdir(mode=0o700)
+        lock_fd = _lock(staging)
+        assert lock_fd is not None, "a fresh directory is unlocked"
+        staging.rename(path)
+        return cls(path, lock_fd)
+
+    def address_of(self, name: str) -> str:
+        """The ipc address of a socket in this directory. Raises ConfigError if its path is too long."""
+        return make_ipc_address(str(self.path / name))
+
+    def remove(self) -> None:
+        """Delete the directory and give up the lock. Idempotent."""
+        if self._lock_fd is None:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock_fd)
+        self._lock_fd = None
+
+
+def find_base() -> Path:
+    """The folder that holds this user's run directories, made if missing.
+
+    `$XDG_RUNTIME_DIR/quire`, or `quire-<uid>` in the temporary folder. Raises ConfigError if somebody else
+    owns it or others may enter it, since whoever can write there can speak to the engine.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        base = Path(runtime) / "quire"
+    else:
+        base = Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = base.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigError("run directory", str(base), "a folder of this user with mode 0700")
+    return base
+
+
+def remove_leftovers(base: Path) -> None:
+    """Remove private directories whose owner is dead."""
+    for path in base.glob(f"{_PRIVATE_PREFIX}*"):
+        lock_fd = _lock(path)
+        if lock_fd is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock_fd)
+
+
+def _lock(directory: Path) -> int | None:
+    """Take the directory's lock: its file descriptor, or None if somebody holds it (or it is gone)."""
+    try:
+        fd = os.open(directory / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
