@@ -1,0 +1,268 @@
+"""EngineArgs: what a user can say about an engine, and its resolution into an EngineConfig.
+
+Names, order and meaning are vLLM's where it has the field. The one place where defaults are chosen,
+config.json is read and arguments are held against each other; nothing here starts or loads anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, cast, get_args
+
+from ..ipc.config import (
+    CacheConfig,
+    Device,
+    Dtype,
+    EngineConfig,
+    ExecutorBackend,
+    LoadFormat,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+)
+from ..ipc.errors import ConfigError, ModelError, did_you_mean
+from .hf_config import compute_max_model_len, read_dtype, read_eos_token_ids, read_model_shape
+from .model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
+
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_MAX_NUM_SEQS = 256
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+GENERATION_CONFIGS = ("auto", "vllm")
+
+_UNIT_BYTES = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def _arg(default: Any, group: str, help_text: str, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"group": group, "help": help_text, "choices": choices})
+
+
+@dataclass
+class EngineArgs:
+    """Arguments of an engine; None means that Quire chooses.
+
+    `create_engine_config` resolves them. An unknown name raises ConfigError, at construction too.
+    """
+
+    model: str = _arg(POCKET, "model", "a folder, a hub name, or 'pocket', the model that ships with Quire")
+    served_model_name: str | None = _arg(None, "model", "the name shown to clients; default: the model's")
+    tokenizer: str | None = _arg(None, "model", "a folder or hub name; default: the model's own")
+    skip_tokenizer_init: bool = _arg(
+        False, "model", "run without a tokenizer: token ids in, token ids out (detokenize=False)"
+    )
+    trust_remote_code: bool = _arg(False, "model", "must stay off: Quire never runs code from a checkpoint")
+    load_format: str = _arg("auto", "model", "'dummy' fills the weights with noise", get_args(LoadFormat))
+    dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", ("auto", *get_args(Dtype)))
+    seed: int | None = _arg(0, "model", "seed of dummy weights; a request has its own in SamplingParams")
+    max_model_len: int | None = _arg(None, "model", "most tokens of prompt and output; default: the model's")
+    max_logprobs: int = _arg(20, "model", "most logprobs of a request; -1: the whole vocabulary")
+    revision: str | None = _arg(None, "model", "branch, tag or commit of a hub model")
+    generation_config: str = _arg(
+        "auto",
+        "model",
+        "default sampling: from generation_config.json (auto) or vLLM's own",
+        GENERATION_CONFIGS,
+    )
+    enforce_eager: bool = _arg(False, "model", "no captured graphs; a CPU has none, so no effect there")
+    distributed_executor_backend: str | None = _arg(
+        None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
+    )
+    tensor_parallel_size: int = _arg(1, "parallel", "devices that share one model")
+    device: str = _arg("auto", "parallel", "where to run; auto takes a GPU if there is one", get_args(Device))
+    num_threads: int | None = _arg(None, "parallel", "threads of a CPU worker; default: by model and cores")
+    block_size: int = _arg(16, "cache", "tokens in one block of the KV cache")
+    enable_prefix_caching: bool = _arg(True, "cache", "share the KV blocks of equal prompt beginnings")
+    gpu_memory_utilization: float = _arg(0.9, "cache", "fraction of the device's memory that may be used")
+    kv_cache_memory_bytes: int | str | None = _arg(
+        None, "cache", "size of the KV cache, such as 2GiB; wins over the fraction"
+    )
+    num_gpu_blocks_override: int | None = _arg(None, "cache", "blocks of the KV cache; wins over both")
+    max_num_batched_tokens: int | None = _arg(None, "scheduler", "most tokens in one step; default 2048")
+    max_num_seqs: int | None = _arg(None, "scheduler", "most sequences in one step; default 256")
+    enable_chunked_prefill: bool = _arg(True, "scheduler", "split long prompts over steps")
+    long_prefill_token_threshold: int = _arg(
+        0,
+        "scheduler",
+        "most prompt tokens of one request beside decodes; 0: a quarter of a step",
+    )
+    scheduling_policy: str = _arg(
+        "fcfs",
+        "scheduler",
+        "order of waiting requests; priority: low first",
+        get_args(SchedulingPolicy),
+    )
+    async_scheduling: bool | None = _arg(
+        None, "scheduler", "schedule a step while the one before it runs; default on"
+    )
+    log_level: str = _arg("WARNING", "process", "what the engine's processes log", LOG_LEVELS)
+    ready_timeout_s: float = _arg(600.0, "process", "how long an engine may take to start")
+
+    def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
+        """Refuse an unknown name as every other user error is refused, before the dataclass' TypeError."""
+        _check_names(kwargs)
+        return super().__new__(cls)
+
+    def create_engine_config(self) -> EngineConfig:
+        """Find the model, check its files and every argument, and fix all decisions that need no device.
+
+        Raises ConfigError or ModelError (both ValueErrors) with the field, the value and what is allowed.
+        """
+        self._check_choices()
+        folder = inspect_model_folder(
+            find_model_folder(self.model, self.revision), load_weights=self.load_format != "dummy"
+        )
+        model = self._create_model_config(folder)
+        scheduler = self._create_scheduler_config(model.max_model_len)
+        return EngineConfig(
+            model=model,
+            cache=CacheConfig(
+                block_size=self.block_size,
+                num_gpu_blocks_override=self.num_gpu_blocks_override,
+                kv_cache_memory_bytes=parse_size_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes),
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                enable_prefix_caching=self.enable_prefix_caching,
+            ),
+            scheduler=scheduler,
+            parallel=ParallelConfig(
+                device=cast(Device, self.device),
+                executor_backend=cast(ExecutorBackend, self.distributed_executor_backend or "mp"),
+                tensor_parallel_size=self.tensor_parallel_size,
+                num_threads=self.num_threads,
+            ),
+            log_level=self.log_level.upper(),
+            ready_timeout_s=float(self.ready_timeout_s),
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build from keyword arguments; unknown names raise ConfigError with the nearest known one."""
+        _check_names(values)
+        return cls(**values)
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add one option a field (`--max-model-len`), in groups; returns the parser."""
+        groups: dict[str, Any] = {}
+        for item in fields(EngineArgs):
+            name = str(item.metadata["group"])
+            if name not in groups:
+                groups[name] = parser.add_argument_group(f"{name} options")
+            _add_option(groups[name], item.name, item.default, dict(item.metadata), str(item.type))
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, namespace: argparse.Namespace) -> Self:
+        """Build from a namespace of `add_cli_args`; names that are not engine arguments are ignored."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in vars(namespace).items() if name in known})
+
+    def _check_choices(self) -> None:
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code", True, "False: Quire runs no code from a checkpoint")
+        for item in fields(self):
+            value, allowed = getattr(self, item.name), item.metadata["choices"]
+            if item.name == "log_level" and isinstance(value, str):
+                value = value.upper()
+            if allowed and value is not None and value not in allowed:
+                raise ConfigError(item.name, value, f"one of {', '.join(allowed)}")
+            if item.type == "bool" and not isinstance(value, bool):
+                raise ConfigError(item.name, value, "True or False")
+        for name in ("model", "served_model_name", "tokenizer"):
+            value = getattr(self, name)
+            if (name == "model" or value is not None) and not (isinstance(value, str) and value):
+                raise ConfigError(name, value, "a text that is not empty")
+        for name in ("gpu_memory_utilization", "ready_timeout_s"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise ConfigError(name, value, "a number above 0")
+
+    def _create_model_config(self, folder: ModelFolder) -> ModelConfig:
+        shape = read_model_shape(folder.config)
+        # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
+        # what the model says, and keeps float16 on a CPU too.
+        auto = self.dtype == "auto"
+        dtype = read_dtype(folder.config, folder.stored_dtype) if auto else cast(Dtype, self.dtype)
+        seed = 0 if self.seed is None else self.seed
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("seed", seed, "an integer from 0 to 2**63 - 1, or None")
+        return ModelConfig(
+            model=str(folder.path),
+            served_model_name=self.served_model_name or self.model,
+            tokenizer=self._find_tokenizer(folder.path),
+            shape=shape,
+            dtype=dtype,
+            max_model_len=compute_max_model_len(shape, self.max_model_len),
+            load_format=cast(LoadFormat, self.load_format),
+            seed=seed,
+            max_logprobs=self.max_logprobs,
+            eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, shape.vocab_size),
+        )
+
+    def _find_tokenizer(self, model_folder: Path) -> str:
+        """The tokenizer's folder, '' when there shall be none."""
+        if self.skip_tokenizer_init:
+            return ""
+        folder = model_folder
+        if self.tokenizer is not None:
+            folder = find_model_folder(self.tokenizer, field_name="tokenizer")
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(
+                "tokenizer",
+                str(folder),
+                "a folder with a tokenizer.json, or skip_tokenizer_init=True",
+            )
+        return str(folder)
+
+    def _create_scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        budget = self.max_num_batched_tokens
+        if budget is None:  # an unsplit prompt must fit into one step
+            whole_prompt = 0 if self.enable_chunked_prefill else max_model_len
+            budget = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, whole_prompt)
+        return SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_seqs=DEFAULT_MAX_NUM_SEQS if self.max_num_seqs is None else self.max_num_seqs,
+            policy=cast(SchedulingPolicy, self.scheduling_policy),
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            run_ahead=1 if self.async_scheduling is False else 2,
+        )
+
+
+def parse_size_bytes(name: str, value: int | str | None) -> int | None:
+    """Bytes of a size such as 4096, '2GiB', '1.5GB' or '512M' (GB is 1000**3, G and GiB are 1024**3)."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    unit = _UNIT_BYTES.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
+    return int(float(match.group(1)) * unit)
+
+
+def _check_names(values: dict[str, Any]) -> None:
+    known = EngineArgs.__dataclass_fields__
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(name, value, f"no such engine argument{did_you_mean(name, known)}")
+
+
+def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], type_name: str) -> None:
+    options: dict[str, Any] = {"dest": name, "default": default, "help": metadata["help"]}
+    if type_name.startswith("bool"):
+        options["action"] = argparse.BooleanOptionalAction
+    elif metadata["choices"]:
+        options["choices"] = metadata["choices"]
+    elif type_name.startswith(("int", "float")) and "str" not in type_name:
+        options["type"] = float if type_name.startswith("float") else int
+        options["metavar"] = "N"
+    else:
+        options["metavar"] = name.rsplit("_", 1)[-1].upper()
+    group.add_argument(f"--{name.replace('_', '-')}", **options)
