@@ -1,0 +1,109 @@
+"""BlockPool: who holds which KV block, which are free, and which contents can be found again.
+
+It knows block ids, counts and hashes; not requests, tokens or devices. Every operation is O(1) a block.
+A free block keeps its hash until it is really taken, so a prefix is found for as long as it is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+
+
+class BlockPool:
+    """`num_blocks` blocks with reference counts, a least-recently-used free list and a hash index."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        # Next to be taken first. An OrderedDict, as a plain dict is slow to pop from its front.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, those with findable contents included."""
+        return len(self._free)
+
+    def is_free(self, block_id: int) -> bool:
+        """True if nobody holds the block."""
+        return self._ref_counts[block_id] == 0
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with this content, held or free."""
+        return self._index.get(block_hash)
+
+    def take(self, count: int) -> list[int]:
+        """`count` free blocks, now held once; their old contents are forgotten. The caller checked num_free."""
+        return [self._take_one() for _ in range(count)]
+
+    def acquire(self, block_id: int) -> None:
+        """Hold a block once more; a free one stops being free."""
+        if self._ref_counts[block_id] == 0:
+            del self._free[block_id]
+        self._ref_counts[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Hold these once less. Those that become free are taken again in the order given here.
+
+        A block without a hash is worth nothing and goes first of all.
+        """
+        counts, free = self._ref_counts, self._free
+        for block_id in block_ids:
+            counts[block_id] -= 1
+            assert counts[block_id] >= 0, f"block {block_id} was released more often than held"
+            if counts[block_id] == 0:
+                free[block_id] = None
+                if self._hashes[block_id] is None:
+                    free.move_to_end(block_id, last=False)
+
+    def register(self, block_id: int, block_hash: bytes) -> bool:
+        """Make a held block findable. False if another block already has this content: the first one stays."""
+        assert self._ref_counts[block_id] > 0 and self._hashes[block_id] is None
+        if block_hash in self._index:
+            return False
+        self._index[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        return True
+
+    def unregister(self, block_id: int) -> None:
+        """Forget a block's content, whoever holds it; no effect if it has none."""
+        block_hash = self._hashes[block_id]
+        if block_hash is None:
+            return
+        self._hashes[block_id] = None
+        del self._index[block_hash]
+        if self._ref_counts[block_id] == 0:
+            self._free.move_to_end(block_id, last=False)
+
+    def unregister_all(self) -> None:
+        """Forget every content; who holds what stays."""
+        self._index.clear()
+        self._hashes = [None] * self.num_blocks
+
+    def check(self, num_owners: Mapping[int, int]) -> list[str]:
+        """What is wrong, given how many owners each block should have; empty if nothing is."""
+        problems: list[str] = []
+        for block_id, count in enumerate(self._ref_counts):
+            if count != num_owners.get(block_id, 0):
+                problems.append(f"block {block_id}: {count} references, {num_owners.get(block_id, 0)} owners")
+            if (count == 0) != (block_id in self._free):
+                problems.append(f"block {block_id}: {count} references, free: {block_id in self._free}")
+        if len(self._free) + sum(count > 0 for count in self._ref_counts) != self.num_blocks:
+            problems.append(f"{len(self._free)} free and held blocks do not add up to {self.num_blocks}")
+        for block_hash, block_id in self._index.items():
+            if self._hashes[block_id] != block_hash:
+                problems.append(f"block {block_id}: the index has a hash that the block has not")
+        if Counter(h is not None for h in self._hashes)[True] != len(self._index):
+            problems.append("a block has a hash that the index has not")
+        return problems
+
+    def _take_one(self) -> int:
+        block_id, _ = self._free.popitem(last=False)
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._index[block_hash]
+            self._hashes[block_id] = None
+        self._ref_counts[block_id] = 1
+        return block_id

@@ -1,0 +1,398 @@
+"""EngineCore: requests, aborts and step results in; steps and outputs out. No sockets, no torch, no waiting.
+
+It owns the live requests and what is owed to each client: exactly one final output a request, and every
+token once, at its position. What runs when is the scheduler's. The caller (the busy loop, or a test) calls
+`schedule` and hands on what it returns, hands results to `update` in order, and delivers `take_outputs`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Callable, Iterable
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    LogprobsBlock,
+    SchedulerStats,
+)
+from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
+from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
+from .block_hash import BlockHasher
+from .block_pool import BlockPool
+from .kv_cache_manager import KVCacheManager
+from .request import Request
+from .scheduler import Scheduler, Step
+from .stats import EngineCounters
+
+BAD_LOGITS = "logits are not finite"
+
+
+class EngineCore:
+    """The engine as a state machine; one thread calls it.
+
+    Run-ahead: `schedule` may be called while `config.scheduler.run_ahead - 1` steps are in flight. Requests
+    then carry placeholders, and one that stops has a slot in the next step whose result is dropped.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        clock: Callable[[], float] = time.time,
+        hash_seed: bytes | None = None,
+    ) -> None:
+        """`num_blocks`: the worker's KV cache. `hash_seed`: keys the prefix index, drawn at random if None."""
+        cache = config.cache
+        hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
+        self.counters = EngineCounters()
+        self._config = config
+        self._clock = clock
+        self._pool = BlockPool(num_blocks)
+        self._manager = KVCacheManager(
+            self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None
+        )
+        self._scheduler = Scheduler(config.scheduler, self._manager, self.counters)
+        self._requests: dict[str, Request] = {}
+        self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
+        self._outbox: dict[bytes, list[EngineCoreOutput]] = {}
+        self._num_arrivals = 0
+
+    # -- requests
+
+    def add_request(self, client: bytes, request: EngineCoreRequest) -> None:
+        """Take a request on. One that can never run, or whose id is live, is answered with ERROR at once."""
+        refusal = self._find_refusal(request)
+        if refusal is not None:
+            start = count_token_ids(request.output_token_ids)
+            self._send(
+                client, EngineCoreOutput(request.request_id, start, [], FinishReason.ERROR, error=refusal)
+            )
+            return
+        now = self._clock()
+        self._num_arrivals += 1
+        # A clock that is wrong in a frontend must not let it wait for ever, nor break the order.
+        arrival = min(request.arrival_time, now) if math.isfinite(request.arrival_time) else now
+        rank = request.priority if self._config.scheduler.policy == "priority" else 0
+        order = (rank, arrival, self._num_arrivals)
+        live = Request.from_message(request, client, order, self._config.model.max_model_len, now)
+        self._requests[live.request_id] = live
+        self._ids_of.setdefault(client, set()).add(live.request_id)
+        self._scheduler.add(live)
+        reason = live.find_finish()  # with the tokens that it comes with
+        if reason is not None:
+            self._finish([live], reason)
+
+    def abort_requests(self, client: bytes, request_ids: Iterable[str]) -> None:
+        """End these requests of this client with ABORT; ids that are not live, or not its own, are ignored."""
+        own = self._ids_of.get(client, set())
+        self._finish(self._find_live(own.intersection(request_ids)), FinishReason.ABORT)
+
+    def remove_client(self, client: bytes) -> None:
+        """End a client's requests without an answer: nobody is there to read it."""
+        self._finish(self._find_live(self._ids_of.get(client, set())), FinishReason.ABORT)
+        self._outbox.pop(client, None)
+
+    # -- steps
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next step for the worker; None if run_ahead steps are in flight or nothing can run now."""
+        began = self._clock()
+        output = self._scheduler.schedule()
+        now = self._clock()
+        if output is not None:
+            self.counters.num_steps += 1
+            if output.new_requests:  # they are the last in the step
+                for request in self._scheduler.in_flight[-1].requests[-len(output.new_requests) :]:
+                    request.scheduled_time = request.scheduled_time or now
+        self.counters.schedule_s += now - began
+        return output
+
+    def update(self, output: ModelRunnerOutput) -> None:
+        """Take the result of the oldest step in flight; results of forgotten steps are ignored.
+
+        Raises ProtocolError if the worker answers another step or other rows than were asked for.
+        """
+        if not self._is_oldest(output.step_id):
+            return
+        began = self._clock()
+        step = self._scheduler.complete_step()
+        if output.rows != step.sampled_rows or len(output.token_ids) != len(output.rows):
+            raise ProtocolError(f"step {step.step_id} sampled rows {step.sampled_rows}, not {output.rows}")
+        logprobs: dict[int, RowLogprobs] = {}
+        if output.logprobs:
+            logprobs = {entry.row: entry for entry in output.logprobs}
+            self._send_prompt_logprobs(step, logprobs)
+        if output.bad_rows:
+            self._fail_bad_rows(step, output.bad_rows)
+        self._accept_tokens(step, output.token_ids, logprobs, began)
+        self.counters.update_s += self._clock() - began
+
+    def fail_step(self, failed: StepFailed) -> None:
+        """The oldest step raised: its requests end with the cause, all others wait to be computed again.
+
+        The worker has no rows afterwards (the caller sends ResetRows) and no step is in flight; answers to
+        steps that were are ignored.
+        """
+        if not self._is_oldest(failed.step_id):
+            return
+        culprits = [
+            request for request in self._scheduler.in_flight[0].requests if request.finish_reason is None
+        ]
+        self._scheduler.preempt_all()
+        self._finish(culprits, FinishReason.ERROR, failed.error)
+
+    def preempt_all(self) -> None:
+        """The worker was lost: its rows, steps and cache are gone, and every request waits again."""
+        self._scheduler.preempt_all()
+        self._pool.unregister_all()
+
+    def take_outputs(self) -> dict[bytes, list[EngineCoreOutput]]:
+        """What is to be delivered, per client in order; the next call starts anew."""
+        outbox, self._outbox = self._outbox, {}
+        return outbox
+
+    # -- looking in
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps handed out whose result has not come."""
+        return len(self._scheduler.in_flight)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Live requests."""
+        return len(self._requests)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """True while some request has no final output yet."""
+        return bool(self._requests)
+
+    def stats(self) -> SchedulerStats:
+        """A look at this moment. `num_clients` counts those with live requests."""
+        counters = self.counters
+        return SchedulerStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_clients=len(self._ids_of),
+            kv_blocks_used=self._pool.num_blocks - self._pool.num_free,
+            kv_blocks_total=self._pool.num_blocks,
+            prefix_cache_queries_total=counters.prefix_cache_queries,
+            prefix_cache_hits_total=counters.prefix_cache_hits,
+            num_preemptions_total=counters.num_preemptions,
+            num_steps_total=counters.num_steps,
+            prompt_tokens_total=counters.prompt_tokens,
+            generation_tokens_total=counters.generation_tokens,
+            schedule_s_total=counters.schedule_s,
+            update_s_total=counters.update_s,
+            step_wait_s_total=counters.step_wait_s,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False if requests hold blocks: those go on, and index what they add."""
+        self._pool.unregister_all()
+        return self._pool.num_free == self._pool.num_blocks
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong with blocks, rows and requests; empty if nothing is. Walks everything."""
+        scheduler = self._scheduler
+        live = [*scheduler.running, *scheduler.waiting]
+        problems = self._manager.check(live) + scheduler.check()
+        if {id(request) for request in live} != {id(request) for request in self._requests.values()}:
+            problems.append(f"{len(live)} requests run or wait, {len(self._requests)} are live")
+        problems += [
+            f"{request.request_id} has finished and is still here"
+            for request in live
+            if request.finish_reason
+        ]
+        owned = sorted(request_id for ids in self._ids_of.values() for request_id in ids)
+        if owned != sorted(self._requests) or not all(self._ids_of.values()):
+            problems.append("the clients' requests are not the live requests")
+        return problems
+
+    # -- parts of the above
+
+    def _find_refusal(self, request: EngineCoreRequest) -> str | None:
+        """Why this request can never run, None if it can."""
+        if request.request_id in self._requests:
+            return f"request_id={request.request_id!r}: a request with this id is running"
+        for name, packed in (
+            ("prompt_token_ids", request.prompt_token_ids),
+            ("output_token_ids", request.output_token_ids),
+        ):
+            problem = self._find_bad_token(packed)
+            if problem is not None:
+                return f"{name}: {problem}"
+        num_prompt = count_token_ids(request.prompt_token_ids)
+        num_output = count_token_ids(request.output_token_ids)
+        if num_prompt == 0:
+            return "prompt_token_ids: empty; at least one token is needed"
+        model, max_tokens = self._config.model, request.sampling_params.max_tokens
+        if num_prompt + 1 > model.max_model_len or num_prompt + num_output > model.max_model_len:
+            return (
+                f"the prompt has {num_prompt} tokens, {num_output} are generated, and at least 1 is to come, but "
+                f"max_model_len={model.max_model_len}"
+            )
+        longest = model.max_model_len
+        if max_tokens is not None:
+            longest = max(min(num_prompt + max_tokens, longest), num_prompt + num_output)
+        num_blocks = self._manager.count_blocks(longest - 1)  # the last token's K and V are never needed
+        if num_blocks > self._pool.num_blocks:
+            return (
+                f"the request may grow to {longest} tokens, which needs {num_blocks} KV blocks of "
+                f"{self._manager.block_size} tokens, and there are {self._pool.num_blocks}; lower max_tokens or "
+                "raise kv_cache_memory_bytes, gpu_memory_utilization or num_gpu_blocks_override"
+            )
+        return None
+
+    def _find_bad_token(self, packed: bytes) -> str | None:
+        # The frontend has checked this with a better text; here it keeps a stray id from failing a whole step.
+        if len(packed) % TOKEN_SIZE_BYTES:
+            return f"{len(packed)} bytes are not a whole number of int32"
+        ids = array("i")
+        ids.frombytes(packed)
+        vocab_size = self._config.model.shape.vocab_size
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            bad = min(ids) if min(ids) < 0 else max(ids)
+            return f"token id {bad} is not in 0..{vocab_size - 1}"
+        return None
+
+    def _is_oldest(self, step_id: int) -> bool:
+        """True if this answers the oldest step in flight, False if it answers a forgotten one."""
+        in_flight = self._scheduler.in_flight
+        if in_flight and in_flight[0].step_id == step_id:
+            return True
+        if in_flight and in_flight[0].step_id < step_id:
+            raise ProtocolError(f"the worker answered step {step_id} before step {in_flight[0].step_id}")
+        return False
+
+    def _accept_tokens(
+        self, step: Step, token_ids: list[int], logprobs: dict[int, RowLogprobs], now: float
+    ) -> None:
+        """Append each sampled token to its request, end those that stop, and put the outputs out."""
+        finished: list[Request] = []
+        outbox = self._outbox
+        num_accepted = 0
+        for i, (request, token_id) in enumerate(zip(step.sampled, token_ids, strict=True)):
+            if request.finish_reason is not None:
+                continue  # it ended while this step ran
+            num_accepted += 1
+            start = len(request.output_token_ids)
+            request.append(token_id)
+            if request.num_tokens >= request.next_index_at:
+                self._scheduler.index_full_blocks(request)
+            if token_id in request.stop_token_ids or request.num_tokens >= request.max_total_tokens:
+                request.finish_reason = request.find_finish()
+                if request.finish_reason is not None:
+                    finished.append(request)
+            request.last_token_time = now
+            if request.finish_reason is None and request.first_token_time is not None and not logprobs:
+                output = EngineCoreOutput(request.request_id, start, [token_id])
+            else:
+                output = self._describe(request, start, logprobs.get(step.sampled_rows[i]), now)
+            try:
+                outbox[request.client].append(output)
+            except KeyError:
+                outbox[request.client] = [output]
+        self.counters.generation_tokens += num_accepted
+        self._forget(finished)
+
+    def _describe(
+        self, request: Request, start: int, logprobs: RowLogprobs | None, now: float
+    ) -> EngineCoreOutput:
+        """The output of a token that is the first or the last, or has logprobs."""
+        is_first = request.first_token_time is None
+        if is_first:
+            request.first_token_time = now
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            start=start,
+            new_token_ids=[request.output_token_ids[-1]],
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=logprobs.sample if logprobs is not None else None,
+            num_cached_tokens=request.num_cached_tokens if is_first else None,
+            times=request.to_times() if request.finish_reason is not None else None,
+        )
+
+    def _send_prompt_logprobs(self, step: Step, logprobs: dict[int, RowLogprobs]) -> None:
+        """Put out what a step says of prompts, without positions that were delivered before a preemption."""
+        for row, request in zip(step.rows, step.requests, strict=True):
+            entry = logprobs.get(row)
+            if entry is None or entry.prompt is None or request.finish_reason is not None:
+                continue
+            num_known = request.num_prompt_logprobs - step.prompt_starts[row]
+            block = _drop_positions(entry.prompt, num_known)
+            if block.num_positions:
+                request.num_prompt_logprobs += block.num_positions
+                output = EngineCoreOutput(
+                    request.request_id, request.num_output_tokens, [], prompt_logprobs=block
+                )
+                self._send(request.client, output)
+
+    def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
+        """End the requests whose logits could not be sampled; their K and V may be what is bad, so not shared."""
+        bad = set(bad_rows)
+        failed = [
+            request
+            for row, request in zip(step.sampled_rows, step.sampled, strict=True)
+            if row in bad and request.finish_reason is None
+        ]
+        for request in failed:
+            self._manager.forget(request.block_ids)
+        self._finish(failed, FinishReason.ERROR, BAD_LOGITS)
+
+    def _find_live(self, request_ids: Iterable[str]) -> list[Request]:
+        return [self._requests[request_id] for request_id in request_ids]
+
+    def _finish(self, requests: list[Request], reason: FinishReason, error: str | None = None) -> None:
+        """End live requests without a further token, and answer each."""
+        for request in requests:
+            request.finish_reason = reason
+            output = EngineCoreOutput(
+                request.request_id,
+                request.num_output_tokens,
+                [],
+                reason,
+                request.stop_reason,
+                error,
+                times=request.to_times(),
+            )
+            self._send(request.client, output)
+        self._forget(requests)
+
+    def _forget(self, finished: list[Request]) -> None:
+        """Let go of requests that have their finish_reason and their last output."""
+        if not finished:
+            return
+        self._scheduler.finish(finished)
+        for request in finished:
+            del self._requests[request.request_id]
+            own = self._ids_of[request.client]
+            own.discard(request.request_id)
+            if not own:
+                del self._ids_of[request.client]
+
+    def _send(self, client: bytes, output: EngineCoreOutput) -> None:
+        self._outbox.setdefault(client, []).append(output)
+
+
+def _drop_positions(block: LogprobsBlock, count: int) -> LogprobsBlock:
+    """The block without its first `count` positions; itself if count is not positive."""
+    if count <= 0:
+        return block
+    count = min(count, block.num_positions)
+    entry_size_bytes = 4 * block.width  # int32 and float32 alike
+    return LogprobsBlock(
+        block.num_positions - count,
+        block.width,
+        block.token_ids[count * entry_size_bytes :],
+        block.logprobs[count * entry_size_bytes :],
+        block.ranks[count * 4 :],
+    )

@@ -1,0 +1,326 @@
+"""Scheduler: which requests compute how many tokens in the next step. One rule for prefill and decode:
+
+    a request is given up to (known + placeholders - computed) tokens, within the step's token budget,
+    the rows and the free blocks; running requests first, then waiting ones, both in `Request.order`.
+
+Decodes come first, a token each, so nothing makes a running stream miss a step. Prefill takes what is left;
+prompts longer than `long_prefill_token_threshold` together get at most that many tokens in a step that also
+decodes (0: a quarter of max_num_batched_tokens), so a long prompt stretches a decoding step by a bounded
+time. Short prompts are bounded by the budget only: holding them back costs every stream more than it saves.
+Without chunked prefill a prompt goes whole, and nothing is stretched less than that.
+
+Preemption is recompute, of the last request in order, so the first one always gets on and nothing livelocks.
+Order is arrival (fcfs) or priority value, then arrival. Under `priority` a waiting request also displaces
+running ones of a strictly worse value if it lacks their row or blocks, and only if that is enough for it.
+
+It knows requests, rows and steps in flight; not clients, outputs, time or what a token means.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..ipc.config import SchedulerConfig
+from ..ipc.step import NewRequestData, SchedulerOutput
+from .kv_cache_manager import KVCacheManager
+from .request import Request, RequestStatus
+from .request_queue import RequestQueue
+from .stats import EngineCounters
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One step, from when it is put together until its result is in. Parallel lists: `rows` to `requests`."""
+
+    step_id: int
+    token_budget: int
+    long_prefill_budget: int
+    rows: list[int] = field(default_factory=list[int])
+    num_tokens: list[int] = field(default_factory=list[int])
+    requests: list[Request] = field(default_factory=list[Request])
+    sampled: list[Request] = field(default_factory=list[Request])  # those that sample, in the order of `rows`
+    sampled_rows: list[int] = field(default_factory=list[int])
+    new_requests: list[NewRequestData] = field(default_factory=list[NewRequestData])
+    new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
+    indexed_blocks: list[int] = field(default_factory=list[int])  # findable, though only this step fills them
+    prompt_starts: dict[int, int] = field(
+        default_factory=dict[int, int]
+    )  # row -> first token, with prompt_logprobs
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(self.num_tokens)
+
+
+class Scheduler:
+    """Owns the queue, the running list, the rows and the steps in flight."""
+
+    def __init__(self, config: SchedulerConfig, manager: KVCacheManager, counters: EngineCounters) -> None:
+        self._config = config
+        self._manager = manager
+        self._counters = counters
+        self._long_threshold = config.long_prefill_token_threshold or max(
+            1, config.max_num_batched_tokens // 4
+        )
+        self.waiting = RequestQueue()
+        self.running: list[Request] = []  # sorted by `order`, so the last one is the one to preempt
+        self.in_flight: deque[Step] = deque()
+        self._next_step_id = 0
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._rows_to_free: list[int] = []  # the worker hears of them with the next step
+
+    # -- entering and leaving
+
+    def add(self, request: Request) -> None:
+        """Let a new request wait."""
+        self.waiting.add(request)
+
+    def finish(self, requests: Iterable[Request]) -> None:
+        """Take out requests that were just given a finish_reason, wherever they are.
+
+        Row and blocks are free at once, also while a step in flight still computes the request: the worker
+        executes in order, so whatever that step writes is there before a new owner's first write.
+        """
+        num_stopped = 0
+        for request in requests:
+            was_running = request.status is RequestStatus.RUNNING
+            request.status = RequestStatus.FINISHED
+            if was_running:
+                self._release(request)
+                num_stopped += 1
+            else:
+                self.waiting.remove(request)
+        if num_stopped:
+            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+
+    def complete_step(self) -> Step:
+        """Take the oldest step in flight, whose result has come."""
+        return self.in_flight.popleft()
+
+    def index_full_blocks(self, request: Request) -> None:
+        """Tell the prefix index of blocks whose last token has just become known.
+
+        If a step is in flight that may be the one that fills them, the newest at the latest.
+        """
+        indexed = self.in_flight[-1].indexed_blocks if self.in_flight else []
+        self._manager.index_full_blocks(request, indexed)
+
+    def preempt_all(self) -> None:
+        """Forget rows and steps in flight, as the worker has; every running request waits again."""
+        for step in self.in_flight:
+            self._manager.forget(step.indexed_blocks)
+            for request in step.sampled:
+                request.num_placeholders = 0
+        self.in_flight.clear()
+        while self.running:
+            self._preempt_last()
+        self._rows_to_free.clear()
+
+    # -- one step
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Put the next step together; None if run_ahead steps are in flight or nothing can run now."""
+        if len(self.in_flight) >= self._config.run_ahead:
+            return None
+        budget = self._config.max_num_batched_tokens
+        step = Step(self._next_step_id, budget, budget)
+        self._displace_for_urgent()
+        num_preemptions = self._counters.num_preemptions
+        prefills = self._schedule_decodes(step)
+        if step.rows:
+            step.long_prefill_budget = self._long_threshold
+        for request in prefills:
+            self._schedule_prefill(step, request)
+        if self._counters.num_preemptions == num_preemptions:
+            self._admit_waiting(
+                step
+            )  # not when blocks ran out: the first to enter would be the one preempted
+        return self._launch(step) if step.rows else None
+
+    def _schedule_decodes(self, step: Step) -> list[Request]:
+        """Give each running request that lacks one token this token; return those that lack more."""
+        prefills: list[Request] = []
+        add_row, add_request = step.rows.append, step.requests.append
+        block_size, budget = self._manager.block_size, step.token_budget
+        for request in self.running:  # preemption may shorten the list's end meanwhile
+            computed = request.num_computed_tokens
+            known = request.num_tokens + request.num_placeholders
+            if known - computed != 1:
+                prefills.append(request)
+                continue
+            if known >= request.max_total_tokens:
+                continue  # its last token is on the way
+            if budget == 0:
+                break
+            if computed == len(request.block_ids) * block_size and not self._grow(step, request):
+                break
+            budget -= 1
+            request.num_computed_tokens = known
+            request.num_placeholders += 1
+            if request.num_tokens >= request.next_index_at:
+                self._manager.index_full_blocks(request, step.indexed_blocks)
+            add_row(request.row)  # pyright: ignore[reportArgumentType]
+            add_request(request)
+        step.token_budget = budget
+        step.num_tokens = [1] * len(step.rows)
+        step.sampled = step.requests.copy()
+        step.sampled_rows = step.rows.copy()
+        return prefills
+
+    def _schedule_prefill(self, step: Step, request: Request) -> None:
+        """Give a running request the next part of its prompt."""
+        num_tokens = self._size_chunk(step, request.num_tokens - request.num_computed_tokens)
+        if num_tokens:
+            self._add_chunk(step, request, num_tokens)
+
+    def _admit_waiting(self, step: Step) -> None:
+        """Let waiting requests in, strictly in order: what does not fit now is not overtaken."""
+        manager = self._manager
+        while step.token_budget and self._free_rows:
+            request = self.waiting.peek()
+            # A preempted request waits for the tokens that steps in flight still sample for it.
+            if request is None or request.num_placeholders:
+                return
+            hits = manager.find_prefix(request)
+            num_tokens = self._size_chunk(step, request.num_tokens - len(hits) * manager.block_size)
+            if num_tokens == 0 or not manager.allocate(request, hits, self._reserve):
+                return
+            self.waiting.pop()
+            self._enter(step, request)
+            self._add_chunk(step, request, num_tokens)
+
+    def _launch(self, step: Step) -> SchedulerOutput:
+        self._next_step_id += 1
+        self.in_flight.append(step)
+        freed_rows, self._rows_to_free = self._rows_to_free, []
+        return SchedulerOutput(
+            step.step_id, step.rows, step.num_tokens, step.new_requests, freed_rows, step.new_block_ids
+        )
+
+    # -- parts of the above
+
+    @property
+    def _reserve(self) -> int:
+        """Blocks that stay free when a request is admitted: one for each running request.
+
+        Each will soon fill its last block; admitting into these would preempt the newcomer right away.
+        """
+        return len(self.running)
+
+    def _size_chunk(self, step: Step, num_missing: int) -> int:
+        """How many of `num_missing` tokens of a prompt this step takes, 0 if none."""
+        if not self._config.enable_chunked_prefill:
+            return num_missing if num_missing <= step.token_budget else 0
+        if num_missing > self._long_threshold:
+            num_missing = min(num_missing, step.long_prefill_budget)
+        return min(num_missing, step.token_budget)
+
+    def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
+        """Enter `num_tokens` tokens of a prompt in the step; the last of them samples."""
+        assert request.row is not None
+        step.token_budget -= num_tokens
+        step.long_prefill_budget = max(0, step.long_prefill_budget - num_tokens)
+        self._counters.prompt_tokens += num_tokens
+        step.rows.append(request.row)
+        step.num_tokens.append(num_tokens)
+        step.requests.append(request)
+        if request.sampling_params.prompt_logprobs is not None:
+            step.prompt_starts[request.row] = request.num_computed_tokens
+        request.num_computed_tokens += num_tokens
+        if request.num_computed_tokens == request.num_tokens:
+            request.num_placeholders += 1
+            step.sampled.append(request)
+            step.sampled_rows.append(request.row)
+        if request.num_computed_tokens >= request.next_index_at:
+            self._manager.index_full_blocks(request, step.indexed_blocks)
+
+    def _enter(self, step: Step, request: Request) -> None:
+        """Make an admitted request running, in a row of its own."""
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
+        if self._manager.reads_cache(request):
+            self._counters.prefix_cache_queries += request.num_tokens
+            self._counters.prefix_cache_hits += request.num_computed_tokens
+        request.status = RequestStatus.RUNNING
+        request.row = self._free_rows.pop()
+        insort(self.running, request, key=lambda running: running.order)
+        step.new_requests.append(request.to_new_request_data())
+
+    def _grow(self, step: Step, request: Request) -> bool:
+        """One more block for a decoding request; False if it had to be preempted itself, being the last."""
+        while (block_id := self._manager.grow(request)) is None:
+            if self._preempt_last() is request:
+                return False
+        assert request.row is not None
+        step.new_block_ids.append((request.row, [block_id]))
+        return True
+
+    def _displace_for_urgent(self) -> None:
+        """Preempt running requests of a worse priority that the first waiting one cannot start beside."""
+        urgent = self.waiting.peek()
+        if urgent is None or urgent.num_placeholders or not self.running:
+            return
+        if self.running[-1].priority <= urgent.priority:
+            return
+        manager, pool = self._manager, self._manager.pool
+        hits = manager.find_prefix(urgent)
+        worse = [request for request in self.running if request.priority > urgent.priority]
+        # At best every block of theirs comes free; if even that is too little, let them run.
+        num_blocks = sum(len(request.block_ids) for request in worse)
+        num_staying = len(self.running) - len(worse)
+        if manager.count_taken(urgent, hits) + num_staying > pool.num_free + num_blocks:
+            return
+        while worse and (
+            not self._free_rows or manager.count_taken(urgent, hits) + self._reserve > pool.num_free
+        ):
+            worse.remove(self._preempt_last())
+
+    def _preempt_last(self) -> Request:
+        """Send the last running request back to the queue; tokens on their way to it stay valid."""
+        request = self.running.pop()
+        self._release(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self._counters.num_preemptions += 1
+        self.waiting.add(request)
+        return request
+
+    def _release(self, request: Request) -> None:
+        assert request.row is not None
+        self._manager.free(request)
+        self._free_rows.append(request.row)
+        self._rows_to_free.append(request.row)
+        request.row = None
+
+    # -- integrity
+
+    def check(self) -> list[str]:
+        """What is wrong with rows, lists and placeholders; empty if nothing is."""
+        problems: list[str] = []
+        rows = [request.row for request in self.running]
+        if sorted(self._free_rows + [row for row in rows if row is not None]) != list(
+            range(self._config.max_num_seqs)
+        ):
+            problems.append(f"free rows {self._free_rows} and running rows {rows} are not all rows once")
+        if any(a.order >= b.order for a, b in zip(self.running, self.running[1:], strict=False)):
+            problems.append("the running list is out of order")
+        for request in self.running:
+            if request.status is not RequestStatus.RUNNING:
+                problems.append(f"{request.request_id} runs with status {request.status.name}")
+        waiting = list(self.waiting)
+        if len(waiting) != len(self.waiting):
+            problems.append(f"{len(self.waiting)} waiting requests counted, {len(waiting)} found")
+        for request in waiting:
+            if request.row is not None or request.block_ids or request.num_computed_tokens:
+                problems.append(f"{request.request_id} waits and holds a row or blocks")
+        for request in [*self.running, *waiting]:
+            num_sampling = sum(request in step.sampled for step in self.in_flight)
+            if request.num_placeholders != num_sampling:
+                problems.append(
+                    f"{request.request_id}: {request.num_placeholders} placeholders, {num_sampling} on the way"
+                )
+        return problems

@@ -1,0 +1,20 @@
+"""EngineCounters: what an engine core has done since it started. Plain sums, read by `EngineCore.stats`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Only grow within an epoch. The busy loop adds to `step_wait_s`, the core to the rest."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # tokens looked up
+    prefix_cache_hits: int = 0  # tokens found
+    prompt_tokens: int = 0  # computed in prefill, after preemption again; cached ones not
+    generation_tokens: int = 0
+    schedule_s: float = 0.0
+    update_s: float = 0.0
+    step_wait_s: float = 0.0  # blocked on the executor with work in flight
