@@ -35,7 +35,7 @@ class BlockPool:
         return self._index.get(block_hash)
 
     def take(self, count: int) -> list[int]:
-        """`count` free blocks, now held once; their old contents are forgotten. The caller checked num_free."""
+        """`count` free blocks, now held once, their old contents forgotten. The caller checks num_free."""
         return [self._take_one() for _ in range(count)]
 
     def acquire(self, block_id: int) -> None:
@@ -59,8 +59,9 @@ class BlockPool:
                     free.move_to_end(block_id, last=False)
 
     def register(self, block_id: int, block_hash: bytes) -> bool:
-        """Make a held block findable. False if another block already has this content: the first one stays."""
-        assert self._ref_counts[block_id] > 0 and self._hashes[block_id] is None
+        """Make a held block findable. False if another block already has this content: the first stays."""
+        assert self._ref_counts[block_id] > 0
+        assert self._hashes[block_id] is None
         if block_hash in self._index:
             return False
         self._index[block_hash] = block_id

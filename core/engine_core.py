@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
 from collections.abc import Callable, Iterable
 
 from ..ipc.config import EngineConfig
@@ -22,7 +21,8 @@ from ..ipc.messages import (
     SchedulerStats,
 )
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
-from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
+from ..ipc.token_ids import count_token_ids
+from .admission import find_refusal
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
 from .kv_cache_manager import KVCacheManager
@@ -47,7 +47,7 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         hash_seed: bytes | None = None,
     ) -> None:
-        """`num_blocks`: the worker's KV cache. `hash_seed`: keys the prefix index, drawn at random if None."""
+        """`num_blocks`: of the worker's KV cache. `hash_seed`: keys the prefix index, random if None."""
         cache = config.cache
         hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
         self.counters = EngineCounters()
@@ -89,7 +89,7 @@ class EngineCore:
             self._finish([live], reason)
 
     def abort_requests(self, client: bytes, request_ids: Iterable[str]) -> None:
-        """End these requests of this client with ABORT; ids that are not live, or not its own, are ignored."""
+        """End these requests of this client with ABORT; ids that are not live or not its own are ignored."""
         own = self._ids_of.get(client, set())
         self._finish(self._find_live(own.intersection(request_ids)), FinishReason.ABORT)
 
@@ -175,7 +175,7 @@ class EngineCore:
         return bool(self._requests)
 
     def stats(self) -> SchedulerStats:
-        """A look at this moment. `num_clients` counts those with live requests."""
+        """A look at this moment. `num_clients` has live requests; the time waited is the busy loop's to add."""
         counters = self.counters
         return SchedulerStats(
             num_running=len(self._scheduler.running),
@@ -191,13 +191,15 @@ class EngineCore:
             generation_tokens_total=counters.generation_tokens,
             schedule_s_total=counters.schedule_s,
             update_s_total=counters.update_s,
-            step_wait_s_total=counters.step_wait_s,
+            step_wait_s_total=0.0,
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False if requests hold blocks: those go on, and index what they add."""
+        """Forget all cached prefixes. False, with nothing changed, while requests hold blocks."""
+        if self._pool.num_free < self._pool.num_blocks:
+            return False
         self._pool.unregister_all()
-        return self._pool.num_free == self._pool.num_blocks
+        return True
 
     def check_integrity(self) -> list[str]:
         """What is wrong with blocks, rows and requests; empty if nothing is. Walks everything."""
@@ -219,49 +221,9 @@ class EngineCore:
     # -- parts of the above
 
     def _find_refusal(self, request: EngineCoreRequest) -> str | None:
-        """Why this request can never run, None if it can."""
         if request.request_id in self._requests:
             return f"request_id={request.request_id!r}: a request with this id is running"
-        for name, packed in (
-            ("prompt_token_ids", request.prompt_token_ids),
-            ("output_token_ids", request.output_token_ids),
-        ):
-            problem = self._find_bad_token(packed)
-            if problem is not None:
-                return f"{name}: {problem}"
-        num_prompt = count_token_ids(request.prompt_token_ids)
-        num_output = count_token_ids(request.output_token_ids)
-        if num_prompt == 0:
-            return "prompt_token_ids: empty; at least one token is needed"
-        model, max_tokens = self._config.model, request.sampling_params.max_tokens
-        if num_prompt + 1 > model.max_model_len or num_prompt + num_output > model.max_model_len:
-            return (
-                f"the prompt has {num_prompt} tokens, {num_output} are generated, and at least 1 is to come, but "
-                f"max_model_len={model.max_model_len}"
-            )
-        longest = model.max_model_len
-        if max_tokens is not None:
-            longest = max(min(num_prompt + max_tokens, longest), num_prompt + num_output)
-        num_blocks = self._manager.count_blocks(longest - 1)  # the last token's K and V are never needed
-        if num_blocks > self._pool.num_blocks:
-            return (
-                f"the request may grow to {longest} tokens, which needs {num_blocks} KV blocks of "
-                f"{self._manager.block_size} tokens, and there are {self._pool.num_blocks}; lower max_tokens or "
-                "raise kv_cache_memory_bytes, gpu_memory_utilization or num_gpu_blocks_override"
-            )
-        return None
-
-    def _find_bad_token(self, packed: bytes) -> str | None:
-        # The frontend has checked this with a better text; here it keeps a stray id from failing a whole step.
-        if len(packed) % TOKEN_SIZE_BYTES:
-            return f"{len(packed)} bytes are not a whole number of int32"
-        ids = array("i")
-        ids.frombytes(packed)
-        vocab_size = self._config.model.shape.vocab_size
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            bad = min(ids) if min(ids) < 0 else max(ids)
-            return f"token id {bad} is not in 0..{vocab_size - 1}"
-        return None
+        return find_refusal(request, self._config, self._pool.num_blocks)
 
     def _is_oldest(self, step_id: int) -> bool:
         """True if this answers the oldest step in flight, False if it answers a forgotten one."""
@@ -337,7 +299,7 @@ class EngineCore:
                 self._send(request.client, output)
 
     def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
-        """End the requests whose logits could not be sampled; their K and V may be what is bad, so not shared."""
+        """End requests whose logits cannot be sampled; their K and V may be bad, so nobody finds them again."""
         bad = set(bad_rows)
         failed = [
             request

@@ -83,8 +83,8 @@ class KVCacheManager:
         """Make blocks findable that are full of known tokens, and add the ids of the new ones to `indexed`.
 
         "Computed" includes steps in flight: whoever finds such a block runs in the same step or a later one,
-        and a step writes all its K and V before it reads any. The caller takes back the blocks in `indexed` if
-        the step that fills them fails. A block with a placeholder is not findable: its content has no name.
+        and a step writes all its K and V before it reads any. If the step that fills them fails, the caller
+        gives `indexed` to `forget`. A block with a placeholder is not findable: its content has no name yet.
         """
         assert self._hasher is not None
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size

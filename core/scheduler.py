@@ -321,6 +321,6 @@ class Scheduler:
             num_sampling = sum(request in step.sampled for step in self.in_flight)
             if request.num_placeholders != num_sampling:
                 problems.append(
-                    f"{request.request_id}: {request.num_placeholders} placeholders, {num_sampling} on the way"
+                    f"{request.request_id}: {request.num_placeholders} placeholders, {num_sampling} to come"
                 )
         return problems

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Only grow within an epoch. The busy loop adds to `step_wait_s`, the core to the rest."""
+    """Only grow within an epoch."""
 
     num_steps: int = 0
     num_preemptions: int = 0
@@ -17,4 +17,3 @@ class EngineCounters:
     generation_tokens: int = 0
     schedule_s: float = 0.0
     update_s: float = 0.0
-    step_wait_s: float = 0.0  # blocked on the executor with work in flight

@@ -1,0 +1,73 @@
+"""What the engine refuses at once: requests that could never run here, with the numbers in the text.
+
+The frontend has checked requests with more knowledge; this is the core's own line, so that no client can make
+a step fail or wait for ever. Pure functions of a request and the engine's limits.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from ..ipc.config import EngineConfig
+from ..ipc.messages import EngineCoreRequest
+from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
+
+
+def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
+    """Why this request can never run on a cache of `num_blocks` blocks, None if it can."""
+    vocab_size = config.model.shape.vocab_size
+    return (
+        _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
+        or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
+        or _find_bad_length(request, config.model.max_model_len)
+        or _find_lack_of_blocks(request, config, num_blocks)
+    )
+
+
+def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
+    if len(packed) % TOKEN_SIZE_BYTES:
+        return f"{field}: {len(packed)} bytes, not a whole number of int32"
+    ids = array("i")
+    ids.frombytes(packed)
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        bad = min(ids) if min(ids) < 0 else max(ids)
+        return f"{field}: token id {bad} is not in 0..{vocab_size - 1}"
+    return None
+
+
+def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | None:
+    num_prompt = count_token_ids(request.prompt_token_ids)
+    num_output = count_token_ids(request.output_token_ids)
+    if num_prompt == 0:
+        return "prompt_token_ids: empty, at least one token is needed"
+    if num_prompt >= max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens, and with at least 1 to generate that is more than "
+            f"max_model_len={max_model_len}"
+        )
+    if num_prompt + num_output > max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens and {num_output} are generated, more than "
+            f"max_model_len={max_model_len}"
+        )
+    return None
+
+
+def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
+    num_prompt = count_token_ids(request.prompt_token_ids)
+    longest = config.model.max_model_len
+    max_tokens = request.sampling_params.max_tokens
+    if max_tokens is not None:
+        longest = min(num_prompt + max_tokens, longest)
+    longest = max(longest, num_prompt + count_token_ids(request.output_token_ids))
+    block_size = config.cache.block_size
+    num_needed = -(
+        -(longest - 1) // block_size
+    )  # nothing follows the last token: its K and V are not computed
+    if num_needed <= num_blocks:
+        return None
+    return (
+        f"the request may grow to {longest} tokens, which takes {num_needed} KV blocks of {block_size}, and "
+        f"there are {num_blocks}: lower max_tokens, or raise kv_cache_memory_bytes, gpu_memory_utilization or "
+        "num_gpu_blocks_override"
+    )
