@@ -1,0 +1,230 @@
+"""Text <-> token ids over the `tokenizers` library, without transformers.
+
+Reads tokenizer.json and, for special tokens, BOS/EOS rules and the chat template, tokenizer_config.json as
+transformers 5 does. Knows no requests; incremental decoding is the detokenizer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..ipc.errors import ModelError
+from .model_folder import read_json
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from .chat_template import ChatTemplate
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_TEXT_CACHE_SIZE = 65536  # texts of single ids, for logprobs
+
+
+class Tokenizer:
+    """A model's tokenizer. Made by `load_tokenizer`.
+
+    Attributes: `backend` (tokenizers.Tokenizer), `special_tokens` (name such as 'bos_token' -> text).
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], template: str | None
+    ):
+        self.backend = backend
+        self.special_tokens = dict(special_tokens)
+        self._template = template
+        self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self._decode_one)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's own vocabulary may be larger (padded)."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id_of(self.eos_token)
+
+    @cached_property
+    def all_special_ids(self) -> frozenset[int]:
+        """Ids that decoding leaves out when special tokens are skipped."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` adds BOS and the like where the model wants them.
+
+        Raises UnicodeEncodeError or TypeError for text that UTF-8 cannot hold (lone surrogates).
+        """
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """As `encode` for many texts, on all cores; offsets are not computed."""
+        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in batch]
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of token ids; ids that the tokenizer does not know are left out."""
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, None if it has none."""
+        if self._template is None:
+            return None
+        from .chat_template import ChatTemplate
+
+        return ChatTemplate(self._template, self.special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
+        """Text of a conversation by the model's template, or by the caller's own `chat_template`.
+
+        Raises PromptError for messages that are malformed or that the template refuses, ModelError when there
+        is no template.
+        """
+        template = self.chat_template
+        if chat_template is not None:
+            from .chat_template import ChatTemplate
+
+            template = ChatTemplate(chat_template, self.special_tokens)
+        if template is None:
+            raise ModelError("chat_template", None, "a model that has one, or the argument chat_template")
+        return template.render(messages, add_generation_prompt, continue_final_message, template_kwargs)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_kwargs: Any,
+    ) -> str | list[int]:
+        """transformers' spelling of `render_chat`: the text, or its token ids."""
+        text = self.render_chat(
+            conversation, chat_template, add_generation_prompt, continue_final_message, **template_kwargs
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+    def _decode_one(self, token_id: int) -> str:
+        """Text of one id on its own, special tokens shown."""
+        return self.backend.decode([token_id], skip_special_tokens=False)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Load a folder's tokenizer; raises ModelError naming the file that is missing or unreadable."""
+    import tokenizers
+
+    path = Path(folder)
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError("tokenizer", str(path), "a folder with a tokenizer.json")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for whatever it cannot parse
+        raise ModelError("tokenizer", str(file), f"a file that tokenizers can read ({error})") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = read_json(path / "tokenizer_config.json")
+    named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
+    _add_missing_tokens(backend, config, named)
+    _set_post_processor(backend, config, named)
+    return Tokenizer(backend, named, _read_template(path, config))
+
+
+def _read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for name in _NAMED_TOKENS:
+        text = _token_text(config.get(name)) or _token_text(special_map.get(name))
+        if text is not None:
+            named[name] = text
+    return named
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as a text or as an object with `content`."""
+    content = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) and content else None
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
+) -> None:
+    """Make special what tokenizer_config.json calls special and tokenizer.json does not."""
+    from tokenizers import AddedToken
+
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing: dict[str, Any] = {}
+    declared = cast(dict[str, Any], config.get("added_tokens_decoder") or {})
+    for token_id in sorted(declared, key=int):
+        entry = declared[token_id]
+        if isinstance(entry, dict) and _token_text(entry) is not None:
+            flags = {key: value for key, value in cast(dict[str, Any], entry).items() if key != "__type"}
+            missing[flags.pop("content")] = flags
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    extra = list(cast(dict[str, Any], extra).values()) if isinstance(extra, dict) else cast(list[Any], extra)
+    for text in [*named.values(), *map(_token_text, extra)]:
+        if text is not None:
+            missing.setdefault(text, {})["special"] = True
+    backend.add_tokens([AddedToken(text, **flags) for text, flags in missing.items() if text not in known])
+
+
+def _set_post_processor(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
+) -> None:
+    """Explicit add_bos_token / add_eos_token replace tokenizer.json's post-processor, as in transformers."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    from tokenizers.processors import TemplateProcessing
+
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    around = [token for token in (bos, eos) if token is not None]
+    parts = [f"{bos}:0"] if bos else []
+    parts += ["$A:0"] + ([f"{eos}:0"] if eos else [])
+    backend.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single=" ".join(parts), special_tokens=[(token, backend.token_to_id(token)) for token in around]
+    )
+
+
+def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's; of several named ones 'default'."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError("chat_template", str(file), f"readable UTF-8 text ({error})") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in cast(list[dict[str, str]], template)}
+        return named.get("default")
+    return template if isinstance(template, str) else None
