@@ -148,7 +148,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     max_num_seqs: int = 256
     policy: SchedulingPolicy = "fcfs"
     enable_chunked_prefill: bool = True
-    # A prompt gets at most this many tokens in a step that also decodes; 0 chooses a quarter of the budget.
+    # Longer prompts share at most this many tokens in a step that also decodes; 0: a quarter of the budget.
     long_prefill_token_threshold: int = 0
     run_ahead: int = 2  # steps scheduled before the oldest one's tokens are known; 1 is lock-step
 
