@@ -1,0 +1,107 @@
+"""Chooses the subcommand and turns every way to end into one line and an exit code.
+
+Knows the commands by name only, so that `quire --help` loads none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...ipc.errors import InputError, QuireError, did_you_mean
+from .exit_codes import ExitCode
+from .parser import UsageError
+
+
+class Command(NamedTuple):
+    """A subcommand: what it does, and the module of this package whose `run(argv)` does it."""
+
+    summary: str
+    module: str
+
+
+COMMANDS = {
+    "generate": Command("continue one or more prompts", "generate"),
+    "chat": Command("talk to a chat model, or answer what is piped in", "chat"),
+    "bench": Command("measure: offline (against peers), startup, core", "bench"),
+    "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
+}
+
+_EXAMPLES = """\
+examples:
+  quire generate "Once upon a time"
+  echo "What is 12 plus 30?" | quire chat
+  quire generate --model ./my-model --json "One" "Two" > out.jsonl
+"""
+
+
+def run_command(argv: Sequence[str] | None = None) -> int:
+    """Run one command line to its exit code. Nothing is raised; errors are one line on stderr."""
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, where a reader that left can still be answered quietly
+        return code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return ExitCode.OUTPUT_CLOSED
+    except (UsageError, InputError) as error:
+        return _report(str(error), ExitCode.USAGE)
+    except QuireError as error:
+        return _report(str(error), ExitCode.FAILED)
+    except Exception as error:
+        # Not raised on purpose, so a bug or the machine's state: where it happened is worth the lines.
+        import traceback
+
+        traceback.print_exc()
+        return _report(_describe_root_cause(error), ExitCode.FAILED)
+
+
+def _dispatch(argv: list[str]) -> int:
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help", "help"):
+        print(_help_text(), end="")
+        return ExitCode.OK if argv else ExitCode.USAGE
+    if name in ("-V", "--version", "version"):
+        from ... import __version__
+
+        print(f"quire {__version__}")
+        return ExitCode.OK
+    command = COMMANDS.get(name)
+    if command is None:
+        hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
+        raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
+    return importlib.import_module(f".{command.module}", __package__).run(argv[1:])
+
+
+def _help_text() -> str:
+    rows = "".join(f"  {name:<10} {command.summary}\n" for name, command in COMMANDS.items())
+    return (
+        "usage: quire COMMAND [OPTIONS]\n\nAn LLM inference engine.\n\n"
+        f"commands:\n{rows}\n"
+        "options:\n  --help     this text; `quire COMMAND --help` has the options\n"
+        "  --version  the version\n\n" + _EXAMPLES
+    )
+
+
+def _report(text: str, code: ExitCode) -> ExitCode:
+    sys.stdout.flush()
+    print(f"quire: error: {text}", file=sys.stderr)
+    return code
+
+
+def _describe_root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def _discard_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's flush at exit does not fail once more."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, sys.stdout.fileno())
+    os.close(sink)

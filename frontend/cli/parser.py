@@ -1,0 +1,72 @@
+"""An ArgumentParser whose errors are UsageErrors in the house's form: field=value: what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ...ipc.errors import QuireError, did_you_mean
+
+_INVALID_VALUE = re.compile(r"argument (?P<field>[^:]+): invalid (?P<kind>\w+) value: (?P<value>.*)", re.S)
+_INVALID_CHOICE = re.compile(
+    r"argument (?P<field>[^:]+): invalid choice: (?P<value>.*) \(choose from (?P<allowed>.*)\)", re.S
+)
+_OTHER = re.compile(r"argument (?P<field>[^:]+): (?P<rest>.*)", re.S)
+_NAME_OF_TYPE = {"int": "an integer", "float": "a number"}
+
+
+class UsageError(QuireError):
+    """The command line cannot be used; the text says what is wrong and what is allowed."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Options are spelled in full, and an unknown one is answered with the closest known one."""
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            # The engine has a --seed too (dummy weights); at the command line it is the request's.
+            conflict_handler="resolve",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse all of `argv`; raises UsageError. Options may stand between positional arguments."""
+        options, rest = self.parse_known_intermixed_args(argv)
+        for word in rest:
+            if word.startswith("-"):
+                flag = word.split("=", 1)[0]
+                hint = did_you_mean(flag, self._option_string_actions)
+                raise UsageError(
+                    f"{flag}: not an option of '{self.prog}'{hint or f', see {self.prog} --help'}"
+                )
+        if rest:
+            raise UsageError(f"{rest[0]!r}: '{self.prog}' takes no such argument, see {self.prog} --help")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(in_house_form(message))
+
+
+def in_house_form(message: str) -> str:
+    """argparse's error text as field=value: allowed, or unchanged where it names no value."""
+    if match := _INVALID_VALUE.fullmatch(message):
+        allowed = _NAME_OF_TYPE.get(match["kind"], f"a value of type {match['kind']}")
+        return f"{_field_name(match['field'])}={match['value']}: {allowed}"
+    if match := _INVALID_CHOICE.fullmatch(message):
+        return (
+            f"{_field_name(match['field'])}={match['value']}: one of {match['allowed'].replace(chr(39), '')}"
+        )
+    if match := _OTHER.fullmatch(message):
+        return f"{match['field']}: {match['rest']}"
+    return message
+
+
+def _field_name(flags: str) -> str:
+    """'-m/--max-tokens' -> 'max_tokens', as SamplingParams and EngineArgs name it."""
+    return flags.split("/")[-1].lstrip("-").replace("-", "_")

@@ -1,0 +1,177 @@
+"""The tie between the bench and a contestant: a child process that runs workloads and says how long it took.
+
+JSON lines over the child's standard input and output. One process a contestant, so that memory and threads
+do not interfere; the ones that are not asked block in a read and use no CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from ...ipc.errors import QuireError
+from .workloads import Workload, cut_outputs, make_workload, take_sample
+
+START_TIMEOUT_S = 900.0
+JOB_TIMEOUT_S = 1800.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Run one workload. `num_requests`: an even sample of it. `max_output_tokens`: cuts every output."""
+
+    workload: str
+    contents: str
+    num_requests: int | None = None
+    max_output_tokens: int | None = None
+
+
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job took and did."""
+
+    seconds: float
+    num_requests: int
+    num_output_tokens: int  # those asked for; padding that a batch generated besides does not count
+    num_cached_tokens: int | None = None  # prompt tokens found in a prefix cache; None: it has no figure
+
+
+class ChildReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The child's answer to everything: ready, a result, or an error."""
+
+    ready_s: float | None = None  # from the start of its main to ready for jobs
+    result: JobResult | None = None
+    rss_bytes: dict[str, int] = {}  # role -> resident memory at this moment
+    error: str | None = None
+
+
+class ContestError(QuireError, RuntimeError):
+    """A contestant failed; the text says which and why."""
+
+
+class Engine(ABC):
+    """A contestant's inside, in its own process."""
+
+    @abstractmethod
+    def run(self, workload: Workload) -> JobResult:
+        """Generate everything, greedily and ignoring EOS, and time it."""
+
+    @abstractmethod
+    def measure_rss(self) -> dict[str, int]:
+        """Resident bytes of this process and its children by role."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the process holds. The process ends afterwards."""
+
+
+def serve(engine: Engine, vocab_size: int, started_at: float, reports: int) -> None:
+    """Answer jobs from standard input until it ends. `reports`: file descriptor from `claim_stdout`."""
+    _report(reports, ChildReport(ready_s=time.perf_counter() - started_at, rss_bytes=engine.measure_rss()))
+    try:
+        for line in sys.stdin:
+            job = msgspec.json.decode(line, type=Job)
+            try:
+                result = engine.run(_make_job_workload(job, vocab_size))
+            except Exception as error:
+                _report(reports, ChildReport(error=f"{type(error).__name__}: {error}"))
+                continue
+            _report(reports, ChildReport(result=result, rss_bytes=engine.measure_rss()))
+    finally:
+        engine.close()
+
+
+def claim_stdout() -> int:
+    """Keep standard output for reports and send whatever libraries print there to standard error."""
+    reports = os.dup(1)
+    os.dup2(2, 1)
+    return reports
+
+
+class Contestant:
+    """The bench's end of one contestant."""
+
+    def __init__(self, name: str, module: str, arguments: list[str], log_path: str) -> None:
+        self.name = name
+        self.ready_s = 0.0
+        self.rss_bytes: dict[str, int] = {}
+        self._log_path = log_path
+        with open(log_path, "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self._reports: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._read_reports, name=f"bench-{name}", daemon=True).start()
+
+    def wait_until_ready(self) -> None:
+        """Block until the child can take jobs. Raises ContestError."""
+        report = self._take_report(START_TIMEOUT_S)
+        self.ready_s = report.ready_s or 0.0
+
+    def run(self, job: Job) -> JobResult:
+        """Run a job and wait for its result. Raises ContestError."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ContestError(self._describe_end()) from None
+        report = self._take_report(JOB_TIMEOUT_S)
+        if report.result is None:
+            raise ContestError(f"{self.name}: {report.error}")
+        return report.result
+
+    def close(self) -> None:
+        """End the child: its input ends, then it has 5 s."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(5.0)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+
+    def _take_report(self, timeout_s: float) -> ChildReport:
+        try:
+            line = self._reports.get(timeout=timeout_s)
+        except queue.Empty:
+            raise ContestError(f"{self.name}: no answer within {timeout_s:.0f} s") from None
+        if not line:
+            raise ContestError(self._describe_end())
+        report = msgspec.json.decode(line, type=ChildReport)
+        for role, size in report.rss_bytes.items():
+            self.rss_bytes[role] = max(size, self.rss_bytes.get(role, 0))
+        return report
+
+    def _read_reports(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._reports.put(line)
+        self._reports.put(b"")
+
+    def _describe_end(self) -> str:
+        code = self._process.wait()
+        with open(self._log_path, errors="replace") as log:
+            lines = [line.strip() for line in log if line.strip()]
+        return f"{self.name}: ended with code {code}: {lines[-1] if lines else 'no message'}"
+
+
+def _make_job_workload(job: Job, vocab_size: int) -> Workload:
+    workload = make_workload(job.workload, vocab_size, job.contents)
+    if job.num_requests is not None:
+        workload = take_sample(workload, job.num_requests)
+    if job.max_output_tokens is not None:
+        workload = cut_outputs(workload, job.max_output_tokens)
+    return workload
+
+
+def _report(reports: int, report: ChildReport) -> None:
+    os.write(reports, msgspec.json.encode(report) + b"\n")

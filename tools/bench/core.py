@@ -1,0 +1,148 @@
+"""`quire bench core`: what the engine core's Python costs a step, with a worker that answers at once.
+
+No sockets and no device: schedule() and update() are timed around a fake that samples random tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+from ...core.engine_core import EngineCore
+from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, ModelShape, SchedulerConfig
+from ...ipc.messages import EngineCoreRequest
+from ...ipc.sampling_params import SamplingParams
+from ...ipc.step import ModelRunnerOutput, SchedulerOutput
+from ...ipc.token_ids import count_token_ids, encode_token_ids
+from .machine import describe_machine, format_machine
+from .table import format_table
+
+NUM_RUNNING = 256
+NUM_QUEUED = 10_000
+_PROMPT_LEN = 32  # tokens
+_BLOCK_SIZE = 16  # tokens
+_VOCAB_SIZE = 32_000
+_CLIENT = b"bench"
+
+
+class FakeWorker:
+    """Keeps a row's counts as a worker would, and samples a random token for each row that is due."""
+
+    def __init__(self) -> None:
+        self._num_known: dict[int, int] = {}
+        self._num_computed: dict[int, int] = {}
+        self._rng = random.Random(0)
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """The result that a worker would send for `step`."""
+        for new in step.new_requests:
+            tokens = count_token_ids(new.prompt_token_ids) + count_token_ids(new.output_token_ids)
+            self._num_known[new.row] = tokens
+            self._num_computed[new.row] = new.num_computed_tokens
+        rows: list[int] = []
+        for row, count in zip(step.rows, step.num_tokens, strict=True):
+            self._num_computed[row] += count
+            if self._num_computed[row] == self._num_known[row]:
+                self._num_known[row] += 1
+                rows.append(row)
+        tokens = [self._rng.randrange(_VOCAB_SIZE) for _ in rows]
+        return ModelRunnerOutput(step.step_id, rows, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Median and 99th percentile of one step's parts, in milliseconds."""
+
+    schedule_ms: float
+    update_ms: float
+    total_ms: float
+    p99_ms: float
+
+
+def run_core(num_steps: int) -> int:
+    """Measure and print; returns 0."""
+    print(format_machine(describe_machine()) + "\n")
+    rows: list[list[str]] = []
+    for label, num_queued in ((f"{NUM_RUNNING} running", 0), (f"and {NUM_QUEUED:,} queued", NUM_QUEUED)):
+        cost = measure_step_cost(num_steps, num_queued)
+        figures = (cost.schedule_ms, cost.update_ms, cost.total_ms, cost.p99_ms)
+        rows.append([label, *(f"{figure:.3f}" for figure in figures)])
+    print(format_table(["a step, ms", "schedule", "update + outputs", "both", "both, p99"], rows))
+    print(f"medians of {num_steps} decode steps; fake worker, one client, no sockets, no stop strings")
+    return 0
+
+
+def measure_step_cost(num_steps: int, num_queued: int, num_running: int = NUM_RUNNING) -> StepCost:
+    """Time `num_steps` decode steps of `num_running` requests with `num_queued` more waiting."""
+    core, worker = _make_core(num_steps, num_running), FakeWorker()
+    for index in range(num_running + num_queued):
+        core.add_request(_CLIENT, _make_request(index, num_steps))
+    _run_until_all_decode(core, worker, num_running)
+    schedule_s: list[float] = []
+    update_s: list[float] = []
+    while len(schedule_s) < num_steps:
+        start = time.perf_counter()
+        step = core.schedule()
+        schedule_s.append(time.perf_counter() - start)
+        assert step is not None, "the bench's requests outlive its steps"
+        assert len(step.rows) == num_running
+        result = worker.execute(step)
+        start = time.perf_counter()
+        core.update(result)
+        core.take_outputs()
+        update_s.append(time.perf_counter() - start)
+    both = sorted(a + b for a, b in zip(schedule_s, update_s, strict=True))
+    return StepCost(
+        schedule_ms=statistics.median(schedule_s) * 1e3,
+        update_ms=statistics.median(update_s) * 1e3,
+        total_ms=statistics.median(both) * 1e3,
+        p99_ms=both[int(0.99 * (len(both) - 1))] * 1e3,
+    )
+
+
+def _run_until_all_decode(core: EngineCore, worker: FakeWorker, num_running: int) -> None:
+    num_decoding = 0
+    while num_decoding < num_running:
+        step = core.schedule()
+        assert step is not None, "there is always something to run"
+        core.update(worker.execute(step))
+        core.take_outputs()
+        num_decoding = sum(count == 1 for count in step.num_tokens)
+
+
+def _make_core(num_steps: int, num_running: int) -> EngineCore:
+    max_len = _PROMPT_LEN + num_steps + 64
+    shape = ModelShape(
+        architecture="LlamaForCausalLM",
+        vocab_size=_VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=64,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=64,
+        max_position_embeddings=max_len,
+    )
+    config = EngineConfig(
+        model=ModelConfig(
+            model="bench", served_model_name="bench", tokenizer="", shape=shape, max_model_len=max_len
+        ),
+        cache=CacheConfig(block_size=_BLOCK_SIZE),
+        scheduler=SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=2048),
+    )
+    blocks_per_request = -(-max_len // _BLOCK_SIZE)
+    return EngineCore(config, num_blocks=blocks_per_request * num_running, hash_seed=b"bench")
+
+
+def _make_request(index: int, num_steps: int) -> EngineCoreRequest:
+    rng = random.Random(index)
+    return EngineCoreRequest(
+        request_id=f"bench-{index}",
+        prompt_token_ids=encode_token_ids(rng.randrange(_VOCAB_SIZE) for _ in range(_PROMPT_LEN)),
+        sampling_params=SamplingParams(
+            temperature=0.0, max_tokens=num_steps + 32, ignore_eos=True, seed=index
+        ),
+        arrival_time=float(index),
+    )

@@ -1,0 +1,77 @@
+"""What a measurement was taken on: hardware, versions, commit and command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("torch", "transformers", "numpy", "msgspec", "pyzmq", "tokenizers", "safetensors")
+
+
+def describe_machine() -> dict[str, str]:
+    """Names and values to print above every measurement and to keep in its JSON."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": f"{cpu_name()}, {count_cores()} cores usable",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5, 15 minutes, before the run)",
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "versions": ", ".join(f"{name} {find_version(name) or 'missing'}" for name in _PACKAGES),
+        "quire": f"{find_version('quire') or 'not installed'}, commit {find_commit() or 'unknown'}",
+        "command": shlex.join(["quire", *sys.argv[1:]]),
+    }
+
+
+def format_machine(facts: dict[str, str]) -> str:
+    """The facts, one a line."""
+    width = max(map(len, facts))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def count_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_version(package: str) -> str | None:
+    """The installed version, None if the package is missing. Imports nothing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def find_commit() -> str | None:
+    """The checkout's commit, with '+changes' if the tree differs from it; None outside a checkout."""
+    if not (_ROOT / ".git").exists():
+        return None
+    try:
+        commit = _git("rev-parse", "--short", "HEAD")
+        return commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

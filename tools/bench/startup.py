@@ -1,0 +1,95 @@
+"""`quire bench startup`: how long the first things take, where the time goes, and what idling costs.
+
+Everything is measured in fresh processes; the table of a cold start adds up to its wall time. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from .machine import describe_machine, format_machine
+from .table import format_megabytes, format_table
+
+_QUICK_ROUNDS = 7  # of the commands that take a fraction of a second
+_TIMEOUT_S = 600.0
+_IMPORT_SCRIPT = "import time; t = time.perf_counter(); import quire; print(time.perf_counter() - t)"
+
+
+class _ColdStart(msgspec.Struct, frozen=True):
+    """What first_token.py prints; declared again because importing it would start its clock."""
+
+    phases: list[tuple[str, float]]
+    rss_bytes: dict[str, int]
+    idle_cpu_share: float | None
+
+
+def run_startup(model: str, rounds: int, idle_s: float, json_path: str | None) -> int:
+    """Measure and print; returns 0. Raises CalledProcessError when a start fails."""
+    machine = describe_machine()
+    print(format_machine(machine) + "\n")
+    quick = {
+        "python -c pass (wall)": _time_command(["-c", "pass"]),
+        "import quire (inside the process)": _time_import(),
+        "quire --version (wall)": _time_command(["-m", "quire", "--version"]),
+        "quire --help (wall)": _time_command(["-m", "quire", "--help"]),
+    }
+    rows = [[name, f"{seconds * 1e3:.0f}"] for name, seconds in quick.items()]
+    print(format_table([f"medians of {_QUICK_ROUNDS}", "ms"], rows) + "\n")
+    starts = [_start_cold(model, idle_s if number == rounds - 1 else 0.0) for number in range(rounds)]
+    starts_by_wall = sorted(starts, key=_wall_s)
+    median = starts_by_wall[len(starts) // 2]
+    print(format_phases(median.phases, f"cold start to first token, {model}", rounds))
+    spread = ", ".join(f"{_wall_s(start):.2f}" for start in starts)
+    print(f"all rounds, s: {spread}\n")
+    last = starts[-1]
+    print(format_table(["process", "RSS MB"], [[k, format_megabytes(v)] for k, v in last.rss_bytes.items()]))
+    if last.idle_cpu_share is not None:
+        print(f"\nidle: {last.idle_cpu_share:.2%} of one core over all processes, watched for {idle_s:.0f} s")
+    if json_path:
+        report = {"machine": machine, "quick_s": quick, "cold_starts": starts}
+        Path(json_path).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return 0
+
+
+def format_phases(phases: list[tuple[str, float]], title: str, rounds: int) -> str:
+    """The phases of one start with their sum."""
+    rows = [[name, f"{seconds:.3f}"] for name, seconds in phases]
+    rows.append(["total", f"{sum(seconds for _, seconds in phases):.3f}"])
+    return format_table([f"{title} (the median of {rounds} rounds)", "s"], rows)
+
+
+def _wall_s(start: _ColdStart) -> float:
+    return sum(seconds for _, seconds in start.phases)
+
+
+def _start_cold(model: str, idle_s: float) -> _ColdStart:
+    script = f"{__package__}.first_token"
+    command = [sys.executable, "-m", script, repr(time.monotonic()), model, repr(idle_s)]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=_TIMEOUT_S).stdout
+    return msgspec.json.decode(out.splitlines()[-1], type=_ColdStart)
+
+
+def _time_command(arguments: list[str]) -> float:
+    """Median wall seconds of a Python command in a fresh process."""
+    times: list[float] = []
+    for _ in range(_QUICK_ROUNDS):
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, timeout=_TIMEOUT_S
+        )
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _time_import() -> float:
+    times: list[float] = []
+    for _ in range(_QUICK_ROUNDS):
+        command = [sys.executable, "-c", _IMPORT_SCRIPT]
+        times.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=60).stdout))
+    return statistics.median(times)

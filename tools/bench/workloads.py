@@ -1,0 +1,109 @@
+"""The four offline workloads. Lengths depend on the workload alone, token ids also on `contents`.
+
+So two runs with the same `contents` do the same work, and a warm-up with other contents warms every shape
+and no prefix cache.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Ids below this are special tokens in the checkpoints that `models.py` writes and in the pocket model.
+_FIRST_PLAIN_TOKEN = 16
+
+SHARED_PREFIX_LEN = 512  # tokens, W3
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """One request: `prompt_token_ids` in, exactly `num_output_tokens` out, greedy, EOS ignored."""
+
+    prompt_token_ids: list[int]
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A list of requests that are all there at the start."""
+
+    name: str
+    requests: list[BenchRequest]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens of all requests, shared ones counted each time."""
+        return sum(len(request.prompt_token_ids) for request in self.requests)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens to generate, over all requests."""
+        return sum(request.num_output_tokens for request in self.requests)
+
+    @property
+    def max_total_len(self) -> int:
+        """The longest request's prompt and output together."""
+        return max(len(r.prompt_token_ids) + r.num_output_tokens for r in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadKind:
+    """How many requests, and how a request's (prompt, output) lengths are drawn."""
+
+    summary: str
+    num_requests: int
+    draw_lengths: Callable[[random.Random], tuple[int, int]]
+    shared_prefix_len: int = 0
+
+
+WORKLOADS = {
+    "W1": WorkloadKind("1 request, 128 in, 128 out", 1, lambda _: (128, 128)),
+    "W2": WorkloadKind(
+        "32 requests, 32-256 in, 16-128 out", 32, lambda rng: (rng.randint(32, 256), rng.randint(16, 128))
+    ),
+    "W3": WorkloadKind(
+        "16 requests, 512 shared + 32 own in, 32 out", 16, lambda _: (32, 32), SHARED_PREFIX_LEN
+    ),
+    "W4": WorkloadKind(
+        "256 requests, 32-64 in, 32-64 out", 256, lambda rng: (rng.randint(32, 64), rng.randint(32, 64))
+    ),
+}
+
+MAX_TOTAL_LEN = SHARED_PREFIX_LEN + 64  # tokens of the longest request of all workloads
+
+
+def make_workload(name: str, vocab_size: int, contents: str) -> Workload:
+    """The workload `name` with token ids drawn from `contents`; the same arguments give the same requests."""
+    kind = WORKLOADS[name]
+    lengths = random.Random(f"lengths/{name}")
+    ids = random.Random(f"{name}/{contents}")
+    prefix = _draw_ids(ids, kind.shared_prefix_len, vocab_size)
+    requests: list[BenchRequest] = []
+    for _ in range(kind.num_requests):
+        prompt_len, output_len = kind.draw_lengths(lengths)
+        requests.append(BenchRequest(prefix + _draw_ids(ids, prompt_len, vocab_size), output_len))
+    return Workload(name, requests)
+
+
+def take_sample(workload: Workload, num_requests: int) -> Workload:
+    """`num_requests` of the workload's requests, evenly spread over it."""
+    total = len(workload.requests)
+    return Workload(
+        workload.name, [workload.requests[i * total // num_requests] for i in range(num_requests)]
+    )
+
+
+def cut_outputs(workload: Workload, max_output_tokens: int) -> Workload:
+    """The same requests with at most that many tokens to generate each."""
+    return Workload(
+        workload.name,
+        [
+            BenchRequest(r.prompt_token_ids, min(max_output_tokens, r.num_output_tokens))
+            for r in workload.requests
+        ],
+    )
+
+
+def _draw_ids(rng: random.Random, count: int, vocab_size: int) -> list[int]:
+    return [rng.randrange(_FIRST_PLAIN_TOKEN, vocab_size) for _ in range(count)]
