@@ -1,0 +1,77 @@
+"""Attention of a step's queries over the paged KV cache, prefill and decode alike.
+
+For a query at position p of its request: softmax over j of (q . k_j / sqrt(D)) times v_j, with j from
+max(0, p - window + 1) to p. Key j stands in block block_table[j // block_size] at j % block_size.
+Bytes: each request's K and V are read once per tile of queries: 2 * seq_len * G * D elements for a decode.
+Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one), D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Scores of one tile of queries, in elements: bounds the reference's memory to 64 MB at any length.
+_MAX_SCORES = 1 << 24
+
+
+def paged_attention_reference(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Sequence[int],
+    seq_lens: Sequence[int],
+    window: int | None,
+) -> Tensor:
+    """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D].
+
+    Works on any device and type; gathers the blocks of one request at a time and computes in float32.
+    """
+    out = torch.empty_like(query)
+    for request, seq_len in enumerate(seq_lens):
+        start, end = query_starts[request], query_starts[request + 1]
+        tile = max(1, _MAX_SCORES // (query.shape[1] * seq_len))
+        for first in range(start, end, tile):
+            last = min(first + tile, end)
+            position = seq_len - (end - first)
+            out[first:last] = _attend_tile(
+                query[first:last], k_cache, v_cache, block_tables[request], position, window
+            )
+    return out
+
+
+def _attend_tile(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, position: int, window: int | None
+) -> Tensor:
+    """[t, H, D] for queries [t, H, D] of one request that start at `position`."""
+    num_queries, num_heads, head_size = query.shape
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    seen_end = position + num_queries
+    first_block = 0 if window is None else max(0, position - window + 1) // block_size
+    blocks = table[first_block : -(-seen_end // block_size)]
+    seen_start = first_block * block_size
+    key = _gather(k_cache, blocks)[:, : seen_end - seen_start]
+    value = _gather(v_cache, blocks)[:, : seen_end - seen_start]
+    # The query heads that share a kv head are stacked along the query axis: [G, H/G * t, D].
+    stacked = query.float().view(num_queries, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
+    scores = stacked.reshape(num_kv_heads, -1, head_size) @ key.transpose(1, 2)
+    scores = scores.view(num_kv_heads, -1, num_queries, seen_end - seen_start) / math.sqrt(head_size)
+    query_positions = torch.arange(position, seen_end, device=query.device).unsqueeze(1)
+    key_positions = torch.arange(seen_start, seen_end, device=query.device).unsqueeze(0)
+    hidden = key_positions > query_positions
+    if window is not None:
+        hidden |= key_positions <= query_positions - window
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    attended = weights.view(num_kv_heads, -1, seen_end - seen_start) @ value
+    attended = attended.view(num_kv_heads, -1, num_queries, head_size).permute(2, 0, 1, 3)
+    return attended.reshape(num_queries, num_heads, head_size).to(query.dtype)
+
+
+def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
+    """float32 [G, len(blocks) * block_size, D]."""
+    gathered = cache[blocks.long()].transpose(0, 1)
+    return gathered.reshape(gathered.shape[0], -1, gathered.shape[3]).float()

@@ -1,0 +1,24 @@
+"""Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight, alone or after adding a residual.
+
+The mean is taken in float32 and the normed row is rounded to x's type before the weight multiplies it, as
+the published models were trained. Bytes: reads x (and the residual) once, writes y (and the sum) once.
+Legend: T rows, D row length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """y [..., D] of x's type. Each row depends on itself alone."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual, x + residual), both [T, D] of x's type."""
+    total = x + residual
+    return rms_norm_reference(total, weight, eps), total

@@ -1,0 +1,61 @@
+"""Between the fused projection and attention: norm q and k by head (some models), rotate them, write k and v.
+
+Rotation (RoFormer, arXiv 2104.09864, halves instead of pairs): with x = (a, b) split in the middle,
+(a cos - b sin, b cos + a sin). K and V go to the slots of the paged cache; a slot is
+block * block_size + offset. Bytes: reads and writes the T rows of qkv, writes K and V once more.
+Legend: T tokens, H query heads, G kv heads, D head size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .rms_norm import rms_norm_reference
+
+
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D] rotated by the angles of each token, given as cos and sin float32 [T, D / 2]."""
+    first, second = x.chunk(2, dim=-1)
+    cos = cos.to(x.dtype).unsqueeze(1)
+    sin = sin.to(x.dtype).unsqueeze(1)
+    rotated = x.new_empty(x.shape)
+    half = x.shape[-1] // 2
+    rotated[..., :half] = first * cos - second * sin
+    rotated[..., half:] = second * cos + first * sin
+    return rotated
+
+
+def write_kv_reference(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write key and value [T, G, D] to their slots of the caches [blocks, G, block_size, D]."""
+    block_size = k_cache.shape[2]
+    blocks = slot_mapping // block_size
+    offsets = slot_mapping % block_size
+    k_cache[blocks, :, offsets] = key.to(k_cache.dtype)
+    v_cache[blocks, :, offsets] = value.to(v_cache.dtype)
+
+
+def rotate_and_write_reference(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    qk_norm: tuple[Tensor, Tensor, float] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """The queries [T, H, D], normed and rotated; keys likewise and values are in the caches afterwards.
+
+    `qkv` is [T, (H + 2 G) D]. `qk_norm` is (query weight [D], key weight [D], eps), None without such norms.
+    """
+    num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
+    query, key, value = qkv.view(qkv.shape[0], -1, head_size).split(
+        (num_heads, num_kv_heads, num_kv_heads), dim=1
+    )
+    if qk_norm is not None:
+        query = rms_norm_reference(query, qk_norm[0], qk_norm[2])
+        key = rms_norm_reference(key, qk_norm[1], qk_norm[2])
+    write_kv_reference(rotate_reference(key, cos, sin), value, k_cache, v_cache, slot_mapping)
+    return rotate_reference(query, cos, sin)

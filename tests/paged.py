@@ -1,0 +1,104 @@
+"""A small paged harness: drives a CausalLM step by step without a scheduler, on shuffled blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from quire.ipc.config import EngineConfig
+from quire.worker.attention.metadata import AttentionMetadata, KVCaches
+from quire.worker.models import CausalLM
+from torch import Tensor
+
+
+@dataclass
+class Request:
+    """One request: its tokens, how many are in the cache, and its blocks."""
+
+    token_ids: list[int]
+    prompt_len: int
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list[int])
+
+
+class PagedRun:
+    """Requests by name over one KV cache. `step` computes given numbers of tokens of several at once."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig, num_blocks: int = 64, seed: int = 0) -> None:
+        self._model = model
+        self._block_size = config.cache.block_size
+        shape = config.model.shape
+        self._is_dynamic = shape.rope.type == "dynamic"
+        size = (num_blocks, shape.num_kv_heads, self._block_size, shape.head_size)
+        dtype = getattr(torch, config.model.dtype)
+        # NaN where nothing was written: a read outside a request's own tokens would show.
+        self.kv_caches: KVCaches = [
+            (torch.full(size, torch.nan, dtype=dtype), torch.full(size, torch.nan, dtype=dtype))
+            for _ in range(shape.num_layers)
+        ]
+        self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
+        self.sequences: dict[str, Request] = {}
+
+    def add(self, name: str, token_ids: Sequence[int], prompt_len: int | None = None) -> None:
+        """A request whose tokens are all known (so that every position's logits can be compared)."""
+        self.sequences[name] = Request(list(token_ids), prompt_len or len(token_ids))
+
+    def step(self, num_tokens: Mapping[str, int]) -> dict[str, Tensor]:
+        """Compute the next tokens of the named requests together; float32 logits [tokens, vocab] of each."""
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        lengths: list[int] = []
+        starts = [0]
+        for name, count in num_tokens.items():
+            sequence = self.sequences[name]
+            end = sequence.num_computed + count
+            while len(sequence.blocks) * self._block_size < end:
+                sequence.blocks.append(self._free.pop())
+            for position in range(sequence.num_computed, end):
+                ids.append(sequence.token_ids[position])
+                positions.append(position)
+                slots.append(self._slot(sequence, position))
+                lengths.append(max(sequence.prompt_len, position + 1))
+            sequence.num_computed = end
+            starts.append(len(ids))
+        metadata = self._metadata(list(num_tokens), starts, slots)
+        rope_lengths = torch.tensor(lengths) if self._is_dynamic else None
+        with torch.inference_mode():
+            hidden = self._model.forward(
+                torch.tensor(ids), torch.tensor(positions), self.kv_caches, metadata, rope_lengths
+            )
+            logits = self._model.compute_logits(hidden)
+        return {
+            name: logits[start:end]
+            for name, start, end in zip(num_tokens, starts[:-1], starts[1:], strict=True)
+        }
+
+    def run(self, name: str, chunk: int | None = None) -> Tensor:
+        """Logits of all remaining tokens of one request, `chunk` tokens a step."""
+        sequence = self.sequences[name]
+        parts: list[Tensor] = []
+        while (left := len(sequence.token_ids) - sequence.num_computed) > 0:
+            parts.append(self.step({name: min(left, chunk or left)})[name])
+        return torch.cat(parts)
+
+    def _slot(self, sequence: Request, position: int) -> int:
+        return sequence.blocks[position // self._block_size] * self._block_size + position % self._block_size
+
+    def _metadata(self, names: list[str], starts: list[int], slots: list[int]) -> AttentionMetadata:
+        sequences = [self.sequences[name] for name in names]
+        widest = max(len(sequence.blocks) for sequence in sequences)
+        # Past a request's own blocks the table is unspecified: a large id would crash a reader.
+        tables = torch.full((len(names), widest), 1 << 30, dtype=torch.int32)
+        for row, sequence in enumerate(sequences):
+            tables[row, : len(sequence.blocks)] = torch.tensor(sequence.blocks, dtype=torch.int32)
+        return AttentionMetadata(
+            query_starts=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor([sequence.num_computed for sequence in sequences], dtype=torch.int32),
+            block_tables=tables,
+            slot_mapping=torch.tensor(slots),
+            max_query_len=max(np.diff(starts).tolist()),
+            max_seq_len=max(sequence.num_computed for sequence in sequences),
+        )

@@ -1,0 +1,72 @@
+"""The native families against transformers, on random tiny checkpoints in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ROPE_TYPES, Checkpoint, Recipe, make_checkpoint
+from paged import PagedRun
+from quire.worker.models import load_model
+
+CPU = torch.device("cpu")
+LENGTH = 45  # past the trained length of 32, not a multiple of the block size
+
+RECIPES = {
+    **{f"llama-{rope}": Recipe(rope=rope) for rope in ROPE_TYPES},
+    "llama-mha": Recipe(num_heads=3, num_kv_heads=3, head_size=8),
+    "llama-mqa-biased": Recipe(num_kv_heads=1, attention_bias=True, mlp_bias=True),
+    "llama-tied-yarn-mscale": Recipe(
+        rope="yarn", tied=True, rope_extra={"mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}
+    ),
+    "mistral-window": Recipe(family="mistral", sliding_window=13),
+    "mistral-full-mqa": Recipe(family="mistral", num_kv_heads=1),
+    "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic"),
+    "qwen2-window-of-some-layers": Recipe(family="qwen2", sliding_window=16, max_window_layers=1, tied=True),
+    "qwen3": Recipe(family="qwen3"),
+    "qwen3-mha-tied-llama3": Recipe(family="qwen3", rope="llama3", num_kv_heads=4, tied=True),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    root: Path = tmp_path_factory.mktemp("checkpoints")
+    return {name: make_checkpoint(root / name, recipe) for name, recipe in RECIPES.items()}
+
+
+def tokens_of(checkpoint: Checkpoint, length: int = LENGTH, seed: int = 1) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(checkpoint.shape.vocab_size, (length,), generator=generator).tolist()
+
+
+def reference_logits(checkpoint: Checkpoint, token_ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return checkpoint.reference(torch.tensor([token_ids])).logits[0]
+
+
+def tolerance(checkpoint: Checkpoint, expected: torch.Tensor) -> float:
+    """Rounding errors of float32 along the longest chain: a random walk over the sums of each layer.
+
+    Each layer rounds about 6 sums of `intermediate_size` terms; errors add as the root of their number, and
+    the norms keep them relative to the largest logit. The factor 8 covers the spread over all logits.
+    """
+    shape = checkpoint.shape
+    terms = 6 * shape.num_layers * shape.intermediate_size
+    return 8 * torch.finfo(torch.float32).eps * terms**0.5 * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7, 16])
+@pytest.mark.parametrize("name", RECIPES)
+def test_logits_equal_transformers_in_any_chunking(
+    checkpoints: dict[str, Checkpoint], name: str, chunk: int | None
+) -> None:
+    checkpoint = checkpoints[name]
+    token_ids = tokens_of(checkpoint)
+    config = checkpoint.engine_config()
+    run = PagedRun(load_model(config, CPU), config)
+    run.add("a", token_ids)
+    expected = reference_logits(checkpoint, token_ids)
+    actual = run.run("a", chunk)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance(checkpoint, expected))

@@ -1,0 +1,44 @@
+"""What an attention backend is, and which one a device gets."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from .metadata import AttentionMetadata
+
+# Weights [D] of the norms of query and key heads, and their epsilon.
+QKNorm = tuple[Tensor, Tensor, float]
+
+
+class AttentionBackend(Protocol):
+    """Two calls a layer, in this order; between them all K and V of the step are in the layer's cache.
+
+    Legend: T tokens, H query heads, G kv heads, D head size.
+    """
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        qk_norm: QKNorm | None,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Norm and rotate q and k of `qkv` [T, (H + 2 G) D], write k and v; the queries [T, H, D] come back.
+
+        `cos` and `sin` are float32 [T, D / 2]. `qkv` may be overwritten and the result may be a view of it.
+        """
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        window: int | None,
+    ) -> Tensor:
+        """[T, H * D]: attention of the queries over everything their requests have in the cache."""
+        ...

@@ -1,0 +1,47 @@
+"""Attention in plain torch operations: right on every device and in every type, fast on none."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.paged_attention import paged_attention_reference
+from ...kernels.rotate_and_write import rotate_and_write_reference
+from .backend import QKNorm
+from .metadata import AttentionMetadata
+
+
+class TorchAttention:
+    """The backend that always works; see `AttentionBackend` for the contract."""
+
+    def __init__(self, num_heads: int) -> None:
+        self._num_heads = num_heads
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        qk_norm: QKNorm | None,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        return rotate_and_write_reference(
+            qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping
+        )
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        window: int | None,
+    ) -> Tensor:
+        attended = paged_attention_reference(
+            query,
+            *kv_cache,
+            metadata.block_tables,
+            metadata.query_starts_list(),
+            metadata.seq_lens_list(),
+            window,
+        )
+        return attended.view(query.shape[0], -1)

@@ -1,0 +1,123 @@
+"""Rotary position embedding: angles of every position, with the scalings that published models use.
+
+The inverse frequencies follow transformers' `modeling_rope_utils` (default, linear, dynamic NTK, llama3,
+yarn), because a model is only right with the angles it was trained on. Rotation itself is a kernel.
+Legend: T tokens, D head size, L positions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...ipc.config import RopeConfig
+
+
+class RotaryEmbedding:
+    """cos and sin of each token's angles, from tables made once, or per token for the dynamic type."""
+
+    def __init__(
+        self,
+        rope: RopeConfig,
+        head_size: int,
+        max_position_embeddings: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._rope = rope
+        self._head_size = head_size
+        self._max_position_embeddings = max_position_embeddings
+        self._exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
+        self._tables: tuple[Tensor, Tensor] | None = None
+        if rope.type != "dynamic":
+            inv_freq, attention_factor = compute_inverse_frequencies(rope, head_size)
+            positions = torch.arange(max_model_len, dtype=torch.float32)
+            angles = positions.unsqueeze(1) * inv_freq
+            cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+            self._tables = cos.to(device), sin.to(device)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(table.nbytes for table in self._tables or ())
+
+    def __call__(self, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, D / 2], for int64 positions [T] (all below max_model_len).
+
+        `rope_lengths` int64 [T] is needed by the dynamic type alone.
+        """
+        if self._tables is not None:
+            cos, sin = self._tables
+            return cos.index_select(0, positions), sin.index_select(0, positions)
+        assert rope_lengths is not None
+        angles = positions.float().unsqueeze(1) * self._dynamic_inverse_frequencies(rope_lengths)
+        return angles.cos(), angles.sin()
+
+    def _dynamic_inverse_frequencies(self, lengths: Tensor) -> Tensor:
+        """NTK-aware scaling: the base grows with the length past the trained one. float32 [T, D / 2]."""
+        factor, trained, size = self._rope.factor, self._max_position_embeddings, self._head_size
+        grown = factor * lengths.clamp(min=trained) / trained - (factor - 1)
+        base = self._rope.theta * grown ** (size / (size - 2))
+        return 1.0 / base.unsqueeze(1) ** self._exponents
+
+
+def compute_inverse_frequencies(rope: RopeConfig, head_size: int) -> tuple[Tensor, float]:
+    """(float32 [D / 2] on the CPU, factor on cos and sin) of a type whose angles do not depend on length."""
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+    inv_freq = 1.0 / rope.theta**exponents
+    if rope.type == "default":
+        return inv_freq, 1.0
+    if rope.type == "linear":
+        return inv_freq / rope.factor, 1.0
+    if rope.type == "llama3":
+        return _scale_llama3(rope, inv_freq), 1.0
+    if rope.type == "yarn":
+        return _scale_yarn(rope, head_size), _yarn_attention_factor(rope)
+    raise AssertionError(f"the angles of rope type {rope.type} depend on the sequence length")
+
+
+def _scale_llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
+    """Long wavelengths are stretched by the factor, short ones kept, those between blended (Llama 3.1)."""
+    assert rope.original_max_position_embeddings is not None
+    trained = rope.original_max_position_embeddings
+    wavelength = 2 * math.pi / inv_freq
+    longest, shortest = trained / rope.low_freq_factor, trained / rope.high_freq_factor
+    smooth = (trained / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - smooth) * inv_freq / rope.factor + smooth * inv_freq
+    scaled = torch.where(wavelength > longest, inv_freq / rope.factor, inv_freq)
+    is_between = (wavelength >= shortest) & (wavelength <= longest)
+    return torch.where(is_between, blended, scaled)
+
+
+def _scale_yarn(rope: RopeConfig, head_size: int) -> Tensor:
+    """Blend of interpolated and kept frequencies by their turns in the trained length (2309.00071)."""
+    assert rope.original_max_position_embeddings is not None
+    trained = rope.original_max_position_embeddings
+
+    def dimension_of(turns: float) -> float:
+        return head_size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    if low == high:
+        high += 0.001  # the ramp's width is a divisor
+    ramp = ((torch.arange(head_size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequencies = rope.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    kept, interpolated = 1.0 / frequencies, 1.0 / (rope.factor * frequencies)
+    keep = 1 - ramp
+    return interpolated * (1 - keep) + kept * keep
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _yarn_mscale(rope.factor, rope.mscale) / _yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return _yarn_mscale(rope.factor, 1.0)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

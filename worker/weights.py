@@ -1,0 +1,215 @@
+"""Where a model's tensors come from: a folder of safetensors, or random numbers.
+
+A model asks for each tensor by name and shape and so states what it needs; a source knows nothing of
+models. Files are memory-mapped and read tensor by tensor, so that no second copy of the weights exists.
+Only safetensors is read: it holds numbers and no code.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..ipc.config import ModelConfig
+from ..ipc.errors import ModelError
+
+_INDEX_NAME = "model.safetensors.index.json"
+_SINGLE_NAME = "model.safetensors"
+_MAX_INDEX_BYTES = 64 << 20
+_FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# Older exports store tables that every loader computes for itself.
+_HARMLESS_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+_DUMMY_STD = 0.02  # transformers' usual initializer_range: activations stay finite at any depth
+_DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, so rows differ
+
+
+class WeightSource(Protocol):
+    """Named tensors. Every tensor that comes back is the caller's own, on `device` and of `dtype`."""
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of this name can be taken."""
+        ...
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor; ModelError when it is missing or of another shape."""
+        ...
+
+    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
+        """Several tensors in one, along the first dimension: [sum(sizes), width], or [sum(sizes)]."""
+        ...
+
+    def skip(self, name: str) -> None:
+        """Mark a tensor as known and not needed."""
+        ...
+
+    def finish(self) -> None:
+        """Close the files; ModelError when they hold a tensor that nobody took or skipped."""
+        ...
+
+
+class SafetensorsSource:
+    """A folder with model.safetensors, or with several files and an index, in Hugging Face's layout."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._files: dict[Path, Any] = {}  # open files; their tensors are read when asked for
+        self._file_of = _find_tensors(folder, self._files)
+        self._folder = folder
+        self._left = set(self._file_of)
+
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        out = torch.empty(tuple(shape), dtype=self._dtype, device=self._device)
+        out.copy_(self._read(name, shape))
+        return out
+
+    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
+        tail = () if width is None else (width,)
+        out = torch.empty((sum(sizes), *tail), dtype=self._dtype, device=self._device)
+        for part, name, size in zip(out.split(list(sizes)), names, sizes, strict=True):
+            part.copy_(self._read(name, (size, *tail)))
+        return out
+
+    def skip(self, name: str) -> None:
+        self._left.discard(name)
+
+    def finish(self) -> None:
+        self._files.clear()
+        unexpected = sorted(name for name in self._left if not name.endswith(_HARMLESS_SUFFIXES))
+        if unexpected:
+            raise ModelError(
+                "model",
+                str(self._folder),
+                f"its weights hold {len(unexpected)} tensors that this architecture does not have, "
+                f"the first is {unexpected[0]!r}",
+            )
+
+    def _read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The file's own tensor, a view of its mapping."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise ModelError("model", str(self._folder), f"its weights must hold the tensor {name!r}")
+        self._left.discard(name)
+        try:
+            tensor: Tensor = self._files[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from error
+        if tuple(tensor.shape) != tuple(shape):
+            raise ModelError(
+                name, list(tensor.shape), f"the shape {list(shape)}, which config.json calls for"
+            )
+        if tensor.dtype not in _FLOAT_TYPES:
+            raise ModelError(
+                name, str(tensor.dtype), "a floating point type (quantized weights are not read)"
+            )
+        return tensor
+
+
+class DummySource:
+    """Random weights of a fixed seed: norms are one, all else is normal with a small deviation.
+
+    Every tensor repeats one pool of random numbers, from a start that its name decides: as fast as copying.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(_DUMMY_POOL, generator=generator) * _DUMMY_STD
+        self._pool = pool.to(dtype=dtype, device=device)
+
+    def has(self, name: str) -> bool:
+        del name
+        return True
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        out = torch.empty(tuple(shape), dtype=self._pool.dtype, device=self._pool.device)
+        if name.endswith("norm.weight"):
+            return out.fill_(1.0)
+        flat = out.view(-1)
+        pool = self._pool.roll(zlib.crc32(name.encode()) % _DUMMY_POOL)
+        for start in range(0, flat.numel(), _DUMMY_POOL):
+            part = flat[start : start + _DUMMY_POOL]
+            part.copy_(pool[: part.numel()])
+        return out
+
+    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
+        tail = () if width is None else (width,)
+        return self.take(names[0], (sum(sizes), *tail))
+
+    def skip(self, name: str) -> None:
+        """Nothing is left over here."""
+
+    def finish(self) -> None:
+        """Nothing is open here."""
+
+
+def open_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightSource:
+    """The source that `model.load_format` names. ModelError when the folder has no usable weights."""
+    if model.load_format == "dummy":
+        return DummySource(model.seed, dtype, device)
+    return SafetensorsSource(Path(model.model), dtype, device)
+
+
+def _find_tensors(folder: Path, files: dict[Path, Any]) -> dict[str, Path]:
+    """Open every weight file of the folder into `files`; which file holds which tensor."""
+    paths = _find_files(folder)
+    file_of: dict[str, Path] = {}
+    for path in paths:
+        try:
+            files[path] = safe_open(path, framework="pt")  # pyright: ignore[reportArgumentType]
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from error
+        file_of.update(dict.fromkeys(files[path].keys(), path))
+    return file_of
+
+
+def _find_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder: by the index, else the single one, else all."""
+    index = folder / _INDEX_NAME
+    if index.is_file():
+        return _read_index(index)
+    if (folder / _SINGLE_NAME).is_file():
+        return [folder / _SINGLE_NAME]
+    found = sorted(folder.glob("*.safetensors"))
+    if found:
+        return found
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    has = f"; it has {others[0]}, which may hold code and is never loaded" if others else ""
+    raise ModelError("model", str(folder), f"a folder with weights as .safetensors files{has}")
+
+
+def _read_index(index: Path) -> list[Path]:
+    """The files that an index names, each inside its folder and present."""
+    try:
+        if index.stat().st_size > _MAX_INDEX_BYTES:
+            raise ValueError(f"larger than {_MAX_INDEX_BYTES} bytes")
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = sorted({str(name) for name in weight_map.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(index, error) from error
+    paths: list[Path] = []
+    for name in names:
+        path = index.parent / name
+        if Path(name).name != name:
+            raise ModelError("weight_map", name, f"a file name without a folder, in {index}")
+        if not path.is_file():
+            raise ModelError(
+                "model", str(index.parent), f"{_INDEX_NAME} names the file {name}, which is missing"
+            )
+        paths.append(path)
+    if not paths:
+        raise ModelError("weight_map", "{}", f"at least one file, in {index}")
+    return paths
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError("model", str(path), f"a readable file; truncated or corrupt? {error}")
