@@ -68,6 +68,6 @@ def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_b
         return None
     return (
         f"the request may grow to {longest} tokens, which takes {num_needed} KV blocks of {block_size}, and "
-        f"there are {num_blocks}: lower max_tokens, or raise kv_cache_memory_bytes, gpu_memory_utilization or "
-        "num_gpu_blocks_override"
+        f"there are {num_blocks}: lower max_tokens, or raise kv_cache_memory_bytes, gpu_memory_utilization "
+        "or num_gpu_blocks_override"
     )

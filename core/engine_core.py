@@ -175,7 +175,7 @@ class EngineCore:
         return bool(self._requests)
 
     def stats(self) -> SchedulerStats:
-        """A look at this moment. `num_clients` has live requests; the time waited is the busy loop's to add."""
+        """A look at this moment. `num_clients` have live requests; the busy loop adds the time it waited."""
         counters = self.counters
         return SchedulerStats(
             num_running=len(self._scheduler.running),
@@ -208,11 +208,8 @@ class EngineCore:
         problems = self._manager.check(live) + scheduler.check()
         if {id(request) for request in live} != {id(request) for request in self._requests.values()}:
             problems.append(f"{len(live)} requests run or wait, {len(self._requests)} are live")
-        problems += [
-            f"{request.request_id} has finished and is still here"
-            for request in live
-            if request.finish_reason
-        ]
+        ended = [request.request_id for request in live if request.finish_reason is not None]
+        problems += [f"{request_id} has finished and is still here" for request_id in ended]
         owned = sorted(request_id for ids in self._ids_of.values() for request_id in ids)
         if owned != sorted(self._requests) or not all(self._ids_of.values()):
             problems.append("the clients' requests are not the live requests")
@@ -299,7 +296,7 @@ class EngineCore:
                 self._send(request.client, output)
 
     def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
-        """End requests whose logits cannot be sampled; their K and V may be bad, so nobody finds them again."""
+        """End requests whose logits cannot be sampled. Their K and V may be bad: nobody finds them again."""
         bad = set(bad_rows)
         failed = [
             request
@@ -307,7 +304,7 @@ class EngineCore:
             if row in bad and request.finish_reason is None
         ]
         for request in failed:
-            self._manager.forget(request.block_ids)
+            self._manager.forget_contents(request)
         self._finish(failed, FinishReason.ERROR, BAD_LOGITS)
 
     def _find_live(self, request_ids: Iterable[str]) -> list[Request]:

@@ -110,6 +110,11 @@ class KVCacheManager:
         for block_id in block_ids:
             self.pool.unregister(block_id)
 
+    def forget_contents(self, request: Request) -> None:
+        """Nobody may find what this request has computed, in whichever blocks it is now."""
+        found = [self.pool.find(block_hash) for block_hash in request.block_hashes]
+        self.forget(block_id for block_id in found if block_id is not None)
+
     def check(self, requests: Iterable[Request]) -> list[str]:
         """What is wrong between the pool and the requests that hold blocks."""
         owners: dict[int, list[tuple[Request, int]]] = {}

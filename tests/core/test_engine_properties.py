@@ -1,0 +1,239 @@
+"""The whole core under random histories: whatever happens, requests end once, with their own tokens.
+
+FakeWorker checks every step (budget, rows, block tables, contents of every KV slot that is read); the
+machine checks integrity after each event and compares all tokens with an undisturbed run at the end.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fakes import VOCAB_SIZE, FakeEngine, expected_output, make_config, make_request, token_at
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from quire.ipc.config import SchedulerConfig
+from quire.ipc.messages import EngineCoreRequest, FinishReason
+from quire.ipc.token_ids import encode_token_ids
+
+MAX_MODEL_LEN = 64
+CLIENTS = (b"one", b"two")
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Clients, a busy loop and a worker that fails, in any order."""
+
+    @initialize(
+        num_blocks=st.integers(8, 20),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.sampled_from([1, 2, 7, 16, 40, 64, 200]),
+        threshold=st.sampled_from([0, 1, 9]),
+        chunked=st.booleans(),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        run_ahead=st.sampled_from([1, 2]),
+        caching=st.sampled_from([True, True, False]),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        threshold: int,
+        chunked: bool,
+        policy: str,
+        run_ahead: int,
+        caching: bool,
+    ) -> None:
+        chunked = chunked or budget < MAX_MODEL_LEN
+        scheduler = SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            policy=policy,  # pyright: ignore[reportArgumentType]
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=threshold,
+            run_ahead=run_ahead,
+        )
+        config = make_config(max_model_len=MAX_MODEL_LEN, enable_prefix_caching=caching, scheduler=scheduler)
+        self.engine = FakeEngine(config, num_blocks)
+        self.longest_beside_decodes = (threshold or max(1, budget // 4)) if chunked else budget
+        self.requests: dict[str, tuple[bytes, EngineCoreRequest]] = {}
+        self.aborted: set[str] = set()
+        self.removed: dict[str, int] = {}  # request id -> tokens received when its client left
+        self.suspects: set[str] = set()  # were in a step that failed
+
+    # -- what clients do
+
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        shared=st.sampled_from([0, 7, 8, 9, 16, 24, 40]),
+        own=st.lists(st.integers(1, 3), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 40),
+        min_tokens=st.integers(0, 3),
+        num_given=st.integers(0, 2),
+        num_stops=st.sampled_from([0, 0, 20, 100]),
+        priority=st.integers(0, 2),
+        arrival=st.integers(0, 3),
+        salt=st.sampled_from(["", "", "", "x"]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0]),
+    )
+    def add(
+        self,
+        client: bytes,
+        shared: int,
+        own: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        num_given: int,
+        num_stops: int,
+        priority: int,
+        arrival: int,
+        salt: str,
+        prompt_logprobs: int | None,
+    ) -> None:
+        prompt = [5] * shared + own
+        packed = encode_token_ids(prompt)
+        request = make_request(
+            f"r{len(self.requests)}",
+            prompt,
+            output=[token_at(packed, i) for i in range(num_given)],
+            arrival_time=float(arrival),
+            eos_token_ids=list(range(0, num_stops, 2)),
+            priority=priority,
+            cache_salt=salt,
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            stop_token_ids=list(range(VOCAB_SIZE - num_stops, VOCAB_SIZE)),
+            prompt_logprobs=prompt_logprobs,
+        )
+        self.requests[request.request_id] = (client, request)
+        self.engine.add(request, client)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), client=st.sampled_from(CLIENTS))
+    def abort(self, data: st.DataObject, client: bytes) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+        if self.requests[request_id][0] == client and request_id not in self.engine.finals:
+            self.aborted.add(request_id)
+        self.engine.core.abort_requests(client, [request_id, "unknown"])
+        self.engine.deliver()
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def remove_client(self, client: bytes) -> None:
+        self.engine.core.remove_client(client)
+        for request_id, (owner, _) in self.requests.items():
+            if owner == client and request_id not in self.engine.finals:
+                self.removed.setdefault(request_id, len(self.engine.tokens[request_id]))
+
+    # -- what the loop and the worker do
+
+    @rule()
+    def launch(self) -> None:
+        step = self.engine.launch()
+        if step is None:
+            return
+        newest = self.engine.core._scheduler.in_flight[-1]
+        entered = {new.row for new in step.new_requests}
+        decodes = {row for row in newest.sampled_rows if row not in entered}
+        counts = dict(zip(step.rows, step.num_tokens, strict=True))
+        if any(counts[row] == 1 for row in decodes):
+            assert max(step.num_tokens) <= max(1, self.longest_beside_decodes)
+
+    @precondition(lambda self: self.engine.executor.pending)
+    @rule()
+    def finish_step(self) -> None:
+        self.engine.finish_step()
+
+    @rule(num_turns=st.integers(1, 8))
+    def run_a_while(self, num_turns: int) -> None:
+        for _ in range(num_turns):
+            self.launch()
+            self.launch()
+            if self.engine.executor.pending:
+                self.engine.finish_step()
+
+    @precondition(lambda self: self.engine.executor.pending)
+    @rule()
+    def fail_the_oldest_step(self) -> None:
+        self.suspects |= {r.request_id for r in self.engine.core._scheduler.in_flight[0].requests}
+        self.engine.worker.fail_next = "injected"
+        self.engine.finish_step()
+
+    @rule()
+    def lose_the_worker(self) -> None:
+        self.engine.lose_worker()
+
+    # -- what must hold
+
+    @invariant()
+    def nothing_is_wrong_inside(self) -> None:
+        if hasattr(self, "engine"):
+            assert self.engine.core.check_integrity() == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.run(max_turns=20_000)
+        assert self.engine.core.check_integrity() == []
+        assert self.engine.core.stats().kv_blocks_used == 0
+        for request_id, (_, request) in self.requests.items():
+            self.check_end(request_id, request)
+
+    def check_end(self, request_id: str, request: EngineCoreRequest) -> None:
+        tokens = self.engine.tokens[request_id]
+        expected, reason = expected_output(request, MAX_MODEL_LEN)
+        if request_id in self.removed:
+            assert request_id not in self.engine.finals
+            assert len(tokens) == self.removed[request_id]
+            assert tokens == expected[: len(tokens)]
+            return
+        final = self.engine.finals[request_id]  # exactly one: FakeEngine refuses a second
+        if final.finish_reason is FinishReason.ABORT:
+            assert request_id in self.aborted
+            assert tokens == expected[: len(tokens)]
+        elif final.finish_reason is FinishReason.ERROR:
+            if final.error == "injected":
+                assert request_id in self.suspects
+            else:
+                assert "max_model_len" in (final.error or "") or "KV blocks" in (final.error or "")
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert (tokens, final.finish_reason) == (expected, reason)
+
+
+EngineMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+TestEngineMachine = EngineMachine.TestCase
+
+
+def run_mixed(num_blocks: int, run_ahead: int, policy: str) -> FakeEngine:
+    """1,000 requests of mixed lengths, some sharing prefixes."""
+    scheduler = SchedulerConfig(
+        max_num_seqs=24,
+        max_num_batched_tokens=128,
+        run_ahead=run_ahead,
+        policy=policy,  # pyright: ignore[reportArgumentType]
+    )
+    engine = FakeEngine(make_config(scheduler=scheduler), num_blocks)
+    for i in range(1000):
+        prompt = [i % 5] * (i * 7 % 30) + [i % 900 + 10] * (1 + i * 11 % 17)
+        engine.add(
+            make_request(
+                f"r{i}",
+                prompt,
+                arrival_time=float(i),
+                max_tokens=1 + i * 13 % 40,
+                priority=i % 3,
+                eos_token_ids=[7],
+            )
+        )
+    engine.run()
+    assert engine.core.check_integrity() == []
+    return engine
+
+
+@pytest.mark.parametrize(("run_ahead", "policy"), [(1, "fcfs"), (2, "fcfs"), (2, "priority")])
+def test_a_pool_so_small_that_requests_are_preempted_changes_no_token(run_ahead: int, policy: str):
+    small, large = run_mixed(24, run_ahead, policy), run_mixed(1024, run_ahead, policy)
+    assert small.core.counters.num_preemptions > 20
+    assert small.tokens == large.tokens
+    assert {k: v.finish_reason for k, v in small.finals.items()} == {
+        k: v.finish_reason for k, v in large.finals.items()
+    }

@@ -1,0 +1,56 @@
+"""RequestQueue: order, lazy removal, and that leftovers do not pile up."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes import make_request
+from quire.core.request import Request, RequestStatus
+from quire.core.request_queue import RequestQueue
+
+
+def make_waiting(rank: int, arrival: float, number: int) -> Request:
+    message = make_request(f"r{number}", [1, 2])
+    return Request.from_message(message, b"c", (rank, arrival, number), 64, 0.0)
+
+
+def finish(queue: RequestQueue, request: Request) -> None:
+    request.status = RequestStatus.FINISHED
+    queue.remove(request)
+
+
+def test_requests_leave_by_rank_then_arrival_then_number():
+    orders = [(0, 5.0, 1), (1, 0.0, 2), (0, 2.0, 3), (0, 2.0, 4), (-1, 9.0, 5)]
+    queue = RequestQueue()
+    for rank, arrival, number in orders:
+        queue.add(make_waiting(rank, arrival, number))
+    assert [queue.pop().order for _ in orders] == sorted(orders)
+
+
+def test_a_removed_request_is_neither_seen_nor_counted():
+    queue = RequestQueue()
+    first, second = make_waiting(0, 0.0, 1), make_waiting(0, 1.0, 2)
+    queue.add(first)
+    queue.add(second)
+    finish(queue, first)
+    assert len(queue) == 1
+    assert list(queue) == [second]
+    assert queue.peek() is second
+    assert queue.pop() is second
+    assert queue.peek() is None
+    with pytest.raises(IndexError):
+        queue.pop()
+
+
+def test_removed_requests_do_not_stay_in_memory():
+    queue = RequestQueue()
+    requests = [make_waiting(0, float(i), i) for i in range(1000)]
+    for request in requests:
+        queue.add(request)
+    random.Random(1).shuffle(requests)
+    for request in requests[:990]:
+        finish(queue, request)
+    assert len(queue) == 10
+    assert len(queue._heap) <= 2 * 10 + 64
+    assert sorted(r.order for r in requests[990:]) == [queue.pop().order for _ in range(10)]

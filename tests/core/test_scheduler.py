@@ -1,0 +1,325 @@
+"""Scheduler: what goes into a step, who waits, who is preempted."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+from fakes import FakeEngine, make_config, make_request
+from quire.ipc.config import SchedulerConfig
+from quire.ipc.messages import FinishReason
+from quire.ipc.step import SchedulerOutput
+
+
+def make_engine(
+    num_blocks: int = 64, *, max_model_len: int = 128, caching: bool = True, **scheduler: Any
+) -> FakeEngine:
+    config = make_config(
+        max_model_len=max_model_len,
+        enable_prefix_caching=caching,
+        scheduler=SchedulerConfig(**{"run_ahead": 1, **scheduler}),
+    )
+    return FakeEngine(config, num_blocks)
+
+
+def work_of(engine: FakeEngine, step: SchedulerOutput) -> dict[str, int]:
+    """Tokens per request id of the newest step."""
+    requests = engine.core._scheduler.in_flight[-1].requests
+    return {r.request_id: n for r, n in zip(requests, step.num_tokens, strict=True)}
+
+
+def launch(engine: FakeEngine) -> dict[str, int]:
+    step = engine.launch()
+    return {} if step is None else work_of(engine, step)
+
+
+def turn(engine: FakeEngine) -> dict[str, int]:
+    """One lock-step turn; the tokens per request that it computed."""
+    work = launch(engine)
+    engine.finish_step()
+    return work
+
+
+def running_ids(engine: FakeEngine) -> list[str]:
+    return [request.request_id for request in engine.core._scheduler.running]
+
+
+def test_a_prompt_longer_than_the_budget_is_split():
+    engine = make_engine(max_num_batched_tokens=32)
+    engine.add(make_request("a", [1] * 70, max_tokens=2))
+    assert [turn(engine) for _ in range(4)] == [{"a": 32}, {"a": 32}, {"a": 6}, {"a": 1}]
+    assert engine.finals["a"].finish_reason is FinishReason.LENGTH
+
+
+def test_without_chunked_prefill_a_prompt_goes_whole_or_waits():
+    engine = make_engine(
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        enable_chunked_prefill=False,
+        long_prefill_token_threshold=4,
+    )
+    engine.add(make_request("a", [1] * 40, max_tokens=3))
+    engine.add(make_request("b", [2] * 40, max_tokens=3))
+    assert turn(engine) == {"a": 40}
+    assert turn(engine) == {"a": 1, "b": 40}
+
+
+def test_requests_share_a_step_up_to_the_budget_in_order_of_arrival():
+    engine = make_engine(max_num_batched_tokens=32)
+    for i, arrival in enumerate((3.0, 1.0, 2.0)):
+        engine.add(make_request(f"r{i}", [i] * 14, arrival_time=arrival, max_tokens=4))
+    assert turn(engine) == {"r1": 14, "r2": 14, "r0": 4}
+
+
+def test_a_long_prompt_gets_no_more_than_the_threshold_beside_decodes():
+    engine = make_engine(max_num_batched_tokens=64, long_prefill_token_threshold=10)
+    engine.add(make_request("a", [1] * 4, max_tokens=20))
+    turn(engine)
+    engine.add(make_request("long", [2] * 35, max_tokens=2))
+    engine.add(make_request("long too", [3] * 35, max_tokens=2))
+    assert [turn(engine) for _ in range(3)] == [{"a": 1, "long": 10}] * 3
+    # The last 5 tokens of the first one are short work; they leave 5 to the second one.
+    assert turn(engine) == {"a": 1, "long": 5, "long too": 5}
+
+
+def test_short_prompts_beside_decodes_are_bounded_by_the_budget_only():
+    engine = make_engine(max_num_batched_tokens=64, long_prefill_token_threshold=10)
+    engine.add(make_request("a", [1] * 4, max_tokens=20))
+    turn(engine)
+    for i in range(9):
+        engine.add(make_request(f"s{i}", [2 + i] * 9, max_tokens=2))
+    assert turn(engine) == {"a": 1, **{f"s{i}": 9 for i in range(7)}}
+
+
+def test_the_threshold_is_a_quarter_of_the_budget_by_default_and_off_without_decodes():
+    engine = make_engine(max_num_batched_tokens=64)
+    engine.add(make_request("long", [1] * 100, max_tokens=2))
+    assert turn(engine) == {"long": 64}
+    engine = make_engine(max_num_batched_tokens=64)
+    engine.add(make_request("a", [1] * 4, max_tokens=20))
+    turn(engine)
+    engine.add(make_request("long", [1] * 100, max_tokens=2))
+    assert turn(engine) == {"a": 1, "long": 16}
+
+
+def test_decodes_go_first_when_the_budget_is_short():
+    engine = make_engine(max_num_batched_tokens=3, caching=False)
+    engine.add(make_request("a", [1], max_tokens=9))
+    engine.add(make_request("b", [2], max_tokens=9))
+    turn(engine)
+    engine.add(make_request("c", [3] * 9, max_tokens=9, arrival_time=-1.0))
+    assert turn(engine) == {"a": 1, "b": 1, "c": 1}
+    assert turn(engine) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_rows_bound_the_running_requests():
+    engine = make_engine(max_num_seqs=2)
+    for i in range(3):
+        engine.add(make_request(f"r{i}", [i], max_tokens=2))
+    assert turn(engine) == {"r0": 1, "r1": 1}
+    assert turn(engine) == {"r0": 1, "r1": 1}
+    assert turn(engine) == {"r2": 1}
+
+
+def test_a_request_that_does_not_fit_is_not_overtaken():
+    engine = make_engine(8)
+    engine.add(make_request("a", [1] * 16, max_tokens=40))
+    turn(engine)
+    engine.add(make_request("big", [2] * 48, max_tokens=8))
+    engine.add(make_request("small", [3], max_tokens=2))
+    assert turn(engine) == {"a": 1}
+    engine.run()
+    assert list(engine.finals) == ["a", "small", "big"] or list(engine.finals) == ["a", "big", "small"]
+
+
+def test_requests_of_one_step_share_a_prefix_that_is_computed_once():
+    engine = make_engine(max_num_batched_tokens=2048)
+    for i in range(4):
+        engine.add(make_request(f"r{i}", [1] * 64 + [100 + i] * 5, max_tokens=2))
+    assert turn(engine) == {"r0": 69, "r1": 5, "r2": 5, "r3": 5}
+    engine.run()
+    cached = {o.request_id: o.num_cached_tokens for o in engine.outputs if o.num_cached_tokens is not None}
+    assert cached == {"r0": 0, "r1": 64, "r2": 64, "r3": 64}
+
+
+def test_the_last_request_is_preempted_when_blocks_run_out_and_comes_back_first():
+    engine = make_engine(6, caching=False)
+    engine.add(make_request("a", [1] * 15, max_tokens=26))
+    engine.add(make_request("b", [2] * 15, max_tokens=26))
+    engine.add(make_request("c", [3] * 7, max_tokens=2))
+    seen = []
+    while engine.core.has_unfinished_requests:
+        engine.turn()
+        seen.append(running_ids(engine))
+        assert engine.core.check_integrity() == []
+    assert ["a", "b"] in seen
+    assert engine.core.counters.num_preemptions == 1
+    assert list(engine.finals) == ["a", "b", "c"] or list(engine.finals) == ["a", "c", "b"]
+    assert engine.finals["a"].times is not None
+    assert engine.finals["a"].times.num_preemptions == 0
+    assert engine.finals["b"].times is not None
+    assert engine.finals["b"].times.num_preemptions == 1
+
+
+def test_a_preempted_request_takes_tokens_on_their_way_before_it_resumes():
+    engine = make_engine(4, caching=False, run_ahead=2)
+    engine.add(make_request("a", [1] * 8, max_tokens=24))
+    engine.add(make_request("b", [2] * 8, max_tokens=24))
+    b = engine.core._requests["b"]
+    while engine.core.counters.num_preemptions == 0:
+        while engine.launch() is not None:
+            pass
+        if engine.core.counters.num_preemptions == 0:
+            engine.finish_step()
+    assert b.num_placeholders == 1
+    num_known = b.num_output_tokens
+    engine.finish_step()
+    assert b.num_output_tokens == num_known + 1
+    engine.run()
+    resumed = [new for step in engine.steps for new in step.new_requests if new.request_id == "b"]
+    assert len(resumed[1].output_token_ids) == 4 * (num_known + 1)
+
+
+def test_a_resumed_request_finds_its_own_blocks_again():
+    engine = make_engine(6)
+    engine.add(make_request("a", [1] * 15, max_tokens=26))
+    engine.add(make_request("b", [2] * 15, max_tokens=26))
+    engine.run()
+    resumed = [new for step in engine.steps for new in step.new_requests if new.request_id == "b"]
+    assert len(resumed) == 2
+    assert resumed[0].num_computed_tokens == 0
+    assert engine.core.counters.prefix_cache_hits == resumed[1].num_computed_tokens
+
+
+def test_a_lower_priority_value_runs_first():
+    engine = make_engine(policy="priority", max_num_seqs=1)
+    for name, priority in (("low", 5), ("high", -1), ("mid", 0)):
+        engine.add(make_request(name, [priority + 7], priority=priority, max_tokens=2))
+    engine.run()
+    assert list(engine.finals) == ["high", "mid", "low"]
+
+
+def test_fcfs_does_not_look_at_the_priority():
+    engine = make_engine(max_num_seqs=1)
+    for name, priority in (("low", 5), ("high", -1)):
+        engine.add(make_request(name, [priority + 7], priority=priority, max_tokens=2))
+    engine.run()
+    assert list(engine.finals) == ["low", "high"]
+
+
+@pytest.mark.parametrize("lack", ["rows", "blocks"])
+def test_an_urgent_request_displaces_a_worse_one_that_holds_what_it_needs(lack: str):
+    engine = make_engine(
+        8 if lack == "blocks" else 64,
+        policy="priority",
+        max_num_seqs=2 if lack == "rows" else 8,
+        caching=False,
+    )
+    engine.add(make_request("low", [1] * 24, priority=2, max_tokens=9))
+    engine.add(make_request("lower", [2] * 24, priority=3, max_tokens=9))
+    turn(engine)
+    assert running_ids(engine) == ["low", "lower"]
+    engine.add(make_request("urgent", [3] * 24, priority=0, max_tokens=9))
+    assert turn(engine) == {"low": 1, "urgent": 24}
+    engine.run()
+    assert engine.core.counters.num_preemptions == 1
+    assert len(engine.tokens["lower"]) == 9
+
+
+def test_an_equal_priority_displaces_nobody_and_neither_does_one_that_would_not_fit_anyway():
+    engine = make_engine(8, policy="priority", caching=False)
+    engine.add(make_request("first", [1] * 30, priority=0, max_tokens=9))
+    engine.add(make_request("low", [2] * 15, priority=2, max_tokens=9))
+    turn(engine)
+    assert running_ids(engine) == ["first", "low"]
+    engine.add(make_request("equal", [3] * 15, priority=2, arrival_time=-5.0, max_tokens=9))
+    engine.add(make_request("huge", [4] * 55, priority=1, max_tokens=2))
+    assert turn(engine) == {"first": 1, "low": 1}
+    assert engine.core.counters.num_preemptions == 0
+
+
+def test_no_step_is_scheduled_beyond_the_run_ahead_depth_or_a_request_limit():
+    engine = make_engine(run_ahead=2)
+    engine.add(make_request("a", [1] * 4, max_tokens=2))
+    assert launch(engine) == {"a": 4}
+    assert launch(engine) == {"a": 1}
+    assert launch(engine) == {}
+    engine.finish_step()
+    assert launch(engine) == {}  # its second token is on the way and is its last
+    engine.finish_step()
+    assert len(engine.steps) == 2
+
+
+def test_max_model_len_is_a_limit_like_max_tokens():
+    engine = make_engine(max_model_len=10, run_ahead=2)
+    engine.add(make_request("a", [1] * 7, max_tokens=None))
+    engine.run()
+    assert len(engine.tokens["a"]) == 3
+    assert engine.finals["a"].finish_reason is FinishReason.LENGTH
+    assert sum(map(sum, (step.num_tokens for step in engine.steps))) == 9
+
+
+def test_a_step_that_fails_leaves_nothing_of_its_own_to_be_found():
+    engine = make_engine()
+    engine.add(make_request("a", [1] * 32, max_tokens=2))
+    engine.worker.fail_next = "out of memory"
+    turn(engine)
+    assert engine.finals["a"].error == "out of memory"
+    engine.add(make_request("b", [1] * 32, max_tokens=2))
+    assert turn(engine) == {"b": 32}
+
+
+def count_calls(engine: FakeEngine) -> int:
+    """Python and C calls of one schedule and update of a step."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    step = engine.core.schedule()
+    sys.setprofile(None)
+    assert step is not None
+    answer = engine.worker.execute(step)
+    sys.setprofile(count)
+    engine.core.update(answer)  # pyright: ignore[reportArgumentType]
+    sys.setprofile(None)
+    engine.deliver()
+    return calls
+
+
+def test_waiting_requests_cost_a_step_nothing():
+    costs = []
+    for num_waiting in (1, 5000):
+        engine = make_engine(512, max_num_seqs=16)
+        for i in range(16 + num_waiting):
+            engine.add(make_request(f"r{i}", [i % 900] * 4, max_tokens=100))
+        turn(engine)
+        costs.append(count_calls(engine))
+    assert costs[0] == costs[1]
+
+
+def test_a_decode_inside_its_block_does_not_touch_the_cache_manager(monkeypatch: pytest.MonkeyPatch):
+    engine = make_engine()
+    for i in range(8):
+        engine.add(make_request(f"r{i}", [i] * 9, max_tokens=50))
+    turn(engine)
+    for name in ("grow", "index_full_blocks", "find_prefix", "allocate", "free"):
+        monkeypatch.setattr(type(engine.core._manager), name, None)
+    for _ in range(5):  # tokens 11 to 15; the 16th completes the second block
+        turn(engine)
+
+
+def test_a_waiting_request_of_a_finished_client_is_never_admitted():
+    engine = make_engine(max_num_seqs=1)
+    engine.add(make_request("a", [1], max_tokens=4), b"one")
+    engine.add(make_request("b", [2], max_tokens=4), b"two")
+    engine.add(make_request("c", [3], max_tokens=4), b"one")
+    turn(engine)
+    engine.core.remove_client(b"two")
+    engine.run()
+    assert list(engine.finals) == ["a", "c"]
+    assert engine.tokens["b"] == []
