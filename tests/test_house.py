@@ -1,0 +1,276 @@
+"""The house's rules, held by reading the sources: arrows, no circles, nothing unsafe, nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES: list[str] = PYPROJECT["tool"]["setuptools"]["packages"]
+NOT_THE_PACKAGE = {"tests", "docs", "build", "dist", "examples"}
+
+# Package -> the packages of ours that it may import at module level. frontend.cli and tools come on top.
+ARROWS = {
+    "": set[str](),
+    "ipc": set[str](),
+    "kernels": set[str](),
+    "core": {"ipc"},
+    "frontend": {"ipc"},
+    "worker": {"ipc", "kernels"},
+    "tools": {"ipc", "frontend", "core", "worker", "kernels"},
+}
+# Imports inside functions, which cost nothing until they are needed: (importing module, imported package).
+LAZY_ARROWS = {
+    ("", "frontend"),  # the command, and the lazy face
+    ("", "ipc"),
+    ("frontend.cli.bench", "tools"),
+    ("frontend.cli.doctor", "tools"),
+    ("frontend.cli.entry", ""),
+    ("frontend.engine_core_client", "core"),  # the in-process engine, for debugging
+    ("frontend.engine_core_client", "worker"),
+    ("core.executor", "worker"),
+}
+LIGHT_PACKAGES = ("ipc", "frontend", "core")
+HEAVY_MODULES = ("torch", "transformers", "numpy", "scipy", "pandas")
+UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+UNSAFE_CALLS = {"eval", "exec"}
+UNSAFE_METHODS = {("torch", "load"), ("torch", "hub"), ("numpy", "load"), ("np", "load")}
+
+
+def find_sources() -> list[Path]:
+    """Every Python file of the package, tests left out."""
+    return [
+        path
+        for path in sorted(ROOT.rglob("*.py"))
+        if not any(part.startswith(".") or part in NOT_THE_PACKAGE for part in path.relative_to(ROOT).parts)
+    ]
+
+
+SOURCES = find_sources()
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
+    for path in SOURCES
+}
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def is_type_checking_block(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def walk_imports(node: ast.AST, is_lazy: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Every import below `node`, and whether it is inside a function (or for type checkers only)."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, is_lazy
+        else:
+            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from walk_imports(child, is_lazy or inside or is_type_checking_block(child))
+
+
+def resolve_own(module: str, node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules of ours (without 'quire.') that an import names; an empty name is the root."""
+    if isinstance(node, ast.Import):
+        return [
+            a.name.removeprefix("quire").lstrip(".") for a in node.names if a.name.split(".")[0] == "quire"
+        ]
+    if node.level == 0:
+        if (node.module or "").split(".")[0] != "quire":
+            return []
+        base = (node.module or "").removeprefix("quire").lstrip(".").split(".")
+    else:
+        is_package = MODULES[module].name == "__init__.py"
+        parts = [part for part in module.split(".") if part]
+        kept = len(parts) - node.level + (1 if is_package else 0)
+        base = parts[:kept] + ((node.module or "").split(".") if node.module else [])
+    base_name = ".".join(part for part in base if part)
+    names = [f"{base_name}.{alias.name}".lstrip(".") for alias in node.names]
+    return [name if name in MODULES else base_name for name in names]
+
+
+def list_edges() -> list[tuple[str, str, bool]]:
+    """(importing module, imported module, is it lazy) over the whole package."""
+    return [
+        (module, target, is_lazy)
+        for module, path in MODULES.items()
+        for node, is_lazy in walk_imports(parse(path))
+        for target in resolve_own(module, node)
+    ]
+
+
+EDGES = list_edges()
+
+
+def package_of(module: str) -> str:
+    top = module.split(".")[0]
+    return top if top in ARROWS and f"quire.{top}" in PACKAGES else ""
+
+
+def test_imports_follow_the_arrows() -> None:
+    wrong: list[str] = []
+    for module, target, is_lazy in EDGES:
+        source, destination = package_of(module), package_of(target)
+        if source == destination or destination in ARROWS[source]:
+            continue
+        if is_lazy and ((module, destination) in LAZY_ARROWS or (source, destination) in LAZY_ARROWS):
+            continue
+        if module == "__main__" and destination == "frontend":
+            continue
+        wrong.append(f"{module or 'quire'} imports {target or 'quire'}")
+    assert not wrong
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for module, target, is_lazy in EDGES:
+        if not is_lazy and target != module:
+            graph[module].add(target)
+    finished: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"circle: {' -> '.join([*path[path.index(module) :], module])}"
+        if module not in finished:
+            for target in sorted(graph.get(module, ())):
+                visit(target, (*path, module))
+            finished.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_imports_inside_the_package_are_relative() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        for node, _ in walk_imports(parse(path))
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.level == 0
+            and (node.module or "").split(".")[0] == "quire"
+        )
+        or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "quire" for a in node.names))
+    ]
+    assert not wrong
+
+
+def run_python(script: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_light_packages_load_nothing_heavy() -> None:
+    names = [
+        f"quire.{module}"
+        for module in MODULES
+        if module.split(".")[0] in LIGHT_PACKAGES and not module.endswith("__main__")
+    ]
+    assert len(names) > 10
+    loaded = run_python(
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"print([name for name in {HEAVY_MODULES!r} if name in sys.modules])"
+    )
+    assert loaded == "[]"
+
+
+def test_import_quire_loads_no_module_but_its_face() -> None:
+    loaded = run_python(
+        "import sys; import quire; print([m for m in sys.modules if m.startswith(('quire.', 'msgspec'))])"
+    )
+    assert loaded == "[]"
+
+
+def test_help_and_version_load_no_subcommand() -> None:
+    script = (
+        "import sys; from quire.frontend.cli import main; code = main(['{}'])\n"
+        "assert code == 0, code\n"
+        "heavy = {{'msgspec', 'zmq', 'jinja2', 'asyncio'}} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    assert "generate" in run_python(script.format("--help"))
+    assert run_python(script.format("--version")).startswith("quire ")
+
+
+def list_unsafe(tree: ast.Module) -> Iterator[str]:
+    """Everything in a source that could turn bytes or text into code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = {alias.name.split(".")[0] for alias in node.names}
+            yield from (f"import {name}" for name in names & UNSAFE_MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNSAFE_MODULES:
+            yield f"from {node.module} import"
+        elif isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in UNSAFE_CALLS:
+                yield f"{called.id}()"
+            elif (
+                isinstance(called, ast.Attribute)
+                and isinstance(called.value, ast.Name)
+                and (called.value.id, called.attr) in UNSAFE_METHODS
+            ):
+                yield f"{called.value.id}.{called.attr}()"
+
+
+def test_nothing_in_the_tree_runs_what_it_reads() -> None:
+    sources = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
+    found = [f"{path.relative_to(ROOT)}: {what}" for path in sources for what in list_unsafe(parse(path))]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source", ["import pickle", "from dill import loads", "eval('1')", "exec('1')", "torch.load('x')"]
+)
+def test_the_search_for_unsafe_code_finds_it(source: str) -> None:
+    assert list(list_unsafe(ast.parse(source)))
+
+
+def test_every_child_module_is_called_by_the_packages_name() -> None:
+    names = [f"quire.{module}" for module in MODULES if module.endswith("__main__")]
+    assert {"quire.core.__main__", "quire.worker.__main__"} <= set(names)
+
+
+def test_the_listed_packages_are_the_tree() -> None:
+    found = {
+        ".".join(["quire", *path.parent.relative_to(ROOT).parts]).rstrip(".")
+        for path in SOURCES
+        if path.name == "__init__.py"
+    }
+    assert sorted(found) == sorted(PACKAGES)
+    loose = {path.parent for path in SOURCES} - {
+        ROOT / Path(*name.split(".")[1:]) if "." in name else ROOT for name in PACKAGES
+    }
+    assert not loose, "folders with Python files that no package lists"
+
+
+def test_the_wheel_carries_every_data_file() -> None:
+    globs: dict[str, list[str]] = PYPROJECT["tool"]["setuptools"]["package-data"]
+    missing: list[str] = []
+    for package in PACKAGES:
+        folder = ROOT / Path(*package.split(".")[1:]) if "." in package else ROOT
+        nested = {ROOT / Path(*other.split(".")[1:]) for other in PACKAGES if "." in other}
+        for path in sorted(folder.rglob("*")) if package != "quire" else []:
+            owner = next(p for p in [path.parent, *path.parents] if p in nested)
+            if owner != folder or not path.is_file() or path.suffix in (".py", ".pyc"):
+                continue
+            name = path.relative_to(folder).as_posix()
+            is_ignored = "__pycache__" in path.parts or path == ROOT / "tools" / "check"
+            if not is_ignored and not any(fnmatch.fnmatch(name, glob) for glob in globs.get(package, [])):
+                missing.append(f"{package}: {name}")
+    assert not missing
+    for package, patterns in globs.items():
+        folder = ROOT / Path(*package.split(".")[1:]) if "." in package else ROOT
+        for pattern in patterns:
+            assert list(folder.glob(pattern)), f"{package}: {pattern} matches no file"
