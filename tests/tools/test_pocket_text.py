@@ -1,0 +1,266 @@
+"""The pocket corpus keeps its promises, and the shipped model folder is what the README says."""
+
+import json
+import re
+from itertools import islice, pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from quire.tools.pocket import MODEL_DIR
+from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, split_words
+from quire.tools.pocket.json_tasks import draw_held_out_json_task, draw_json_task
+from quire.tools.pocket.plots import PLOTS
+from quire.tools.pocket.reading import read_story
+from quire.tools.pocket.stories import tell_story
+from quire.tools.pocket.sums import ADD_FORMS, HELD_OUT, Sum, draw_sum, draw_sum_turn
+from quire.tools.pocket.text import Document, draw_documents
+from quire.tools.pocket.tokenizer import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    TURN_END,
+    TURN_START,
+    render_chat,
+    train_tokenizer,
+)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+NUM_DOCUMENTS = 6_000
+SIZE_LIMIT_BYTES = 8_000_000
+CHAT = [
+    {"role": "system", "content": "You are Pocket."},
+    {"role": "user", "content": "Hi!"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "What is 12 plus 30?"},
+]
+
+needs_model = pytest.mark.skipif(
+    not (MODEL_DIR / "model.safetensors").exists(), reason="the pocket model is not in this checkout"
+)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return list(islice(draw_documents(seed=7), NUM_DOCUMENTS))
+
+
+@pytest.fixture(scope="module")
+def turns(documents: list[Document]) -> list[tuple[str, str]]:
+    """Every question of the corpus with its answer."""
+    pairs: list[tuple[str, str]] = []
+    for chat in documents:
+        if isinstance(chat, list):
+            asked = [m["content"] for m in chat if m["role"] == "user"]
+            answered = [m["content"] for m in chat if m["role"] == "assistant"]
+            pairs += zip(asked, answered, strict=True)
+    return pairs
+
+
+def as_text(document: Document) -> str:
+    return document if isinstance(document, str) else render_chat(document)
+
+
+def find_number_pairs(text: str) -> set[tuple[int, int]]:
+    """Pairs of numbers that follow each other within a sentence or formula, smaller first."""
+    pairs: set[tuple[int, int]] = set()
+    for line in text.splitlines():
+        numbers = [int(number) for number in re.findall(r"\d+", line)]
+        pairs |= {(min(pair), max(pair)) for pair in pairwise(numbers)}
+    return pairs
+
+
+def test_no_sum_of_a_held_out_pair_is_in_the_corpus_in_any_form(turns: list[tuple[str, str]]) -> None:
+    for question, answer in turns:
+        if question.startswith(("Give", "Write", "Turn", "Make")) or answer.startswith(("{", "[")):
+            continue  # JSON records hold numbers that are not added
+        if "only" in answer or "smaller" in answer:
+            continue  # declined: no result is shown
+        if re.search(r" minus | - |-|away|[Ss]ubtract|eats", question):
+            continue  # checked below, as the sum that the subtraction undoes
+        assert not find_number_pairs(question) & HELD_OUT, question
+
+
+def test_no_equation_of_the_corpus_shows_a_held_out_pair(documents: list[Document]) -> None:
+    text = "\n".join(as_text(document) for document in documents)
+    added = re.findall(r"(\d+) (?:plus|\+) (\d+) (?:is|=) (\d+)", text)
+    taken = re.findall(r"(\d+) (?:minus|-) (\d+) (?:is|=) (\d+)", text)
+    assert len(added) > 2000
+    assert len(taken) > 300
+    shown = {tuple(sorted((int(a), int(b)))) for a, b, _ in added}
+    shown |= {tuple(sorted((int(b), int(c)))) for _, b, c in taken}
+    assert not shown & HELD_OUT
+
+
+def test_every_sum_that_the_corpus_answers_is_right(documents: list[Document]) -> None:
+    text = "\n".join(as_text(document) for document in documents)
+    for a, sign, b, c in re.findall(r"(\d+) (plus|minus|\+|-) (\d+) (?:is|=) (\d+)", text):
+        assert int(c) == (int(a) + int(b) if sign in ("plus", "+") else int(a) - int(b))
+
+
+def test_a_tenth_of_the_pairs_is_held_out_and_no_one_digit_pair() -> None:
+    num_pairs = sum(1 for b in range(10, 100) for _ in range(b + 1))
+    assert len(HELD_OUT) == round(num_pairs / 10)
+    assert all(0 <= a <= b and 10 <= b < 100 for a, b in HELD_OUT)
+
+
+def test_a_pair_is_held_out_in_both_orders_and_as_a_subtraction() -> None:
+    a, b = min(HELD_OUT)
+    assert Sum(a, b).is_held_out
+    assert Sum(b, a).is_held_out
+    assert Sum(a + b, a, is_minus=True).is_held_out
+    assert Sum(a + b, b, is_minus=True).is_held_out
+
+
+def test_subtractions_never_go_below_zero() -> None:
+    rng = Random(1)
+    assert all(draw_sum(rng, is_minus=True).result >= 0 for _ in range(2000))
+
+
+def test_sums_out_of_reach_are_declined() -> None:
+    rng = Random(1)
+    answers = dict(draw_sum_turn(rng) for _ in range(20_000))
+    declined = {
+        question: answer for question, answer in answers.items() if "=" not in answer and " is " not in answer
+    }
+    assert declined
+    assert all("only" in answer or "cannot" in answer for answer in declined.values())
+
+
+def test_the_same_seed_gives_the_same_text() -> None:
+    first, second = (list(islice(draw_documents(seed=3), 300)) for _ in range(2))
+    assert first == second
+
+
+def test_another_seed_gives_other_text() -> None:
+    first, second = (list(islice(draw_documents(seed=seed), 300)) for seed in (3, 4))
+    assert not set(map(as_text, first)) <= set(map(as_text, second))
+
+
+def test_json_answers_parse_and_have_the_form_asked_for() -> None:
+    rng = Random(5)
+    for _ in range(2000):
+        task = draw_json_task(rng)
+        assert json.loads(task.answer) == task.value
+        assert has_form_asked_for(task, task.answer)
+        if isinstance(task.value, dict):
+            assert all(re.search(rf"\b{key}\b", task.prompt) for key in task.value)
+
+
+def test_extraction_tasks_state_every_value_in_the_prompt() -> None:
+    rng = Random(6)
+    tasks = [task for task in (draw_json_task(rng) for _ in range(1000)) if task.is_extraction]
+    assert len(tasks) > 200
+    for task in tasks:
+        assert isinstance(task.value, dict)
+        assert all(str(value) in task.prompt for value in task.value.values())
+
+
+def test_held_out_json_prompts_are_never_trained_on(turns: list[tuple[str, str]]) -> None:
+    rng = Random(8)
+    held_out = {draw_held_out_json_task(rng).prompt for _ in range(2000)}
+    assert not held_out & {question for question, _ in turns}
+
+
+def test_every_plot_fills_all_its_slots() -> None:
+    rng = Random(9)
+    for _ in range(60 * len(PLOTS)):
+        story = tell_story(rng)
+        told = [story.text, *(line for question in story.questions for line in question)]
+        assert not any("{" in line or "}" in line for line in told)
+
+
+def test_stories_are_sound_and_differ_from_each_other() -> None:
+    rng = Random(10)
+    stories = [tell_story(rng).text for _ in range(500)]
+    words = {word for text in stories for word in split_words(text)}
+    assert len(set(stories)) == len(stories)
+    assert [find_story_fault(text, True, words) for text in stories] == [None] * len(stories)
+
+
+def test_a_requested_hero_is_named_by_kind_in_the_story() -> None:
+    rng = Random(11)
+    for _ in range(500):
+        story = tell_story(rng, says_kind=True)
+        kind = re.search(r"\b(girl|boy|[a-z]+)( named \w+)?$", story.subject)
+        if story.subject.startswith(("a girl", "a boy", "a fox")) and kind:
+            assert kind.group(1) in story.text
+
+
+def test_answers_about_a_read_story_use_words_of_the_story() -> None:
+    rng = Random(12)
+    for _ in range(300):
+        question, answer = read_story(rng)[0]
+        names = re.findall(r"\b[A-Z][a-z]+\b", answer.split(" ", 1)[1])
+        assert all(name in question for name in names)
+
+
+def test_a_fault_is_found_in_each_kind_of_bad_story() -> None:
+    good = "The cat sat in the sun. " * 8
+    words = set(split_words(good))
+    assert find_story_fault(good, True, words) is None
+    assert find_story_fault(good, False, words) == "does not end"
+    assert find_story_fault(good + "The", True, words) == "ends without punctuation"
+    assert find_story_fault(good + "The cxt.", True, words) == "unknown words ['cxt']"
+    assert find_story_fault("The cat sat.", True, words) == "3 words"
+
+
+def test_the_tokenizer_splits_digits_and_encodes_any_text(documents: list[Document]) -> None:
+    tokenizer = train_tokenizer(map(as_text, documents[:2000]))
+    assert tokenizer.encode("a 123").tokens[-3:] == ["1", "2", "3"]
+    strange = "naïve 日本語 🙂 \t\n\x00"
+    assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
+    assert [tokenizer.token_to_id(token) for token in (END_OF_TEXT, TURN_START, TURN_END)] == [0, 1, 2]
+
+
+def test_render_chat_and_the_chat_template_agree() -> None:
+    jinja2 = pytest.importorskip("jinja2")
+    template = jinja2.Template(CHAT_TEMPLATE, keep_trailing_newline=True)
+    for wants_prompt in (False, True):
+        rendered = template.render(messages=CHAT, add_generation_prompt=wants_prompt)
+        assert rendered == render_chat(CHAT, wants_prompt)
+
+
+@needs_model
+def test_the_shipped_folder_is_small_and_holds_bfloat16_computed_in_float32() -> None:
+    shipped = [MODEL_DIR / name for name in ("model.safetensors", "tokenizer.json")]
+    assert sum(path.stat().st_size for path in shipped) <= SIZE_LIMIT_BYTES
+    header = read_safetensors_header(MODEL_DIR / "model.safetensors")
+    assert {entry["dtype"] for name, entry in header.items() if name != "__metadata__"} == {"BF16"}
+    assert json.loads((MODEL_DIR / "config.json").read_text())["torch_dtype"] == "float32"
+
+
+def read_safetensors_header(path: Path) -> dict[str, dict[str, str]]:
+    with path.open("rb") as file:
+        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+
+
+@needs_model
+def test_the_shipped_folder_loads_with_transformers_and_ends_in_both_modes() -> None:
+    config = AutoConfig.from_pretrained(MODEL_DIR)
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype="auto")
+    assert isinstance(model, LlamaForCausalLM)
+    assert str(model.dtype) == "torch.float32"
+    assert config.eos_token_id == model.generation_config.eos_token_id == [0, 2]
+
+
+@needs_model
+def test_the_shipped_tokenizer_renders_chats_and_adds_nothing() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert rendered == (
+        "<|im_start|>system\nYou are Pocket.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
+        "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nWhat is 12 plus 30?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    ids = tokenizer("Once upon a time")["input_ids"]
+    assert tokenizer.decode(ids) == "Once upon a time"
+    assert tokenizer.convert_tokens_to_ids([END_OF_TEXT, TURN_START, TURN_END]) == [0, 1, 2]
+
+
+@needs_model
+@pytest.mark.parametrize(("a", "b"), sorted(HELD_OUT)[:: len(HELD_OUT) // 8])
+def test_the_shipped_model_adds_held_out_pairs(a: int, b: int) -> None:
+    from quire.tools.pocket.evaluate import Pocket
+
+    question, answer = ADD_FORMS[0]
+    assert Pocket(MODEL_DIR).chat([Sum(a, b).fill(question)], 20) == [Sum(a, b).fill(answer)]

@@ -1,0 +1,259 @@
+"""Measures a pocket model with transformers: `python -m quire.tools.pocket.evaluate [MODEL]`.
+
+Asks only what training never showed: held-out additions, held-out JSON prompts, questions about new stories.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from . import MODEL_DIR
+from .json_tasks import JsonTask, draw_held_out_json_task
+from .reading import draw_reading
+from .sums import ADD_FORMS, HELD_OUT, Sum
+from .talk import ONLY_KNOW, draw_unknown
+from .text import draw_documents
+from .words import ANIMALS, a
+
+SEED = 4242  # text drawn for evaluation only; training seeds are small numbers
+STORY_STARTS = ("Once upon a time", "The cat", "One day, a little", "There was a", "Lily went to the", "Tom")
+MAX_STORY_TOKENS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How many of `total` cases passed, with the failed ones as text."""
+
+    name: str
+    total: int
+    failures: list[str]
+
+    def __str__(self) -> str:
+        passed = self.total - len(self.failures)
+        return f"{self.name:<44} {passed:>5} of {self.total:<5} {100 * passed / self.total:6.2f} %"
+
+
+@dataclass(frozen=True)
+class Pocket:
+    """A loaded model that answers batches of prompts."""
+
+    folder: Path
+    batch_size: int = 64
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return AutoTokenizer.from_pretrained(self.folder, padding_side="left")
+
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype="auto").eval()
+
+    def chat(self, questions: list[str], max_tokens: int = 80) -> list[str]:
+        """The greedy answer to each question, up to the end of the turn."""
+        prompts = [
+            self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+            )
+            for question in questions
+        ]
+        return [text for text, _ in self.complete(prompts, max_tokens)]
+
+    def complete(
+        self, prompts: list[str], max_tokens: int, temperature: float | None = None
+    ) -> list[tuple[str, bool]]:
+        """The text after each prompt, and whether the model ended it itself; greedy without a temperature."""
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        results: dict[int, tuple[str, bool]] = {}
+        for low in range(0, len(order), self.batch_size):
+            chosen = order[low : low + self.batch_size]
+            texts = self._complete_batch([prompts[index] for index in chosen], max_tokens, temperature)
+            results |= zip(chosen, texts, strict=True)
+        return [results[index] for index in range(len(prompts))]
+
+    @torch.inference_mode()
+    def _complete_batch(
+        self, prompts: list[str], max_tokens: int, temperature: float | None
+    ) -> Iterator[tuple[str, bool]]:
+        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True)
+        sampling = {"do_sample": temperature is not None, "temperature": temperature or 1.0, "top_k": 0}
+        output = self.model.generate(**inputs, max_new_tokens=max_tokens, **sampling)
+        for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
+            has_ended = any(token in self.model.generation_config.eos_token_id for token in ids)
+            yield self.tokenizer.decode(ids, skip_special_tokens=True), has_ended
+
+
+def score_chat(
+    pocket: Pocket, name: str, cases: list[tuple[str, str]], is_right: Callable[[str, str], bool]
+) -> Score:
+    """Asks each case's question; `is_right` judges an answer by what was expected."""
+    answers = pocket.chat([question for question, _ in cases])
+    failures = [
+        f"{question!r} -> {answer!r}"
+        for (question, expected), answer in zip(cases, answers, strict=True)
+        if not is_right(answer, expected)
+    ]
+    return Score(name, len(cases), failures)
+
+
+def score_additions(pocket: Pocket, limit: int | None = None) -> Score:
+    """Every held-out pair in both orders, each in a phrasing drawn at random."""
+    rng = Random(SEED)
+    pairs = [pair for a, b in sorted(HELD_OUT) for pair in {(a, b), (b, a)}]
+    rng.shuffle(pairs)
+    cases: list[tuple[str, str]] = []
+    for first, second in pairs[:limit]:
+        asked = Sum(first, second)
+        cases.append((asked.fill(rng.choice(ADD_FORMS)[0]), str(asked.result)))
+    return score_chat(pocket, "held-out additions right", cases, _last_number_is)
+
+
+def score_one_digit_sums(pocket: Pocket) -> Score:
+    cases = [(f"What is {x} plus {y}?", str(x + y)) for x in range(10) for y in range(10)]
+    return score_chat(pocket, "one-digit additions right", cases, _last_number_is)
+
+
+def _last_number_is(answer: str, expected: str) -> bool:
+    return re.findall(r"\d+", answer)[-1:] == [expected]
+
+
+def score_json(pocket: Pocket, count: int) -> tuple[Score, Score]:
+    """Held-out prompts: how many answers parse and have the form asked for, and how many state the facts."""
+    rng = Random(SEED)
+    tasks = [draw_held_out_json_task(rng) for _ in range(count)]
+    answers = pocket.chat([task.prompt for task in tasks])
+    pairs = list(zip(tasks, answers, strict=True))
+    bad = [f"{task.prompt!r} -> {answer!r}" for task, answer in pairs if not has_form_asked_for(task, answer)]
+    stated = [(task, answer) for task, answer in pairs if task.is_extraction]
+    wrong = [f"{task.prompt!r} -> {answer!r}" for task, answer in stated if answer != task.answer]
+    return (
+        Score("held-out JSON prompts: valid, right keys", count, bad),
+        Score("held-out JSON prompts: facts copied right", len(stated), wrong),
+    )
+
+
+def has_form_asked_for(task: JsonTask, answer: str) -> bool:
+    """Whether `answer` parses and has the keys, or the length, that the task asks for."""
+    try:
+        value = json.loads(answer)
+    except json.JSONDecodeError:
+        return False
+    if isinstance(task.value, dict):
+        return isinstance(value, dict) and set(value) == set(task.value)
+    return isinstance(value, list) and len(value) == len(task.value)
+
+
+def score_reading(pocket: Pocket, count: int) -> Score:
+    """Questions about stories that are in the prompt."""
+    rng = Random(SEED)
+    cases = [draw_reading(rng)[0] for _ in range(count)]
+    return score_chat(
+        pocket, "questions about a given story right", cases, lambda answer, right: answer == right
+    )
+
+
+def score_unknown(pocket: Pocket, count: int) -> Score:
+    rng = Random(SEED)
+    cases = [draw_unknown(rng) for _ in range(count)]
+    return score_chat(
+        pocket, "questions outside its world declined", cases, lambda answer, _: answer == ONLY_KNOW
+    )
+
+
+def collect_words(seed: int, num_documents: int) -> set[str]:
+    """Every word that the generator's raw text uses."""
+    documents = islice(draw_documents(seed), num_documents)
+    return {word for text in documents if isinstance(text, str) for word in split_words(text)}
+
+
+def split_words(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z']+", text)
+
+
+def find_story_fault(text: str, has_ended: bool, words: set[str]) -> str | None:
+    """What is wrong with a story, or None: it must end by itself, with punctuation, in known words."""
+    unknown = [word for word in split_words(text) if word not in words]
+    if not has_ended:
+        return "does not end"
+    if not text.rstrip().endswith((".", "!", "?", '"')):
+        return "ends without punctuation"
+    if unknown:
+        return f"unknown words {unknown}"
+    return None if 40 <= len(text.split()) <= 180 else f"{len(text.split())} words"
+
+
+def score_stories(pocket: Pocket, words: set[str], count: int, temperature: float | None) -> Score:
+    """Raw completions of `STORY_STARTS`: each once when greedy, `count` in all at a temperature."""
+    torch.manual_seed(SEED)
+    starts = (
+        list(STORY_STARTS)
+        if temperature is None
+        else [STORY_STARTS[i % len(STORY_STARTS)] for i in range(count)]
+    )
+    texts = pocket.complete(starts, MAX_STORY_TOKENS, temperature)
+    name = "raw stories fluent, " + ("greedy" if temperature is None else f"temperature {temperature:g}")
+    return _score_texts(
+        name, [(start + text, ended) for start, (text, ended) in zip(starts, texts, strict=True)], words
+    )
+
+
+def score_story_requests(pocket: Pocket, words: set[str]) -> Score:
+    """Stories about every kind of animal, asked for in chat; each must mention its animal."""
+    prompts = [
+        pocket.tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"Tell me a story about {a(kind)}."}],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        for kind in ANIMALS
+    ]
+    texts = pocket.complete(prompts, MAX_STORY_TOKENS)
+    score = _score_texts("chat stories fluent and on their subject", texts, words)
+    missing = [
+        f"no {kind}: {text}" for kind, (text, _) in zip(ANIMALS, texts, strict=True) if kind not in text
+    ]
+    return Score(score.name, score.total, score.failures + missing)
+
+
+def _score_texts(name: str, texts: list[tuple[str, bool]], words: set[str]) -> Score:
+    faults = [(find_story_fault(text, ended, words), text) for text, ended in texts]
+    return Score(name, len(texts), [f"{fault}: {text}" for fault, text in faults if fault])
+
+
+def evaluate(folder: Path, is_quick: bool = False) -> Iterator[Score]:
+    """All scores, each yielded when it is known."""
+    pocket = Pocket(folder)
+    scale = 5 if is_quick else 1
+    words = collect_words(SEED, 40_000 // scale)
+    yield score_additions(pocket, limit=200 if is_quick else None)
+    yield score_one_digit_sums(pocket)
+    yield from score_json(pocket, 500 // scale)
+    yield score_reading(pocket, 400 // scale)
+    yield score_unknown(pocket, 300 // scale)
+    yield score_stories(pocket, words, 0, temperature=None)
+    yield score_stories(pocket, words, 120 // scale, temperature=1.0)
+    yield score_story_requests(pocket, words)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.evaluate", description=__doc__)
+    parser.add_argument("model", nargs="?", type=Path, default=MODEL_DIR, help="a model folder")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the cases")
+    parser.add_argument("--show", type=int, default=2, help="failures shown per score")
+    options = parser.parse_args()
+    for score in evaluate(options.model, options.quick):
+        print(score, flush=True)
+        for failure in score.failures[: options.show]:
+            print(f"    {failure}")
+
+
+if __name__ == "__main__":
+    main()

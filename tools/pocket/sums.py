@@ -1,0 +1,132 @@
+"""Small sums: additions and subtractions below 100, and the pairs that no training text may show.
+
+Held-out pairs are unordered and fixed for good, so figures stay comparable. A subtraction shows the sum that
+it undoes (42 - 12 shows 12 + 30), so it is held out with that sum. One-digit tables are never held out.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+LIMIT = 100
+HELD_OUT_SHARE = 0.1
+_HOLD_OUT_SEED = 20240607
+
+ADD_FORMS = (
+    ("What is {a} plus {b}?", "{a} plus {b} is {c}."),
+    ("What is {a} plus {b}?", "{a} plus {b} is {c}."),
+    ("what is {a} plus {b}", "{a} plus {b} is {c}."),
+    ("What's {a} plus {b}?", "{a} plus {b} is {c}."),
+    ("What is {a} + {b}?", "{a} + {b} = {c}."),
+    ("What is {a}+{b}?", "{a} + {b} = {c}."),
+    ("How much is {a} plus {b}?", "{a} plus {b} is {c}."),
+    ("How much is {a} + {b}?", "{a} + {b} = {c}."),
+    ("{a}+{b}=?", "{a} + {b} = {c}."),
+    ("{a} + {b} = ?", "{a} + {b} = {c}."),
+    ("{a} + {b}", "{a} + {b} = {c}."),
+    ("{a} plus {b}", "{a} plus {b} is {c}."),
+    ("Add {a} and {b}.", "{a} plus {b} is {c}."),
+    ("Please add {a} and {b}.", "{a} plus {b} is {c}."),
+    ("Can you add {a} and {b}?", "{a} plus {b} is {c}."),
+    ("What is the sum of {a} and {b}?", "{a} plus {b} is {c}."),
+    ("Calculate {a} + {b}.", "{a} + {b} = {c}."),
+    ("And {a} plus {b}?", "{a} plus {b} is {c}."),
+    ("{a} plus {b}?", "{a} plus {b} is {c}."),
+    ("{a}+{b}", "{a} + {b} = {c}."),
+    ("{a} + {b} =", "{a} + {b} = {c}."),
+    ("Compute {a} + {b}.", "{a} + {b} = {c}."),
+    ("Tell me, what is {a} plus {b}?", "{a} plus {b} is {c}."),
+    ("Hi! How much is {a} plus {b}?", "{a} plus {b} is {c}."),
+    ("What do you get if you add {a} and {b}?", "{a} plus {b} is {c}."),
+)
+TAKE_FORMS = (
+    ("What is {a} minus {b}?", "{a} minus {b} is {c}."),
+    ("What is {a} minus {b}?", "{a} minus {b} is {c}."),
+    ("What is {a} - {b}?", "{a} - {b} = {c}."),
+    ("How much is {a} minus {b}?", "{a} minus {b} is {c}."),
+    ("{a}-{b}=?", "{a} - {b} = {c}."),
+    ("{a} - {b}", "{a} - {b} = {c}."),
+    ("Take {b} away from {a}.", "{a} minus {b} is {c}."),
+    ("Subtract {b} from {a}.", "{a} minus {b} is {c}."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """`a` plus `b`, or with `is_minus` `a` minus `b` (never below zero)."""
+
+    a: int
+    b: int
+    is_minus: bool = False
+
+    @property
+    def result(self) -> int:
+        return self.a - self.b if self.is_minus else self.a + self.b
+
+    @property
+    def is_held_out(self) -> bool:
+        first, second = (self.b, self.result) if self.is_minus else (self.a, self.b)
+        return (min(first, second), max(first, second)) in HELD_OUT
+
+    def fill(self, form: str) -> str:
+        return form.format(a=self.a, b=self.b, c=self.result)
+
+
+def _choose_held_out() -> frozenset[tuple[int, int]]:
+    pairs = [(a, b) for b in range(10, LIMIT) for a in range(b + 1)]
+    return frozenset(Random(_HOLD_OUT_SEED).sample(pairs, round(len(pairs) * HELD_OUT_SHARE)))
+
+
+HELD_OUT = _choose_held_out()
+
+
+def draw_sum(rng: Random, is_minus: bool = False) -> Sum:
+    """A sum that is not held out; one-digit numbers come up more often than their share of pairs."""
+    while True:
+        a, b = _draw_number(rng), _draw_number(rng)
+        drawn = Sum(max(a, b), min(a, b), is_minus=True) if is_minus else Sum(a, b)
+        if not drawn.is_held_out:
+            return drawn
+
+
+def _draw_number(rng: Random) -> int:
+    return rng.randrange(10) if rng.random() < 0.3 else rng.randrange(LIMIT)
+
+
+def draw_sum_turn(rng: Random) -> tuple[str, str]:
+    """A question and its answer, for a conversation."""
+    if rng.random() < 0.04:
+        return _decline(rng)
+    drawn = draw_sum(rng, is_minus=rng.random() < 0.2)
+    question, reply = rng.choice(TAKE_FORMS if drawn.is_minus else ADD_FORMS)
+    return drawn.fill(question), drawn.fill(reply)
+
+
+def draw_sum_line(rng: Random) -> str:
+    """One to three bare sums ("12 plus 30 is 42."), for raw text."""
+    drawn = [draw_sum(rng, is_minus=rng.random() < 0.2) for _ in range(rng.randint(1, 3))]
+    return " ".join(_say(rng, each) for each in drawn)
+
+
+def _say(rng: Random, drawn: Sum) -> str:
+    if drawn.is_minus:
+        return drawn.fill(rng.choice(("{a} minus {b} is {c}.", "{a} - {b} = {c}.")))
+    return drawn.fill(rng.choice(("{a} plus {b} is {c}.", "{a} + {b} = {c}.")))
+
+
+def _decline(rng: Random) -> tuple[str, str]:
+    """Sums that are outside the pocket world: large numbers, other operations, results below zero."""
+    big, small = rng.randrange(100, 10000), rng.randrange(2, 1000)
+    a, b = (big, small) if rng.random() < 0.5 else (small, big)
+    if rng.random() < 0.45:
+        question = rng.choice(
+            ("What is {a} plus {b}?", "What is {a} + {b}?", "Add {a} and {b}.", "{a}+{b}=?")
+        )
+        return question.format(a=a, b=b), "I can only do sums with numbers below 100."
+    a, b = rng.randrange(LIMIT), rng.randrange(2, LIMIT)
+    if rng.random() < 0.6:
+        question = rng.choice(
+            ("What is {a} times {b}?", "What is {a} * {b}?", "{a} x {b} = ?", "What is {a} divided by {b}?")
+        )
+        return question.format(a=a, b=b), "I only know how to add and to take away."
+    a, b = min(a, b), max(a, b) + 1
+    return f"What is {a} minus {b}?", f"{a} is smaller than {b}, so I cannot take {b} away."
