@@ -1,0 +1,243 @@
+"""AsyncLLM: one async generator a request over one engine. Runs in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, Self
+
+from ..ipc.errors import EngineDeadError, QuireError, RequestFailedError
+from ..ipc.messages import EngineFacts, SchedulerStats, UtilityMethod
+from ..ipc.sampling_params import RequestOutputKind, SamplingParams
+from .engine_args import EngineArgs
+from .engine_core_client import AsyncMPClient, make_async_client
+from .input_processor import EngineInput, InputProcessor, Prompt
+from .llm_engine import load_model_tokenizer, make_default_sampling_params
+from .output_processor import OutputProcessor
+from .outputs import RequestOutput
+from .tokenizer import Tokenizer
+
+_SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
+_LONG_TEXT = 20_000  # characters; tokenizing more would hold up the event loop for milliseconds
+
+
+class OutputCollector:
+    """Between the output task and one reader: holds at most one output, into which later ones are merged."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._merges = kind == RequestOutputKind.DELTA
+        self._output: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """Never waits. A cumulative output replaces the one that was not read; a delta is added to it."""
+        if self._output is not None and self._merges:
+            self._output.add_delta(output)
+        else:
+            self._output = output
+        self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader raise `error`, after what it has not read yet."""
+        self._error = error
+        self._ready.set()
+
+    async def take(self) -> RequestOutput:
+        """The next output; raises what `fail` was given."""
+        while True:
+            output = self._output
+            if output is not None:
+                self._output = None
+                if self._error is None:
+                    self._ready.clear()
+                return output
+            if self._error is not None:
+                raise self._error
+            await self._ready.wait()
+
+
+class AsyncLLM:
+    """An engine for an asyncio program. Made by `from_engine_args`; started by `start`, `async with` or the
+    first `generate`; ended by `shutdown`.
+    """
+
+    def __init__(self, engine_args: EngineArgs) -> None:
+        """Check the arguments; nothing is started. Raises ConfigError or ModelError."""
+        self._config = engine_args.create_engine_config()
+        self._generation_config = engine_args.generation_config
+        self._start_lock = asyncio.Lock()
+        self._client: AsyncMPClient | None = None
+        self._collectors: dict[str, OutputCollector] = {}
+        self._request_numbers = itertools.count()
+        self._output_task: asyncio.Task[None] | None = None
+        self._is_shut_down = False
+        self.dead_error: Exception | None = None
+        self.tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """vLLM's spelling of the constructor; needs no event loop."""
+        return cls(engine_args)
+
+    async def start(self, on_phase: Callable[[str], None] | None = None) -> None:
+        """Start the engine and wait until it is ready; does nothing when it already is.
+
+        Raises EngineStartError, or EngineDeadError after `shutdown`.
+        """
+        async with self._start_lock:
+            if self._is_shut_down:
+                raise EngineDeadError("this AsyncLLM has been shut down")
+            if self._client is not None:
+                return
+            loading = asyncio.create_task(asyncio.to_thread(load_model_tokenizer, self._config))
+            try:
+                client = await make_async_client(self._config, on_phase)
+            except BaseException:
+                loading.cancel()
+                raise
+            try:
+                self.tokenizer = await loading
+            except BaseException:
+                client.close()
+                raise
+            self._input_processor = InputProcessor(client.facts, self.tokenizer)
+            self._output_processor = OutputProcessor(self.tokenizer)
+            self._client = client
+            self._output_task = asyncio.create_task(self._deliver_outputs(client))
+
+    @property
+    def facts(self) -> EngineFacts:
+        """The running engine's facts; EngineDeadError before `start`."""
+        return self._running_client().facts
+
+    @property
+    def errored(self) -> bool:
+        return self.dead_error is not None
+
+    @property
+    def is_running(self) -> bool:
+        return self._client is not None and not self.errored and not self._is_shut_down
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request, as SamplingParams.output_kind says, until one is `finished`.
+
+        Closing the generator, or cancelling the task that reads it, aborts the request. A reader that falls
+        behind gets deltas merged. sampling_params None takes the model's defaults; request_id None makes one.
+        Raises ValueErrors for bad input, RequestFailedError when the engine fails this request,
+        EngineDeadError when the engine is gone.
+        """
+        await self.start()
+        client = self._running_client()
+        params = sampling_params or self.get_default_sampling_params()
+        name = f"request-{next(self._request_numbers)}" if request_id is None else request_id
+        request = await self._process(name, prompt, params, priority)
+        collector = OutputCollector(params.output_kind)
+        self._output_processor.add_request(request, collector.put)
+        self._collectors[name] = collector
+        is_finished = False
+        try:
+            for sequence in request.sequences:
+                client.add_request(sequence)
+            while not is_finished:
+                output = await collector.take()
+                if output.error is not None:
+                    raise RequestFailedError(output.error)
+                is_finished = output.finished
+                yield output
+        finally:
+            del self._collectors[name]
+            if not is_finished:
+                self._forget(name)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; each generator gets a final output with finish_reason 'abort'."""
+        ids = [request_id] if isinstance(request_id, str) else request_id
+        engine_ids = self._output_processor.find_engine_ids(ids) if self._client is not None else []
+        if engine_ids:
+            self._running_client().abort_requests(engine_ids)
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None before `start` and with skip_tokenizer_init."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when it is given none."""
+        return make_default_sampling_params(self._running_client().facts, self._generation_config)
+
+    async def stats(self) -> SchedulerStats:
+        """A look at the engine at this moment."""
+        result = await self._running_client().call_utility(UtilityMethod.STATS)
+        if result.stats is None:
+            raise RequestFailedError(result.error or "the engine gave no stats")
+        return result.stats
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; False while requests hold them."""
+        return (await self._running_client().call_utility(UtilityMethod.RESET_PREFIX_CACHE)).error is None
+
+    def shutdown(self) -> None:
+        """End the engine within 2 s; generators that still run raise EngineDeadError. Idempotent."""
+        self._is_shut_down = True
+        if self._output_task is not None:
+            self._output_task.cancel()
+        self._fail_all(EngineDeadError("this AsyncLLM has been shut down"))
+        if self._client is not None:
+            self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc_info: Any) -> None:
+        self.shutdown()
+
+    async def _process(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int
+    ) -> EngineInput:
+        process = self._input_processor.process
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
+            return await asyncio.to_thread(process, request_id, prompt, params, priority)
+        return process(request_id, prompt, params, priority)
+
+    def _running_client(self) -> AsyncMPClient:
+        if self.dead_error is not None:
+            raise EngineDeadError(str(self.dead_error)) from self.dead_error
+        if self._client is None or self._is_shut_down:
+            raise EngineDeadError("the engine is not running; `await start()` first")
+        return self._client
+
+    def _forget(self, request_id: str) -> None:
+        """End a request that nobody reads any more."""
+        engine_ids = self._output_processor.forget_requests([request_id])
+        if engine_ids and self.is_running:
+            with contextlib.suppress(QuireError):
+                self._running_client().abort_requests(engine_ids)
+
+    async def _deliver_outputs(self, client: AsyncMPClient) -> None:
+        """The one task that reads the engine, until it is cancelled or the engine is gone."""
+        try:
+            while True:
+                outputs = await client.get_outputs()
+                for start in range(0, len(outputs), _SLICE):
+                    processed = self._output_processor.process_outputs(outputs[start : start + _SLICE])
+                    if processed.ids_to_abort:
+                        client.abort_requests(processed.ids_to_abort)
+                    if start + _SLICE < len(outputs):
+                        await asyncio.sleep(0)
+        except Exception as error:  # whatever it is, no output will come any more, and readers must know
+            self._fail_all(error)
+
+    def _fail_all(self, error: Exception) -> None:
+        self.dead_error = self.dead_error or error
+        for collector in self._collectors.values():
+            collector.fail(EngineDeadError(str(error)))

@@ -1,0 +1,304 @@
+"""Prompts and SamplingParams as users write them -> EngineCoreRequests, after every check that needs a
+tokenizer or the model's limits. All PromptErrors come from here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from ..ipc.errors import InputError, PromptError, SamplingParamsError, did_you_mean
+from ..ipc.messages import MAX_CACHE_SALT_LENGTH, EngineCoreRequest, EngineFacts
+from ..ipc.sampling_params import MAX_SEED, SamplingParams
+from ..ipc.token_ids import decode_token_ids, encode_token_ids
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+MAX_USER_ID_LENGTH = 200  # leaves room for the index and the random part within the wire's cap
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A checked prompt. `text` is None for one given as token ids; `packed` is `token_ids` for the wire."""
+
+    name: str  # of the argument, for errors
+    text: str | None
+    token_ids: list[int]
+    packed: bytes
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInput:
+    """A request, ready to be sent: one EngineCoreRequest a sequence.
+
+    `params` are the user's, cloned. `hides_cumulative_logprob`: logprobs only serve to choose the best.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    sequences: list[EngineCoreRequest]
+    hides_cumulative_logprob: bool = False
+
+
+@dataclass(slots=True)
+class _RawPrompt:
+    name: str
+    text: str | None
+    token_ids: Any
+    cache_salt: str
+
+
+class InputProcessor:
+    """Checks requests against one engine's facts. `tokenizer` None: token ids only."""
+
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
+        self._facts = facts
+        self._tokenizer = tokenizer
+
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int = 0,
+        arrival_time: float | None = None,
+    ) -> EngineInput:
+        """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
+        return self.make_input(request_id, self.tokenize([prompt])[0], params, priority, arrival_time)
+
+    def tokenize(
+        self, prompts: Sequence[Prompt], add_special_tokens: bool = True, is_many: bool = False
+    ) -> list[TokenizedPrompt]:
+        """Check prompts and turn texts into token ids, many at once on all cores.
+
+        `is_many` numbers them in errors: `prompts[3]` rather than `prompt`.
+        """
+        names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
+        raw = [_parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        texts = [one for one in raw if one.token_ids is None]
+        for one, token_ids in zip(texts, self._encode(texts, add_special_tokens), strict=True):
+            one.token_ids = token_ids
+        return [self._check_prompt(one) for one in raw]
+
+    def make_input(
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        priority: int = 0,
+        arrival_time: float | None = None,
+    ) -> EngineInput:
+        """Check the parameters and build the request's sequences: best_of, or n, of them."""
+        _check_request_id(request_id)
+        if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SamplingParamsError("sampling_params", params, "a SamplingParams")
+        if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError("priority", priority, "an integer; lower runs first")
+        params = params.clone()
+        self._check_params(params)
+        arrived = time.time() if arrival_time is None else arrival_time
+        hides = params.num_sequences > params.n and params.logprobs is None
+        template = EngineCoreRequest(
+            request_id=f"{request_id}-{os.urandom(4).hex()}",
+            prompt_token_ids=prompt.packed,
+            sampling_params=params,
+            arrival_time=arrived,
+            eos_token_ids=[] if params.ignore_eos else list(self._facts.eos_token_ids),
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            bad_words_token_ids=self._encode_bad_words(params.bad_words or []),
+        )
+        return EngineInput(
+            request_id,
+            prompt.text,
+            prompt.token_ids,
+            params,
+            arrived,
+            _make_sequences(template, hides),
+            hides,
+        )
+
+    def _encode(self, raw: list[_RawPrompt], add_special_tokens: bool) -> list[list[int]]:
+        if not raw:
+            return []
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise PromptError(raw[0].name, raw[0].text, "token ids: this engine runs without a tokenizer")
+        for one in raw:
+            if not one.text:
+                raise PromptError(one.name, one.text, "a text that is not empty")
+        texts = [one.text or "" for one in raw]
+        try:
+            if len(texts) == 1:
+                return [tokenizer.encode(texts[0], add_special_tokens)]
+            return tokenizer.encode_batch(texts, add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            for one in raw:
+                _check_encodable(one)
+            raise PromptError(raw[0].name, raw[0].text, f"a text that can be tokenized ({error})") from error
+
+    def _check_prompt(self, raw: _RawPrompt) -> TokenizedPrompt:
+        allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
+        try:
+            packed = encode_token_ids(raw.token_ids)
+        except (TypeError, OverflowError):
+            wrong = next((one for one in raw.token_ids if not _is_int32(one)), raw.token_ids)
+            raise PromptError(raw.name, wrong, allowed) from None
+        token_ids = decode_token_ids(packed)
+        if not token_ids:
+            raise PromptError(raw.name, raw.text if raw.text is not None else [], "at least one token")
+        if min(token_ids) < 0 or max(token_ids) >= self._facts.vocab_size:
+            wrong = next(one for one in token_ids if not 0 <= one < self._facts.vocab_size)
+            raise PromptError(raw.name, wrong, allowed)
+        self._check_length(raw.name, len(token_ids))
+        return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt)
+
+    def _check_length(self, name: str, num_tokens: int) -> None:
+        limit = self._facts.max_model_len
+        if num_tokens >= limit:
+            raise PromptError(
+                name, f"{num_tokens} tokens", f"at most {limit - 1} (max_model_len={limit}, one to generate)"
+            )
+        slots = self._facts.num_gpu_blocks * self._facts.block_size
+        if num_tokens >= slots:
+            raise PromptError(
+                name,
+                f"{num_tokens} tokens",
+                f"at most {slots - 1}, the KV cache of this engine "
+                "(raise kv_cache_memory_bytes or num_gpu_blocks_override)",
+            )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """What SamplingParams cannot check on its own: the vocabulary, the engine's caps, the tokenizer."""
+        for name in ("logprobs", "prompt_logprobs"):
+            self._check_num_logprobs(name, getattr(params, name))
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token_id in getattr(params, name) or ():
+                if token_id >= self._facts.vocab_size:
+                    allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
+                    raise SamplingParamsError(name, token_id, allowed)
+        if self._tokenizer is None:
+            for name in ("stop", "bad_words"):
+                if getattr(params, name):
+                    raise SamplingParamsError(name, getattr(params, name), "None: there is no tokenizer")
+            params.detokenize = False
+
+    def _check_num_logprobs(self, name: str, asked: int | None) -> None:
+        cap = self._facts.max_logprobs
+        if asked is None or cap == -1:
+            return
+        if asked == -1 or asked > cap:
+            raise SamplingParamsError(name, asked, f"at most max_logprobs={cap} (an engine argument)")
+
+    def _encode_bad_words(self, words: list[str]) -> list[list[int]]:
+        """Each word as it is at a text's beginning, and after a space where that gives other tokens."""
+        found: list[list[int]] = []
+        for word in words if self._tokenizer is not None else ():
+            assert self._tokenizer is not None
+            plain = self._tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
+            spaced = self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not plain:
+                raise SamplingParamsError("bad_words", word, "texts that have tokens")
+            found.append(plain)
+            if spaced[-len(plain) :] != plain:  # a sequence that ends in the plain one is caught by it
+                found.append(spaced)
+        for token_id in (one for ids in found for one in ids):
+            if token_id >= self._facts.vocab_size:
+                raise SamplingParamsError("bad_words", token_id, "texts within the model's vocabulary")
+        return found
+
+
+def _make_sequences(template: EngineCoreRequest, scores: bool) -> list[EngineCoreRequest]:
+    """One request a sequence, each with a seed: the user's or a drawn one, plus its index.
+
+    `scores`: logprobs of the tokens themselves are computed, to choose the best sequences.
+    """
+    params = template.sampling_params
+    seed = int.from_bytes(os.urandom(8), "little") >> 1 if params.seed is None else params.seed
+    changes: dict[str, Any] = {"logprobs": 0} if scores else {}
+    if params.num_sequences == 1:
+        own = msgspec.structs.replace(params, seed=seed, **changes)
+        return [msgspec.structs.replace(template, sampling_params=own)]
+    sequences: list[EngineCoreRequest] = []
+    for index in range(params.num_sequences):
+        own = msgspec.structs.replace(params, n=1, best_of=None, seed=_wrap_seed(seed + index), **changes)
+        if index:  # one copy of the prompt's logprobs is enough
+            own.prompt_logprobs = None
+        sequences.append(
+            msgspec.structs.replace(
+                template, request_id=f"{index}_{template.request_id}", sampling_params=own
+            )
+        )
+    return sequences
+
+
+def _wrap_seed(seed: int) -> int:
+    """Back into 64 bits with a sign; SamplingParams reads -1 as no seed, so that is left out."""
+    if seed > MAX_SEED:
+        seed -= 2**64
+    return seed if seed != -1 else MAX_SEED
+
+
+def _parse_prompt(name: str, prompt: Any) -> _RawPrompt:
+    if isinstance(prompt, str):
+        return _RawPrompt(name, prompt, None, "")
+    if isinstance(prompt, Mapping):
+        return _parse_dict(name, cast(Mapping[str, Any], prompt))
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        return _RawPrompt(name, None, cast(Any, prompt), "")
+    raise PromptError(name, prompt, _ALLOWED_PROMPT)
+
+
+def _parse_dict(name: str, prompt: Mapping[str, Any]) -> _RawPrompt:
+    for key in prompt:
+        if key not in _PROMPT_KEYS:
+            hint = did_you_mean(str(key), _PROMPT_KEYS)
+            raise PromptError(f"{name}.{key}", prompt[key], f"no such key{hint or '; ' + _ALLOWED_PROMPT}")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and token_ids is None:
+        raise PromptError(name, dict(prompt), _ALLOWED_PROMPT)
+    if text is not None and not isinstance(text, str):
+        raise PromptError(f"{name}.prompt", text, "a text")
+    if token_ids is not None and (isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Sequence)):
+        raise PromptError(f"{name}.prompt_token_ids", token_ids, "a list of token ids")
+    salt = prompt.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
+        raise PromptError(
+            f"{name}.cache_salt", salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None"
+        )
+    return _RawPrompt(name, text, token_ids, salt or "")
+
+
+def _check_request_id(request_id: Any) -> None:
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_USER_ID_LENGTH:
+        raise InputError("request_id", request_id, f"a text of 1 to {MAX_USER_ID_LENGTH} characters")
+    if not request_id.isprintable():
+        raise InputError("request_id", request_id, "printable characters")
+
+
+def _check_encodable(raw: _RawPrompt) -> None:
+    text = raw.text or ""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            raw.name,
+            text[error.start : error.start + 1],
+            f"text that UTF-8 can hold (lone surrogate at character {error.start})",
+        ) from None
+
+
+def _is_int32(value: Any) -> bool:
+    return isinstance(value, int) and -(2**31) <= value < 2**31

@@ -1,0 +1,199 @@
+"""LLM: offline generation. Prompts in, finished outputs back, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, cast
+
+from ..ipc.errors import InputError, PromptError
+from ..ipc.messages import SchedulerStats
+from ..ipc.sampling_params import RequestOutputKind, SamplingParams
+from .engine_args import EngineArgs
+from .input_processor import Prompt, TokenizedPrompt
+from .llm_engine import LLMEngine
+from .model_folder import POCKET
+from .outputs import RequestOutput
+from .tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model, its engine and its processes. Use it with `with`, or call `close`, or just drop it.
+
+    Takes the arguments of EngineArgs by name. Calls wait until all their requests have finished; an exception
+    or Ctrl-C in one ends its requests and leaves the engine usable. One thread at a time.
+    """
+
+    def __init__(self, model: str = POCKET, **engine_args: Any) -> None:
+        """Start the engine. Raises ConfigError, ModelError (both ValueErrors) or EngineStartError."""
+        self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict({"model": model, **engine_args}))
+        self._request_numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt or many; the outputs are in the prompts' order.
+
+        prompts: a text, a list of token ids, a dict with 'prompt' or 'prompt_token_ids' (and 'cache_salt'),
+        or a list of those. sampling_params: one for all, or one a prompt; None takes the model's defaults.
+        priority: one a prompt, with scheduling_policy='priority'. use_tqdm: a callable replaces tqdm.
+        A prompt or parameter that cannot be used raises a ValueError before anything runs. A request that
+        the engine fails comes back with finish_reason 'error' and the cause in `error`; the others are
+        unaffected.
+        """
+        many = _as_prompts(prompts)
+        tokenized = self.llm_engine.input_processor.tokenize(many, is_many=_is_many(prompts))
+        return self._generate(tokenized, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate the next message of one conversation or many (a list of message lists).
+
+        The text comes from the model's chat template, or from `chat_template`, which is the caller's own;
+        both run in a sandbox. Otherwise as `generate`.
+        """
+        tokenizer = self.llm_engine.tokenizer
+        if tokenizer is None:
+            raise PromptError("messages", messages, "token ids to generate(): this engine has no tokenizer")
+        texts = [
+            tokenizer.render_chat(
+                conversation,
+                chat_template,
+                add_generation_prompt,
+                continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in _as_conversations(messages)
+        ]
+        tokenized = self.llm_engine.input_processor.tokenize(texts, add_special_tokens=False, is_many=True)
+        return self._generate(tokenized, sampling_params, use_tqdm, priority)
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None with skip_tokenizer_init."""
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when it is given none."""
+        return self.llm_engine.get_default_sampling_params()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; True if that was done."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """A look at the engine at this moment."""
+        return self.llm_engine.stats()
+
+    def close(self) -> None:
+        """End the engine and its processes within 2 s. Idempotent."""
+        self.llm_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc_info: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A constructor that raised has left no engine behind; an interpreter that ends may have no modules.
+        with contextlib.suppress(AttributeError, ImportError, TypeError):
+            self.close()
+
+    def _generate(
+        self,
+        prompts: list[TokenizedPrompt],
+        sampling_params: Params,
+        use_tqdm: bool | Callable[..., Any],
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = self._params_of_each(sampling_params, len(prompts))
+        if priority is not None and len(priority) != len(prompts):
+            raise InputError(
+                "priority", f"{len(priority)} entries", f"one for each of {len(prompts)} prompts"
+            )
+        ids = [str(next(self._request_numbers)) for _ in prompts]
+        make = self.llm_engine.input_processor.make_input
+        priorities = priority or [0] * len(prompts)
+        requests = [make(*parts) for parts in zip(ids, prompts, params, priorities, strict=True)]
+        for request in requests:
+            request.params.output_kind = RequestOutputKind.FINAL_ONLY
+        progress = _make_progress(use_tqdm, len(ids))
+        try:
+            for request in requests:
+                self.llm_engine.add_input(request)
+            finished = self._run(set(ids), progress)
+        except BaseException:  # Ctrl-C too: what was added would run on for nobody
+            self.llm_engine.forget_requests(ids)
+            raise
+        finally:
+            if progress is not None:
+                progress.close()
+        return [finished[request_id] for request_id in ids]
+
+    def _run(self, waiting: set[str], progress: Any) -> dict[str, RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        while waiting:
+            for output in self.llm_engine.step():
+                if output.finished and output.request_id in waiting:
+                    waiting.remove(output.request_id)
+                    finished[output.request_id] = output
+                    if progress is not None:
+                        progress.update(1)
+        return finished
+
+    def _params_of_each(self, params: Params, num_prompts: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, Sequence):
+            if len(params) != num_prompts:
+                raise InputError(
+                    "sampling_params", f"{len(params)} of them", f"one, or {num_prompts}, one a prompt"
+                )
+            return list(params)
+        return [params] * num_prompts
+
+
+def _is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """A list is many prompts, unless it holds token ids."""
+    if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return False
+    return not prompts or isinstance(prompts[0], (str, Mapping, Sequence))
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    return list(cast(Sequence[Prompt], prompts)) if _is_many(prompts) else [cast(Prompt, prompts)]
+
+
+def _as_conversations(messages: Any) -> list[Sequence[Message]]:
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], (list, tuple)):
+        return list(cast(Sequence[Sequence[Message]], messages))
+    return [messages]
+
+
+def _make_progress(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
+    if not use_tqdm or not total:
+        return None
+    if callable(use_tqdm):
+        return use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)

@@ -1,0 +1,164 @@
+"""LLMEngine: the synchronous engine, one step at a time. Owns a client, and the processors on its two sides.
+
+One thread at a time may use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import QuireError, RequestFailedError
+from ..ipc.messages import EngineFacts, SchedulerStats, UtilityMethod
+from ..ipc.sampling_params import SamplingParams
+from .engine_args import EngineArgs
+from .engine_core_client import SyncClient, make_sync_client
+from .hf_config import read_default_sampling
+from .input_processor import EngineInput, InputProcessor, Prompt
+from .model_folder import read_json
+from .output_processor import OutputProcessor
+from .outputs import RequestOutput
+from .tokenizer import Tokenizer, load_tokenizer
+
+
+class LLMEngine:
+    """Requests in, outputs out: `add_request`, then `step` until `has_unfinished_requests` is False.
+
+    Every request ends in exactly one RequestOutput with `finished`, also when it is aborted (finish_reason
+    'abort') or the engine fails it ('error', with the cause in `RequestOutput.error`).
+    """
+
+    def __init__(
+        self, client: SyncClient, tokenizer: Tokenizer | None, generation_config: str = "auto"
+    ) -> None:
+        self._client = client
+        self.facts: EngineFacts = client.facts
+        self.tokenizer = tokenizer
+        self.input_processor = InputProcessor(client.facts, tokenizer)
+        self._output_processor = OutputProcessor(tokenizer)
+        self._generation_config = generation_config
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, on_phase: Callable[[str], None] | None = None) -> Self:
+        """Check the arguments, start the engine's processes and wait until they are ready.
+
+        `on_phase` is told each start-up phase as it begins. Raises ConfigError, ModelError, EngineStartError.
+        """
+        config = engine_args.create_engine_config()
+        # The tokenizer is read while the engine starts in its own processes.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            loading = pool.submit(load_model_tokenizer, config)
+            client = make_sync_client(config, on_phase)
+        try:
+            return cls(client, loading.result(), engine_args.generation_config)
+        except BaseException:
+            client.close()
+            raise
+
+    @property
+    def startup(self) -> list[tuple[str, float]]:
+        """(phase, seconds) of the start, in order; the sum is the wall time."""
+        return self._client.startup
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        arrival_time: float | None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Check a request and hand it to the engine.
+
+        Raises PromptError, SamplingParamsError, InputError (a live request has this id), EngineDeadError.
+        """
+        sampling = SamplingParams() if params is None else params
+        self.add_input(self.input_processor.process(request_id, prompt, sampling, priority, arrival_time))
+
+    def add_input(self, request: EngineInput) -> None:
+        """Hand a request to the engine that `input_processor` has made."""
+        self._output_processor.add_request(request)
+        for sequence in request.sequences:
+            self._client.add_request(sequence)
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for what the engine generates next and return what is to be delivered of it, perhaps nothing.
+
+        Returns at once when no request is unfinished. Raises EngineDeadError.
+        """
+        if not self.has_unfinished_requests():
+            return []
+        processed = self._output_processor.process_outputs(self._client.get_outputs())
+        if processed.ids_to_abort:
+            self._client.abort_requests(processed.ids_to_abort)
+        return processed.request_outputs
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests; each one's final output comes from `step`. Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        engine_ids = self._output_processor.find_engine_ids(ids)
+        if engine_ids:
+            self._client.abort_requests(engine_ids)
+
+    def forget_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests whose outputs nobody will read. Never raises for an engine that has died."""
+        engine_ids = self._output_processor.forget_requests(request_ids)
+        if engine_ids:
+            with contextlib.suppress(QuireError):
+                self._client.abort_requests(engine_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        return self._output_processor.num_unfinished > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        return self._output_processor.num_unfinished
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None with skip_tokenizer_init."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used when a caller of LLM gives none: generation_config.json's values, if it has any."""
+        return make_default_sampling_params(self.facts, self._generation_config)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; False while requests hold them."""
+        return self._client.call_utility(UtilityMethod.RESET_PREFIX_CACHE).error is None
+
+    def stats(self) -> SchedulerStats:
+        """A look at the engine at this moment."""
+        result = self._client.call_utility(UtilityMethod.STATS)
+        if result.stats is None:
+            raise RequestFailedError(result.error or "the engine gave no stats")
+        return result.stats
+
+    def check_integrity(self) -> str | None:
+        """What is wrong with the engine's block accounting, None if nothing is."""
+        return self._client.call_utility(UtilityMethod.CHECK_INTEGRITY).error
+
+    def close(self) -> None:
+        """End the engine and its processes within 2 s. Idempotent."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc_info: Any) -> None:
+        self.close()
+
+
+def load_model_tokenizer(config: EngineConfig) -> Tokenizer | None:
+    """The tokenizer that a config names, None when it names none."""
+    return load_tokenizer(config.model.tokenizer) if config.model.tokenizer else None
+
+
+def make_default_sampling_params(facts: EngineFacts, generation_config: str) -> SamplingParams:
+    """SamplingParams with the model's generation_config.json applied if `generation_config` is 'auto'."""
+    if generation_config != "auto":
+        return SamplingParams()
+    return SamplingParams(**read_default_sampling(read_json(Path(facts.model) / "generation_config.json")))

@@ -1,0 +1,124 @@
+"""Logprobs of tokens: raw arrays as they came over the wire, dicts only for the positions someone looks at.
+
+A dict of 6 entries costs about 10 us to make, mostly for the texts; few users read every position.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import msgspec
+
+from ..ipc.messages import LogprobsBlock
+
+TokenText = Callable[[int], str]
+
+
+class Logprob(msgspec.Struct, frozen=True, gc=False):
+    """One alternative at one position. rank: its place in the vocabulary, from 1."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class LogprobsTable:
+    """Logprobs of a growing run of positions, `width` entries each (see LogprobsBlock)."""
+
+    __slots__ = ("_logprobs", "_ranks", "_token_ids", "num_positions", "width")
+
+    def __init__(self) -> None:
+        self.num_positions = 0
+        self.width = 0
+        self._token_ids = array("i")
+        self._logprobs = array("f")
+        self._ranks = array("i")
+
+    def add(self, block: LogprobsBlock, skip: int = 0, limit: int | None = None) -> float:
+        """Append a block from its position `skip` on, at most `limit` positions.
+
+        Returns the sum of the tokens' own logprobs.
+        """
+        stop = block.num_positions if limit is None else min(block.num_positions, skip + limit)
+        if skip >= stop:
+            return 0.0
+        assert self.width in (0, block.width), "the width of a request's logprobs never changes"
+        self.width = width = block.width
+        part = slice(skip * width * 4, stop * width * 4)
+        logprobs = array("f", block.logprobs[part])
+        self._logprobs.extend(logprobs)
+        self._token_ids.frombytes(block.token_ids[part])
+        self._ranks.frombytes(block.ranks[skip * 4 : stop * 4])
+        self.num_positions += stop - skip
+        return logprobs[0] if len(logprobs) == width else sum(logprobs[::width])
+
+    def entries(self, position: int, text_of: TokenText | None) -> dict[int, Logprob]:
+        """Token id -> Logprob of one position: the token itself first, then the most likely ones."""
+        start = position * self.width
+        ids = self._token_ids[start : start + self.width]
+        values = self._logprobs[start : start + self.width]
+        found: dict[int, Logprob] = {}
+        for rank, token_id in enumerate(ids):
+            text = text_of(token_id) if text_of is not None else None
+            place = rank if rank else self._ranks[position]
+            found[token_id] = Logprob(values[rank], place, text)
+        return found
+
+
+class LogprobsList(Sequence["dict[int, Logprob] | None"]):
+    """A read-only list[dict[int, Logprob]] over part of a table; each dict is made when it is looked at.
+
+    `leads_with_none`: the list is one longer than its part of the table and begins with None, as a prompt's
+    does (nothing precedes its first token).
+    """
+
+    __slots__ = ("_leads_with_none", "_start", "_stop", "_table", "_text_of")
+
+    def __init__(
+        self,
+        table: LogprobsTable,
+        start: int,
+        stop: int,
+        text_of: TokenText | None,
+        leads_with_none: bool = False,
+    ) -> None:
+        self._table = table
+        self._start = start
+        self._stop = stop
+        self._text_of = text_of
+        self._leads_with_none = leads_with_none
+
+    def __len__(self) -> int:
+        return self._stop - self._start + self._leads_with_none
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        places = range(len(self))[index]
+        return [self._at(place) for place in places] if isinstance(places, range) else self._at(places)
+
+    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
+        return map(self._at, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def joined(self, later: LogprobsList) -> LogprobsList:
+        """This part and the one right after it, as one."""
+        assert self._table is later._table
+        assert self._stop == later._start
+        return LogprobsList(self._table, self._start, later._stop, self._text_of, self._leads_with_none)
+
+    def _at(self, place: int) -> dict[int, Logprob] | None:
+        if self._leads_with_none:
+            if place == 0:
+                return None
+            place -= 1
+        return self._table.entries(self._start + place, self._text_of)
