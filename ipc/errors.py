@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import NoReturn
 
 _MAX_SHOWN = 120
 
@@ -59,6 +60,19 @@ class RequestFailedError(QuireError, RuntimeError):
 
 class ProtocolError(QuireError):
     """A frame from another process does not decode or is out of place."""
+
+
+def raise_remote(kind: str, text: str) -> NoReturn:
+    """Raise an error that another process reported by its class name and text.
+
+    Only start-up's user errors keep their class; any other kind becomes an EngineStartError.
+    """
+    cls = {"ModelError": ModelError, "ConfigError": ConfigError}.get(kind)
+    if cls is None:
+        raise EngineStartError(text)
+    error = cls.__new__(cls)
+    Exception.__init__(error, text)  # the text is complete; field and value stayed on the other side
+    raise error
 
 
 def shorten(value: object) -> str:

@@ -107,7 +107,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int
     eos_token_ids: tuple[int, ...]
     pids: dict[str, int]  # role -> pid
-    startup: list[tuple[str, float]]  # (phase, seconds) of core and worker, in order
+    started_at: float  # wall clock, when the core process began
+    startup: list[tuple[str, float]]  # (phase, seconds) of core and worker in order, from started_at to ready
+    ledger: list[tuple[str, int]]  # (name, bytes) of the device's memory
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):

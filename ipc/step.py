@@ -5,8 +5,8 @@ per live request. A step carries differences only: a request whole and once, the
 Messages are executed strictly in order and answered in order, so a freed row or block may be given to
 another request in the very next step. Frames are as in `messages.py`: a type byte and a msgpack body.
 
-WorkerLaunch: in the worker's launch pipe, before any socket. Answered over the socket by WorkerProgress as
-  phases begin and then WorkerReady, or WorkerFailed.
+WorkerLaunch (launch.py): in the worker's launch pipe, before any socket. Answered over the socket by
+  WorkerProgress as phases begin and then WorkerReady, or WorkerFailed.
 SchedulerOutput: execute one step. Answered by ModelRunnerOutput with the same step_id, or StepFailed.
   After StepFailed the worker answers every further step with StepFailed until ResetRows comes.
 ResetRows: forget all rows (the KV cache stays allocated). Not answered.
@@ -19,7 +19,6 @@ from enum import Enum
 
 import msgspec
 
-from .config import EngineConfig
 from .messages import LogprobsBlock
 from .sampling_params import SamplingParams
 
@@ -111,18 +110,11 @@ class StopWorker(msgspec.Struct, array_like=True, frozen=True):
     """Leave."""
 
 
-class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process is started with: where to connect, who it is, what to load."""
-
-    address: str
-    rank: int
-    config: EngineConfig
-
-
 class WorkerProgress(msgspec.Struct, array_like=True, frozen=True):
-    """A start-up phase has begun in the worker."""
+    """A start-up phase has begun in the worker, at a time in seconds of the wall clock."""
 
     phase: str
+    at: float
 
 
 class LedgerEntry(msgspec.Struct, array_like=True, frozen=True):

@@ -1,0 +1,78 @@
+"""What an engine says about itself: its facts, how its start-up took its time, answers to utility calls.
+Shared by the core's process and the in-process engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from ..ipc.config import EngineConfig
+from ..ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
+from ..ipc.step import WorkerReady
+from .engine_core import EngineCore
+
+
+class StartupClock:
+    """Consecutive start-up phases; their seconds add up to the time since the first began."""
+
+    def __init__(self, phase: str, at: float) -> None:
+        self._starts = [(phase, at)]
+
+    @property
+    def phase(self) -> str:
+        """The phase that is running."""
+        return self._starts[-1][0]
+
+    @property
+    def started_at(self) -> float:
+        """When the first phase began, wall clock."""
+        return self._starts[0][1]
+
+    def begin(self, phase: str, at: float) -> None:
+        """End the running phase and begin another."""
+        self._starts.append((phase, at))
+
+    def measure(self) -> list[tuple[str, float]]:
+        """(phase, seconds) up to now."""
+        starts = [*self._starts, ("", time.time())]
+        return [(phase, after - at) for (phase, at), (_, after) in itertools.pairwise(starts)]
+
+
+def make_engine_facts(
+    config: EngineConfig, ready: WorkerReady, pids: dict[str, int], startup: StartupClock
+) -> EngineFacts:
+    """The facts that a client is welcomed with."""
+    return EngineFacts(
+        model=config.model.model,
+        served_model_name=config.model.served_model_name,
+        tokenizer=config.model.tokenizer,
+        max_model_len=config.model.max_model_len,
+        vocab_size=config.model.shape.vocab_size,
+        dtype=config.model.dtype,
+        device=ready.device,
+        num_gpu_blocks=ready.num_gpu_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_logprobs=config.model.max_logprobs,
+        eos_token_ids=config.model.eos_token_ids,
+        pids=pids,
+        started_at=startup.started_at,
+        startup=startup.measure(),
+        ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
+    )
+
+
+def call_utility(core: EngineCore, call: UtilityCall) -> UtilityResult:
+    """Answer a utility call from the core alone."""
+    match call.method:
+        case UtilityMethod.PING:
+            return UtilityResult(call.call_id)
+        case UtilityMethod.STATS:
+            return UtilityResult(call.call_id, stats=core.stats())
+        case UtilityMethod.RESET_PREFIX_CACHE:
+            done = core.reset_prefix_cache()
+            return UtilityResult(call.call_id, error=None if done else "requests are using the cache")
+        case UtilityMethod.CHECK_INTEGRITY:
+            return UtilityResult(call.call_id, error="; ".join(core.check_integrity()) or None)

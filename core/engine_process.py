@@ -1,0 +1,318 @@
+"""The engine core's process: the busy loop with the sockets around the pure EngineCore.
+
+One thread. Each turn: take what clients and the worker sent, schedule until run_ahead steps are in flight,
+deliver. With nothing to do it blocks in poll; it never spins and never waits for one client.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket as sockets
+import sys
+import time
+import traceback
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from ..ipc.codec import make_client_codec
+from ..ipc.errors import ProtocolError
+from ..ipc.launch import CoreLaunch
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreRequest,
+    EngineDead,
+    EngineFacts,
+    Goodbye,
+    Hello,
+    ProtocolNotice,
+    Refusal,
+    StartupProgress,
+    UtilityCall,
+    UtilityResult,
+    Welcome,
+)
+from ..ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST, Lifeline
+from ..ipc.sockets import bind_router
+from ..ipc.step import (
+    ModelRunnerOutput,
+    StepFailed,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+)
+from .engine_core import EngineCore
+from .engine_facts import StartupClock, call_utility, make_engine_facts
+from .executor import ExecutorEvent, WorkerLost, make_executor
+from .outbox import Outbox
+
+_log = logging.getLogger(__name__)
+
+MAX_FRAMES_PER_TURN = 256  # client messages taken before the next step is scheduled
+OUTBOX_RETRY_MS = 20  # how soon a client whose queue was full is tried again
+STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
+PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
+
+
+class EngineCoreProcess:
+    """Serves clients until the lifeline closes or the engine cannot go on."""
+
+    def __init__(self, launch: CoreLaunch, lifeline_fd: int, started_at: float) -> None:
+        self._config = launch.config
+        self._epoch = secrets.token_hex(8)
+        self._codec = make_client_codec()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = bind_router(self._context, launch.client_address)
+        self._executor = make_executor(launch.config, self._context, launch.worker_address)
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._core: EngineCore | None = None
+        self._facts: EngineFacts | None = None
+        self._exit_code: int | None = None
+        self._startup = StartupClock("start core", started_at)
+        self._step_wait_s = 0.0
+        self._lifeline_fd = lifeline_fd
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(lifeline_fd, zmq.POLLIN)
+        self._signal_fd = _make_signal_fd()
+        self._poller.register(self._signal_fd, zmq.POLLIN)
+
+    def run(self) -> int:
+        """Serve; returns the exit code. Every way out ends the worker and tells the clients."""
+        try:
+            self._start()
+            while self._exit_code is None:
+                self._turn()
+        except Exception as error:
+            _log.error("engine core failed\n%s", traceback.format_exc())
+            self._end(f"engine core failed: {type(error).__name__}: {error}", EXIT_CRASHED)
+        self._executor.stop(STOP_GRACE_S)
+        self._context.destroy(linger=200)
+        assert self._exit_code is not None
+        return self._exit_code
+
+    # One turn of the loop.
+
+    def _start(self) -> None:
+        self._note_phase("start worker", time.time())
+        self._executor.register(self._poller)
+        self._executor.start()
+        for event in self._executor.receive():
+            self._on_executor_event(event)
+
+    def _turn(self) -> None:
+        # 1. Wait until something arrives.
+        ready = self._wait()
+        # 2. Take it: the parent's end first, then clients, then results.
+        if self._lifeline_fd in ready or self._signal_fd in ready:
+            self._end("the engine was stopped", EXIT_OK)
+            return
+        if self._router in ready:
+            self._receive_from_clients()
+        for event in self._executor.receive():
+            self._on_executor_event(event)
+        # 3. Keep the worker fed before anything else, then deliver.
+        self._submit_steps()
+        self._deliver()
+
+    def _wait(self) -> dict[object, int]:
+        in_flight = self._core is not None and self._core.num_in_flight > 0
+        if in_flight and not self._executor.pids:
+            return dict(self._poller.poll(0))  # in-process: the step's result is already there
+        timeout = OUTBOX_RETRY_MS if any(self._outboxes.values()) else None
+        if not in_flight:
+            return dict(self._poller.poll(timeout))
+        waited_from = time.perf_counter()
+        ready = dict(self._poller.poll(timeout))
+        self._step_wait_s += time.perf_counter() - waited_from
+        return ready
+
+    def _submit_steps(self) -> None:
+        core = self._core
+        if core is None:
+            return
+        while core.num_in_flight < self._config.scheduler.run_ahead:
+            step = core.schedule()
+            if step is None:
+                return
+            self._executor.submit(step)
+
+    # Clients.
+
+    def _receive_from_clients(self) -> None:
+        for _ in range(MAX_FRAMES_PER_TURN):
+            try:
+                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._on_client_message(identity, self._codec.decode(frames))
+            except ProtocolError as error:
+                self._reply(identity, ProtocolNotice(str(error)))
+
+    def _on_client_message(self, identity: bytes, message: object) -> None:
+        if isinstance(message, Hello):
+            self._welcome_or_refuse(identity, message)
+            return
+        if identity not in self._outboxes or self._core is None:
+            raise ProtocolError("Hello and its Welcome come before any other message")
+        match message:
+            case EngineCoreRequest():
+                self._core.add_request(identity, message)
+            case AbortRequests():
+                self._core.abort_requests(identity, message.request_ids)
+            case UtilityCall():
+                self._reply(identity, self._call_utility(self._core, message))
+            case Goodbye():
+                self._forget_client(identity)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is not for the engine")
+
+    def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
+            self._send(identity, Refusal(reason))
+            return
+        self._outboxes.setdefault(identity, Outbox())
+        if self._facts is not None:
+            self._reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, self._facts))
+        else:
+            self._reply(identity, StartupProgress(self._startup.phase))
+
+    def _call_utility(self, core: EngineCore, call: UtilityCall) -> UtilityResult:
+        result = call_utility(core, call)
+        if result.stats is None:
+            return result
+        stats = msgspec.structs.replace(
+            result.stats, num_clients=len(self._outboxes), step_wait_s_total=self._step_wait_s
+        )
+        return msgspec.structs.replace(result, stats=stats)
+
+    def _forget_client(self, identity: bytes) -> None:
+        self._outboxes.pop(identity, None)
+        if self._core is not None:
+            self._core.remove_client(identity)
+
+    def _reply(self, identity: bytes, message: msgspec.Struct) -> None:
+        outbox = self._outboxes.get(identity)
+        if outbox is None:
+            self._send(identity, message)
+        else:
+            outbox.add_reply(message)
+
+    def _deliver(self) -> None:
+        if self._core is not None:
+            for identity, outputs in self._core.take_outputs().items():
+                outbox = self._outboxes.get(identity)
+                if outbox is not None:
+                    outbox.add_outputs(outputs)
+        gone: list[bytes] = []
+        for identity, outbox in self._outboxes.items():
+            if not outbox:
+                continue
+            try:
+                outbox.flush(lambda message, to=identity: self._send(to, message), self._epoch)
+            except ConnectionResetError:
+                gone.append(identity)
+        for identity in gone:
+            _log.info("client %s is gone", identity.hex())
+            self._forget_client(identity)
+
+    def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
+        """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
+        try:
+            self._router.send_multipart((identity, *self._codec.encode(message)), zmq.NOBLOCK)
+            return True
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                if identity in self._outboxes:
+                    raise ConnectionResetError from None
+                return True  # nobody to tell
+            raise
+
+    # The worker.
+
+    def _on_executor_event(self, event: ExecutorEvent) -> None:
+        match event:
+            case ModelRunnerOutput():
+                assert self._core is not None
+                self._core.update(event)
+            case StepFailed():
+                self._on_step_failed(event)
+            case WorkerProgress():
+                self._note_phase(event.phase, event.at)
+            case WorkerReady():
+                self._on_worker_ready(event)
+            case WorkerFailed():
+                _log.debug("worker start failed\n%s", event.details)
+                self._refuse_all(event.reason, event.kind)
+            case WorkerLost():
+                if self._core is None:
+                    self._refuse_all(f"the engine did not start: {event.reason}", "EngineStartError")
+                else:
+                    self._end(event.reason, EXIT_WORKER_LOST)
+
+    def _on_step_failed(self, failed: StepFailed) -> None:
+        assert self._core is not None
+        if self._core.num_in_flight == 0:
+            return  # a step queued behind the failed one; its requests were put back already
+        _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
+        self._core.fail_step(failed)
+        self._executor.reset_rows()
+
+    def _on_worker_ready(self, ready: WorkerReady) -> None:
+        self._core = EngineCore(self._config, ready.num_gpu_blocks, clock=time.time)
+        pids = {"core": os.getpid(), **self._executor.pids}
+        self._facts = make_engine_facts(self._config, ready, pids, self._startup)
+        gc.freeze()  # what start-up made lives for ever; the collector need not walk it
+        welcome = Welcome(PROTOCOL_VERSION, self._epoch, self._facts)
+        for identity in self._outboxes:
+            self._reply(identity, welcome)
+
+    # Phases and the end.
+
+    def _note_phase(self, phase: str, at: float) -> None:
+        self._startup.begin(phase, at)
+        for identity in self._outboxes:
+            self._reply(identity, StartupProgress(phase))
+
+    def _refuse_all(self, reason: str, kind: str) -> None:
+        for identity in self._outboxes:
+            self._reply(identity, Refusal(reason, kind))
+        self._deliver()
+        self._exit_code = EXIT_START_FAILED
+
+    def _end(self, reason: str, code: int) -> None:
+        for identity in list(self._outboxes):
+            self._reply(identity, EngineDead(reason))
+        self._deliver()
+        self._exit_code = code
+
+
+def _make_signal_fd() -> int:
+    """A descriptor that becomes readable on SIGTERM; SIGINT is the user's program's business."""
+    reader, writer = sockets.socketpair()
+    for end in (reader, writer):
+        end.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return reader.detach()
+
+
+def main() -> NoReturn:
+    """Entry point of `python -m quire.core`."""
+    started_at = time.time()
+    lifeline = Lifeline()
+    lifeline.watch(on_lost=lambda: None, grace_s=PARENT_LOST_GRACE_S)
+    launch = msgspec.msgpack.decode(lifeline.launch, type=CoreLaunch)
+    logging.basicConfig(level=launch.config.log_level, format="quire core: %(message)s")
+    sys.exit(EngineCoreProcess(launch, lifeline.fd, started_at).run())

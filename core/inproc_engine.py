@@ -1,0 +1,89 @@
+"""An engine without processes: core and worker in the caller's thread, for debugging. The same EngineCore
+and executor interface as engine_process.py; only the sockets are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import raise_remote
+from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, UtilityCall, UtilityResult
+from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from .engine_core import EngineCore
+from .engine_facts import StartupClock, call_utility, make_engine_facts
+from .executor import InProcessExecutor
+
+_CLIENT = b"inproc"
+
+
+class InprocEngine:
+    """Runs steps only while somebody waits for outputs."""
+
+    def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] | None) -> None:
+        startup = StartupClock("start core", time.time())
+        self._config = config
+        self._executor = InProcessExecutor(config)
+        startup.begin("start worker", time.time())
+        self._executor.start()
+        for event in self._executor.receive():
+            match event:
+                case WorkerProgress(phase=phase, at=at):
+                    startup.begin(phase, at)
+                    if on_phase is not None:
+                        on_phase(phase)
+                case WorkerReady():
+                    self._core = EngineCore(config, event.num_gpu_blocks, clock=time.time)
+                    self.facts = make_engine_facts(config, event, {"core": os.getpid()}, startup)
+                case WorkerFailed():
+                    raise_remote(event.kind, event.reason)
+                case _:
+                    raise AssertionError(f"{event} during start-up")
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """As EngineCore.add_request."""
+        self._core.add_request(_CLIENT, request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """As EngineCore.abort_requests."""
+        self._core.abort_requests(_CLIENT, request_ids)
+
+    def run_until_outputs(self) -> list[EngineCoreOutput]:
+        """Run steps until there is something to deliver; [] when nothing can run."""
+        while True:
+            outputs = self._core.take_outputs().get(_CLIENT)
+            if outputs:
+                return outputs
+            self._submit_steps()
+            events = self._executor.receive()
+            if not events:
+                return []
+            for event in events:
+                self._on_event(event)
+
+    def call_utility(self, call: UtilityCall) -> UtilityResult:
+        """Answer at once."""
+        return call_utility(self._core, call)
+
+    def close(self) -> None:
+        """Drop the worker. Idempotent."""
+        self._executor.stop(0.0)
+
+    def _submit_steps(self) -> None:
+        while self._core.num_in_flight < self._config.scheduler.run_ahead:
+            step = self._core.schedule()
+            if step is None:
+                return
+            self._executor.submit(step)
+
+    def _on_event(self, event: object) -> None:
+        match event:
+            case ModelRunnerOutput():
+                self._core.update(event)
+            case StepFailed() if self._core.num_in_flight:
+                self._core.fail_step(event)
+                self._executor.reset_rows()
+            case _:
+                pass

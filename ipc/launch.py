@@ -1,0 +1,26 @@
+"""What a child process is started with, written into its launch pipe before any socket exists."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .config import EngineConfig
+
+CORE_MODULE = "quire.core"
+WORKER_MODULE = "quire.worker"
+
+
+class CoreLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine core: where to listen for clients and for its worker, and what to run."""
+
+    client_address: str
+    worker_address: str
+    config: EngineConfig
+
+
+class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker: where the core listens, who it is, what to load."""
+
+    address: str
+    rank: int
+    config: EngineConfig
