@@ -24,9 +24,12 @@ class UsageError(QuireError):
 class Parser(argparse.ArgumentParser):
     """Options are spelled in full, and an unknown one is answered with the closest known one."""
 
-    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+    Switch = argparse.BooleanOptionalAction  # --stream and --no-stream
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None, arguments: str = "") -> None:
         super().__init__(
             prog=prog,
+            usage=f"{prog} [OPTIONS]{arguments}",  # the options stand below, with what they mean
             description=description,
             epilog=epilog,
             allow_abbrev=False,
@@ -51,6 +54,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(in_house_form(message))
+
+
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before a lone '--', and the words after it, which are never options."""
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
 
 
 def in_house_form(message: str) -> str:

@@ -1,0 +1,98 @@
+"""An engine for as long as one command runs, and answers from it piece by piece."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ...ipc.errors import RequestFailedError
+from ...ipc.sampling_params import SamplingParams
+from ..engine_args import EngineArgs
+from ..hf_config import read_default_sampling
+from ..input_processor import Prompt
+from ..llm_engine import LLMEngine
+from ..model_folder import read_json
+from ..outputs import RequestOutput
+from ..tokenizer import Tokenizer
+
+
+class Session:
+    """Starts an engine when entered and ends it when left, whatever happens in between."""
+
+    def __init__(self, engine_args: EngineArgs) -> None:
+        """Raises ConfigError or ModelError before anything is started, EngineStartError if it fails."""
+        with _LoadingNote(engine_args.model):
+            self._engine = LLMEngine.from_engine_args(engine_args)
+        self._generation_config = engine_args.generation_config
+        self._num_requests = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        tokenizer = self._engine.tokenizer
+        assert tokenizer is not None, "the commands do not offer skip_tokenizer_init"
+        return tokenizer
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """What the model recommends in its generation_config.json."""
+        if self._generation_config != "auto":
+            return {}
+        return read_default_sampling(read_json(Path(self._engine.facts.model) / "generation_config.json"))
+
+    def stream(
+        self, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> Generator[tuple[int, RequestOutput]]:
+        """(index of the prompt, what is new of its output) as it comes, until all have finished.
+
+        Every prompt is checked before the first is sent. Closing the iterator early aborts what still runs.
+        Raises RequestFailedError when the engine failed a request.
+        """
+        ids = {f"cli-{self._num_requests + index}": index for index in range(len(prompts))}
+        self._num_requests += len(prompts)
+        try:
+            process = self._engine.input_processor.process
+            for request in [process(*pair, params) for pair in zip(ids, prompts, strict=True)]:
+                self._engine.add_input(request)
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    if output.request_id in ids:
+                        if output.error is not None:
+                            raise RequestFailedError(output.error)
+                        yield ids[output.request_id], output
+        finally:
+            self._engine.forget_requests(ids)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        """The prompt of a conversation, by the model's chat template."""
+        text = self.tokenizer.render_chat(messages)
+        return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+
+
+class _LoadingNote:
+    """A line on the terminal while the engine starts, gone afterwards; nothing where nobody watches."""
+
+    def __init__(self, model: str) -> None:
+        self._text = f"loading {model} ..."
+        self._is_shown = sys.stderr.isatty()
+
+    def __enter__(self) -> None:
+        self._write(self._text)
+
+    def __exit__(self, *_: object) -> None:
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        if self._is_shown:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
