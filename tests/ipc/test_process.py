@@ -1,0 +1,80 @@
+"""Child processes: launch payload, lifeline, the ways to end. Real processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from quire.ipc.process import EXIT_PARENT_LOST, ChildProcess
+
+CHILD = """
+import sys, time
+from quire.ipc.process import Lifeline
+lifeline = Lifeline()
+lifeline.watch(on_lost=lambda: None, grace_s=0.0)
+open(sys.argv[1], "w").write(lifeline.launch.decode() + " " + repr(sys.stdin.read()))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "lifeline_child.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "lifeline_child"
+
+
+def _wait_for_text(path: Path, child: ChildProcess) -> str:
+    while not (path.exists() and path.read_text()):
+        assert not select.select([child.pid_fd], [], [], 0.02)[0], child.describe_exit()
+    return path.read_text()
+
+
+def test_a_child_gets_its_launch_and_leaves_when_the_lifeline_closes(module: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    child = ChildProcess.start(module, str(seen), b"x" * 100_000)
+    assert _wait_for_text(seen, child) == "x" * 100_000 + " ''"
+    assert child.stop(grace_s=5.0) == EXIT_PARENT_LOST
+    assert child.stop(grace_s=5.0) == EXIT_PARENT_LOST
+    assert "lost its parent" in child.describe_exit()
+
+
+def test_a_child_that_does_not_leave_is_killed(module: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    child = ChildProcess.start(module, str(seen), b"x")
+    _wait_for_text(seen, child)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert child.stop(grace_s=0.05) == -signal.SIGKILL
+    assert "killed by SIGKILL" in child.describe_exit()
+
+
+def test_a_child_dies_with_its_parent_though_a_fork_holds_the_pipe(module: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    parent = textwrap.dedent(f"""
+        import os, time
+        from quire.ipc.process import ChildProcess
+        child = ChildProcess.start({module!r}, {str(seen)!r}, b"x")
+        fork = os.fork()
+        if fork == 0:
+            time.sleep(60)  # a fork of the user's program that outlives it, with the pipe's end
+            os._exit(0)
+        while not (os.path.exists({str(seen)!r}) and open({str(seen)!r}).read()):
+            time.sleep(0.01)
+        print(child.pid, fork, flush=True)
+        os.kill(os.getpid(), 9)
+    """)
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child_pid, fork_pid = map(int, process.stdout.readline().split())
+        child_fd = os.pidfd_open(child_pid)
+        try:
+            assert select.select([child_fd], [], [], 5.0)[0], "the child lives on without its parent"
+        finally:
+            os.close(child_fd)
+            os.kill(fork_pid, signal.SIGKILL)
