@@ -1,7 +1,8 @@
 """Text <-> token ids over the `tokenizers` library, without transformers.
 
-Reads tokenizer.json and, for special tokens, BOS/EOS rules and the chat template, tokenizer_config.json as
-transformers 5 does. Knows no requests; incremental decoding is the detokenizer's.
+Reads tokenizer.json and, for special tokens and the chat template, tokenizer_config.json as transformers 5
+does: whether BOS or EOS is added is tokenizer.json's post-processor's to say, add_bos_token is not looked at.
+Knows no requests; incremental decoding is the detokenizer's.
 """
 
 from __future__ import annotations
@@ -156,7 +157,6 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     config = read_json(path / "tokenizer_config.json")
     named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, named)
-    _set_post_processor(backend, config, named)
     return Tokenizer(backend, named, _read_template(path, config))
 
 
@@ -195,24 +195,6 @@ def _add_missing_tokens(
         if text is not None:
             missing.setdefault(text, {})["special"] = True
     backend.add_tokens([AddedToken(text, **flags) for text, flags in missing.items() if text not in known])
-
-
-def _set_post_processor(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
-) -> None:
-    """Explicit add_bos_token / add_eos_token replace tokenizer.json's post-processor, as in transformers."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    from tokenizers.processors import TemplateProcessing
-
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    around = [token for token in (bos, eos) if token is not None]
-    parts = [f"{bos}:0"] if bos else []
-    parts += ["$A:0"] + ([f"{eos}:0"] if eos else [])
-    backend.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single=" ".join(parts), special_tokens=[(token, backend.token_to_id(token)) for token in around]
-    )
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:

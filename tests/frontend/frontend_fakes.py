@@ -1,0 +1,212 @@
+"""Real small tokenizers, and an engine client that answers with scripted tokens instead of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.frontend.engine_core_client import SyncClient
+from quire.ipc.errors import EngineDeadError
+from quire.ipc.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    EngineFacts,
+    FinishReason,
+    RequestTimes,
+    SchedulerStats,
+    UtilityMethod,
+    UtilityResult,
+)
+from quire.ipc.token_ids import decode_token_ids
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "hello world, this is a small text; it has some words.",
+    "once upon a time there was a little fox who lived in the woods",
+]
+
+
+def write_byte_level_folder(folder: Path) -> Path:
+    """GPT-2-like: byte-level BPE, a chat token that is special and one added token that is not."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 5, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_config(folder, eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"])
+    return folder
+
+
+def write_metaspace_folder(folder: Path) -> Path:
+    """Llama-2-like: '▁' for spaces, byte fallback, BOS added by the post-processor."""
+    vocab: dict[str, int] = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    merges: list[tuple[str, str]] = []
+    for character in "▁abcdefghijklmnopqrstuvwxyz.,":
+        vocab[character] = len(vocab)
+    for word in ["▁the", "▁fox", "▁hello", "▁world"]:
+        for end in range(2, len(word) + 1):
+            if word[:end] not in vocab:
+                vocab[word[:end]] = len(vocab)
+                merges.append((word[: end - 1], word[end - 1]))
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_config(folder, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return folder
+
+
+def _write_config(folder: Path, **values: Any) -> None:
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **values}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def make_facts(**changes: Any) -> EngineFacts:
+    values: dict[str, Any] = {
+        "model": "/nowhere",
+        "served_model_name": "fake",
+        "tokenizer": "",
+        "max_model_len": 64,
+        "vocab_size": 500,
+        "dtype": "float32",
+        "device": "cpu",
+        "num_gpu_blocks": 64,
+        "block_size": 16,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_logprobs": 5,
+        "eos_token_ids": (2,),
+        "pids": {},
+        "started_at": 0.0,
+        "startup": [],
+        "ledger": [],
+    }
+    return EngineFacts(**(values | changes))
+
+
+Script = Callable[[EngineCoreRequest], Sequence[int]]
+
+
+class FakeEngine:
+    """What a core would answer: one scripted token a request and turn; ends like a core does."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._live: dict[str, tuple[EngineCoreRequest, list[int], int]] = {}
+        self._outputs: list[EngineCoreOutput] = []
+        self.added: list[EngineCoreRequest] = []
+        self.aborted: list[str] = []
+        self.failing: dict[str, str] = {}  # request id -> cause
+
+    def add(self, request: EngineCoreRequest) -> None:
+        self.added.append(request)
+        self._live[request.request_id] = (request, list(self._script(request)), 0)
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.aborted += request_ids
+        for request_id in request_ids:
+            if request_id in self._live:
+                _, _, done = self._live.pop(request_id)
+                self._outputs.append(EngineCoreOutput(request_id, done, [], FinishReason.ABORT))
+
+    def turn(self) -> list[EngineCoreOutput]:
+        outputs, self._outputs = self._outputs, []
+        for request_id in list(self._live):
+            outputs.append(self._advance(request_id))
+        return outputs
+
+    def _advance(self, request_id: str) -> EngineCoreOutput:
+        request, script, done = self._live[request_id]
+        if request_id in self.failing:
+            del self._live[request_id]
+            cause = self.failing[request_id]
+            return EngineCoreOutput(request_id, done, [], FinishReason.ERROR, error=cause)
+        token = script[done]
+        params = request.sampling_params
+        finish, stop_reason = None, None
+        if token in request.eos_token_ids:
+            finish = FinishReason.STOP
+        elif token in (params.stop_token_ids or ()):
+            finish, stop_reason = FinishReason.STOP, token
+        elif done + 1 in (params.max_tokens, len(script)):
+            finish = FinishReason.LENGTH
+        if finish is None:
+            self._live[request_id] = (request, script, done + 1)
+        else:
+            del self._live[request_id]
+        return EngineCoreOutput(
+            request_id,
+            done,
+            [token],
+            finish,
+            stop_reason,
+            num_cached_tokens=0 if done == 0 else None,
+            times=RequestTimes(1.0, 2.0, 3.0, 4.0, 0) if finish is not None else None,
+        )
+
+
+class FakeSyncClient(SyncClient):
+    """A SyncClient over a FakeEngine. `dead` makes every call raise EngineDeadError."""
+
+    def __init__(self, script: Script, **facts: Any) -> None:
+        self.facts = make_facts(**facts)
+        self.startup = []
+        self.engine = FakeEngine(script)
+        self.dead: str | None = None
+        self.interrupt_after: int | None = None
+        self.num_closed = 0
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self._check()
+        self.engine.add(request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        self._check()
+        self.engine.abort(request_ids)
+
+    def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:  # noqa: ARG002
+        self._check()
+        if self.interrupt_after is not None:
+            self.interrupt_after -= 1
+            if self.interrupt_after < 0:
+                raise KeyboardInterrupt
+        return self.engine.turn()
+
+    def call_utility(self, method: UtilityMethod) -> UtilityResult:
+        stats = dict.fromkeys(SchedulerStats.__struct_fields__, 0)
+        return UtilityResult(0, stats=SchedulerStats(**stats) if method == UtilityMethod.STATS else None)
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def _check(self) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+
+
+def prompt_ids(request: EngineCoreRequest) -> list[int]:
+    return decode_token_ids(request.prompt_token_ids)

@@ -1,0 +1,188 @@
+"""EngineArgs refuse what cannot work, and resolve the rest into one EngineConfig."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quire.frontend.engine_args import EngineArgs, parse_size_bytes
+from quire.frontend.model_folder import pocket_folder
+from quire.ipc.errors import ConfigError, ModelError
+
+
+def copy_pocket(folder: Path, **changes: Any) -> str:
+    """A copy of the pocket model's folder with changes in config.json."""
+    for file in pocket_folder().iterdir():
+        shutil.copy(file, folder / file.name)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_the_pocket_model_is_the_default():
+    config = EngineArgs().create_engine_config()
+    assert config.model.model == str(pocket_folder())
+    assert config.model.served_model_name == "pocket"
+    assert config.model.dtype == "float32"
+    assert config.model.eos_token_ids == (0, 2)
+    assert (config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs) == (2048, 256)
+    assert (config.scheduler.run_ahead, config.parallel.executor_backend) == (2, "mp")
+
+
+def test_every_argument_reaches_its_place():
+    config = EngineArgs(
+        served_model_name="mine",
+        dtype="bfloat16",
+        max_model_len=100,
+        seed=None,
+        load_format="dummy",
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes="2MiB",
+        num_gpu_blocks_override=7,
+        block_size=8,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=50,
+        max_num_seqs=3,
+        scheduling_policy="priority",
+        long_prefill_token_threshold=9,
+        async_scheduling=False,
+        max_logprobs=-1,
+        device="cpu",
+        distributed_executor_backend="uni",
+        num_threads=1,
+        log_level="debug",
+    ).create_engine_config()
+    assert (config.model.served_model_name, config.model.dtype, config.model.max_model_len) == (
+        "mine",
+        "bfloat16",
+        100,
+    )
+    assert (config.model.seed, config.model.load_format, config.model.max_logprobs) == (0, "dummy", -1)
+    cache = config.cache
+    assert (cache.gpu_memory_utilization, cache.kv_cache_memory_bytes, cache.num_gpu_blocks_override) == (
+        0.5,
+        2 * 2**20,
+        7,
+    )
+    assert (cache.block_size, cache.enable_prefix_caching) == (8, False)
+    scheduler = config.scheduler
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.policy) == (50, 3, "priority")
+    assert (scheduler.long_prefill_token_threshold, scheduler.run_ahead) == (9, 1)
+    parallel = config.parallel
+    assert (parallel.device, parallel.executor_backend, parallel.num_threads) == ("cpu", "uni", 1)
+    assert config.log_level == "DEBUG"
+
+
+@pytest.mark.parametrize("make", [EngineArgs, lambda **values: EngineArgs.from_dict(values)])
+def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
+    with pytest.raises(
+        ConfigError, match="max_modellen=5: no such engine argument, did you mean 'max_model_len'"
+    ):
+        make(max_modellen=5)
+    with pytest.raises(ConfigError, match=r"no such engine argument$"):
+        make(zzzzzz=5)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"dtype": "int8"}, "dtype='int8': one of auto, float32, bfloat16, float16"),
+        ({"load_format": "pt"}, "load_format='pt': one of auto, safetensors, dummy"),
+        ({"device": "tpu"}, "device='tpu': one of auto, cpu, cuda"),
+        ({"distributed_executor_backend": "ray"}, "one of mp, uni"),
+        ({"scheduling_policy": "random"}, "one of fcfs, priority"),
+        ({"generation_config": "mine"}, "one of auto, vllm"),
+        ({"log_level": "LOUD"}, "one of DEBUG, INFO, WARNING, ERROR"),
+        ({"trust_remote_code": True}, "runs no code from a checkpoint"),
+        ({"enforce_eager": 1}, "True or False"),
+        ({"max_model_len": 4096}, "max_model_len=4096: at most 2048"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0: an integer of at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"block_size": 13}, "block_size=13: one of 8, 16, 32, 64, 128"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5"),
+        ({"gpu_memory_utilization": "much"}, "gpu_memory_utilization='much'"),
+        ({"kv_cache_memory_bytes": "2 apples"}, "2GiB"),
+        ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes=0"),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override=0"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"num_threads": 0}, "num_threads=0"),
+        ({"seed": -3}, "seed=-3"),
+        ({"max_logprobs": -2}, "max_logprobs=-2"),
+        ({"model": ""}, "model=''"),
+        ({"tokenizer": 5}, "tokenizer=5"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "at least max_model_len=2048"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_refused_by_name(values: dict[str, Any], text: str):
+    with pytest.raises(ValueError) as caught:
+        EngineArgs(**values).create_engine_config()
+    assert text in str(caught.value)
+
+
+def test_a_step_holds_a_whole_prompt_when_prompts_are_not_split(tmp_path: Path):
+    model = copy_pocket(tmp_path, max_position_embeddings=5000)
+    config = EngineArgs(model=model, enable_chunked_prefill=False).create_engine_config()
+    assert config.scheduler.max_num_batched_tokens == 5000
+
+
+def test_a_folder_without_a_tokenizer_runs_only_when_asked_to(tmp_path: Path):
+    model = copy_pocket(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="skip_tokenizer_init"):
+        EngineArgs(model=model).create_engine_config()
+    assert EngineArgs(model=model, skip_tokenizer_init=True).create_engine_config().model.tokenizer == ""
+    other = EngineArgs(model=model, tokenizer="pocket").create_engine_config()
+    assert other.model.tokenizer == str(pocket_folder())
+
+
+def test_dummy_weights_need_no_weight_files(tmp_path: Path):
+    model = copy_pocket(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        EngineArgs(model=model).create_engine_config()
+    EngineArgs(model=model, load_format="dummy").create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096", 4096),
+        ("2GiB", 2 * 2**30),
+        ("2gib", 2 * 2**30),
+        ("1.5 GB", 1_500_000_000),
+        ("512M", 512 * 2**20),
+        ("3KiB", 3072),
+        ("1tb", 10**12),
+        (7, 7),
+        (None, None),
+    ],
+)
+def test_sizes_may_have_units(text: Any, expected: int | None):
+    assert parse_size_bytes("kv_cache_memory_bytes", text) == expected
+
+
+def test_the_command_line_offers_every_field_and_gives_the_same_arguments():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs()
+    line = "--model m --max-model-len 5 --no-enable-prefix-caching --kv-cache-memory-bytes 1GiB"
+    line += " --gpu-memory-utilization 0.3 --async-scheduling --scheduling-policy priority"
+    given = parser.parse_args(shlex.split(line))
+    assert EngineArgs.from_cli_args(given) == EngineArgs(
+        model="m",
+        max_model_len=5,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes="1GiB",
+        gpu_memory_utilization=0.3,
+        async_scheduling=True,
+        scheduling_policy="priority",
+    )
+
+
+def test_names_of_other_commands_in_a_namespace_are_ignored():
+    assert EngineArgs.from_cli_args(argparse.Namespace(command="x", seed=3)) == EngineArgs(seed=3)

@@ -1,0 +1,281 @@
+"""config.json means to Quire what it means to transformers' own config classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from quire.frontend.hf_config import (
+    compute_max_model_len,
+    read_default_sampling,
+    read_dtype,
+    read_eos_token_ids,
+    read_model_shape,
+)
+from quire.ipc.config import NATIVE_ARCHITECTURES, ModelShape
+from quire.ipc.errors import ConfigError, ModelError
+
+BASE: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def make_config(family: str = "llama", **values: Any) -> dict[str, Any]:
+    config = {"architectures": [f"{FAMILIES[family]}ForCausalLM"], "model_type": family, **BASE, **values}
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def oracle_of(config: dict[str, Any]) -> Any:
+    import transformers
+
+    oracle_class = getattr(transformers, f"{FAMILIES[config['model_type']]}Config")
+    return oracle_class(**{key: value for key, value in config.items() if key != "architectures"})
+
+
+def check_against_transformers(config: dict[str, Any]) -> ModelShape:
+    shape = read_model_shape(config)
+    oracle = oracle_of(config)
+    head_size = getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_size) == (
+        oracle.num_attention_heads,
+        oracle.num_key_value_heads,
+        head_size,
+    )
+    assert shape.norm_eps == oracle.rms_norm_eps
+    assert shape.max_position_embeddings == oracle.max_position_embeddings
+    assert shape.tie_word_embeddings == oracle.tie_word_embeddings
+    oracle.standardize_rope_params()  # as a model does when it builds its rotary embedding
+    rope = oracle.rope_parameters
+    assert shape.rope.theta == rope["rope_theta"]
+    assert shape.rope.type == rope["rope_type"]
+    for key in ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"):
+        if rope.get(key) is not None:
+            assert getattr(shape.rope, key) == rope[key]
+    windows = [shape.window_of(layer) for layer in range(shape.num_layers)]
+    if config["model_type"] == "mistral":
+        assert windows == [oracle.sliding_window] * shape.num_layers
+    elif hasattr(oracle, "layer_types"):
+        sliding = [kind == "sliding_attention" for kind in oracle.layer_types]
+        assert windows == [oracle.sliding_window if one else None for one in sliding]
+    else:
+        assert windows == [None] * shape.num_layers
+    return shape
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "theta": {"rope_theta": 500000.0},
+    "old linear": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "old dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "old null": {"rope_scaling": None, "rope_theta": 1e6},
+    "old llama3": {
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "old yarn": {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        "rope_theta": 1e6,
+    },
+    "yarn without original": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "new default": {"rope_parameters": {"rope_type": "default", "rope_theta": 12345.0}},
+    "new yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 2.0,
+            "original_max_position_embeddings": 256,
+            "beta_fast": 16.0,
+            "attention_factor": 1.5,
+        }
+    },
+    "original outside": {
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128},
+    },
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_rope_spelling_reads_as_in_transformers(family: str, rope: str):
+    import copy
+
+    check_against_transformers(make_config(family, **copy.deepcopy(ROPES[rope])))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_key_value_heads": ...},
+        {"num_key_value_heads": None},
+        {"head_dim": 32},
+        {"head_dim": None},
+        {"max_position_embeddings": ...},
+        {"tie_word_embeddings": True},
+        {"rms_norm_eps": 1e-5},
+        {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 128},
+    ],
+    ids=str,
+)
+def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: dict[str, Any]):
+    if (values, family) in (({"head_dim": None}, "qwen3"), ({"num_key_value_heads": None}, "mistral")):
+        pytest.skip("transformers' config of this family refuses null here")
+    if values == {"num_key_value_heads": ...} and family != "llama":
+        values = {**values, "num_attention_heads": 32, "hidden_size": 256}
+    check_against_transformers(make_config(family, **values))
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("mistral", {}),
+        ("mistral", {"sliding_window": 16}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 32}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 0}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention",
+                   "sliding_attention", "full_attention", "sliding_attention"]}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_windows_fall_on_the_same_layers_as_in_transformers(family: str, values: dict[str, Any]):
+    check_against_transformers(make_config(family, **values))
+
+
+def test_bias_flags_are_each_familys_own():
+    def flags(family: str, **values: Any) -> tuple[bool, bool, bool, bool]:
+        shape = read_model_shape(make_config(family, **values))
+        return shape.qkv_bias, shape.o_bias, shape.mlp_bias, shape.has_qk_norm
+
+    assert flags("llama") == (False, False, False, False)
+    assert flags("llama", attention_bias=True, mlp_bias=True) == (True, True, True, False)
+    assert flags("mistral", attention_bias=True, mlp_bias=True) == (False, False, False, False)
+    assert flags("qwen2") == (True, False, False, False)
+    assert flags("qwen3", attention_bias=True) == (True, True, False, True)
+
+
+def test_an_absent_architecture_is_told_by_the_model_type():
+    assert read_model_shape(make_config("qwen3", architectures=...)).architecture == "Qwen3ForCausalLM"
+
+
+@pytest.mark.parametrize("names", [["GPT2LMHeadModel"], [], "x", None])
+def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
+    config = make_config(architectures=names, model_type="gpt2")
+    with pytest.raises(ModelError) as caught:
+        read_model_shape(config)
+    assert all(name in str(caught.value) for name in NATIVE_ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "text"),
+    [
+        ({"vocab_size": ...}, "vocab_size", "missing"),
+        ({"hidden_size": ...}, "hidden_size", "missing"),
+        ({"intermediate_size": "128"}, "intermediate_size", "integer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers", "at least 1"),
+        ({"num_attention_heads": True}, "num_attention_heads", "integer"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads", "divisor"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size", "multiple"),
+        ({"head_dim": 7}, "head_dim", "even"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps", "number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps", "finite"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
+        ({"hidden_act": "relu2"}, "hidden_act", "silu"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_type",
+            "default, linear, dynamic, llama3, yarn",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "factor", "missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor", "above 0"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor", "missing"),
+        ({"rope_scaling": [1]}, "rope_scaling", "object"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters", "all layers"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "1"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "none"),
+    ],
+    ids=str,
+)
+def test_a_value_that_makes_no_sense_is_refused_by_its_key(values: dict[str, Any], key: str, text: str):
+    with pytest.raises(ModelError, match=text) as caught:
+        read_model_shape(make_config(**values))
+    assert key in caught.value.field
+
+
+def test_layer_types_must_be_known_and_one_a_layer():
+    window = {"use_sliding_window": True, "sliding_window": 8}
+    for kinds in (["full_attention"] * 3, ["chunked_attention"] * 4, "full_attention"):
+        with pytest.raises(ModelError, match="full_attention"):
+            read_model_shape(make_config("qwen3", **window, layer_types=kinds))
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "expected"),
+    [
+        ({"dtype": "bfloat16"}, None, "bfloat16"),
+        ({"torch_dtype": "float16"}, None, "float16"),
+        ({"torch_dtype": "torch.float32"}, "bfloat16", "float32"),
+        ({"dtype": "bfloat16", "torch_dtype": "float32"}, None, "bfloat16"),
+        ({}, "float16", "float16"),
+        ({}, None, "float32"),
+    ],
+)
+def test_the_number_format_is_the_checkpoints(config: dict[str, Any], stored: str | None, expected: str):
+    assert read_dtype(config, stored) == expected
+
+
+def test_a_number_format_without_kernels_is_refused():
+    with pytest.raises(ModelError, match="float32, bfloat16, float16"):
+        read_dtype({"torch_dtype": "float8_e4m3fn"}, None)
+
+
+def test_end_tokens_come_from_the_generation_config_first():
+    assert read_eos_token_ids({"eos_token_id": 2}, {"eos_token_id": [5, 2, 5]}, 10) == (5, 2)
+    assert read_eos_token_ids({"eos_token_id": 2}, {}, 10) == (2,)
+    assert read_eos_token_ids({"eos_token_id": None}, {}, 10) == ()
+    with pytest.raises(ModelError, match="0 to 9"):
+        read_eos_token_ids({"eos_token_id": [2, 10]}, {}, 10)
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({}, 512),
+        ({"type": "linear", "factor": 4.0}, 2048),
+        ({"type": "dynamic", "factor": 2.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ({"type": "yarn", "factor": 4.0}, 2048),
+        (ROPES["old llama3"]["rope_scaling"], 512),
+    ],
+    ids=str,
+)
+def test_the_length_limit_counts_what_rope_scaling_adds(rope: dict[str, Any], expected: int):
+    shape = read_model_shape(make_config(rope_scaling=rope))
+    assert compute_max_model_len(shape, None) == expected
+    assert compute_max_model_len(shape, expected) == expected
+    with pytest.raises(ConfigError, match=f"max_model_len={expected + 1}: at most {expected}"):
+        compute_max_model_len(shape, expected + 1)
+    with pytest.raises(ConfigError, match="max_model_len"):
+        compute_max_model_len(shape, 0)
+
+
+def test_default_sampling_takes_what_the_generation_config_presets():
+    generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "top_p": None}
+    assert read_default_sampling(generation) == {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
