@@ -1,0 +1,111 @@
+"""The command's frame through real processes, without an engine: what is printed where, and exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """`quire ...` with a pipe as standard input, as a script would call it."""
+    command = [sys.executable, "-m", "quire", *arguments]
+    return subprocess.run(command, input=stdin or "", capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["genrate"], "'genrate': not a command, did you mean 'generate'?"),
+        (["xyz"], "'xyz': not a command, one of generate, chat, bench, doctor"),
+        (["generate", "--temprature", "1", "x"], "--temprature: not an option of 'quire generate', did you"),
+        (["generate", "--max-tokens", "many", "x"], "max_tokens='many': an integer"),
+        (["generate", "--max-tokens", "0", "x"], "max_tokens=0: an integer of at least 1"),
+        (["generate", "--temperature", "3", "x"], "temperature=3.0: a number from 0 to 2"),
+        (["generate", "--top-p", "0", "x"], "top_p=0.0: a number above 0 and up to 1"),
+        (["generate", "--stop", "", "x"], "stop='': at most 64 texts of 1 to 1024 characters"),
+        (["generate", "--dtype", "int3", "x"], "dtype='int3': one of auto, float32, bfloat16, float16"),
+        (["generate", "--model", "/no/such/folder", "x"], "model='/no/such/folder': no such folder"),
+        (["generate", "--model"], "--model: expected one argument"),
+        (["generate", "--block-size", "5", "x"], "block_size=5: one of 8, 16, 32, 64, 128"),
+        (["generate", ""], "prompt='': a text that is not empty"),
+        (["generate"], "prompt='': a text that is not empty"),
+        (["chat"], "message='': a text piped in"),
+        (["chat", "hello"], "'hello': 'quire chat' takes no such argument"),
+        (["bench", "offlin"], "bench='offlin': one of offline, startup, core, did you mean 'offline'?"),
+        (["bench", "offline", "--workload", "W9"], "workload='W9': one of W1, W2, W3, W4"),
+        (["bench", "offline", "--model", "/no/such/folder"], "model='/no/such/folder': tiny, small, pocket"),
+        (["bench", "core", "--steps", "0"], "steps=0: an integer of at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_exit_code_2(arguments: list[str], message: str) -> None:
+    done = run_quire(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"quire: error: {message}")
+
+
+def test_a_folder_without_config_json_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = run_quire("generate", "--model", str(tmp_path), "x")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"quire: error: model='{tmp_path}': ")
+    assert "config.json" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V", "version"])
+def test_the_version_is_printed_alone(flag: str) -> None:
+    import quire
+
+    done = run_quire(flag)
+    assert (done.returncode, done.stdout) == (0, f"quire {quire.__version__}\n")
+
+
+def test_help_lists_every_command_and_says_what_it_does() -> None:
+    from quire.frontend.cli.entry import COMMANDS
+
+    done = run_quire("--help")
+    assert done.returncode == 0
+    for name, command in COMMANDS.items():
+        assert f"{name:<10} {command.summary}" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "doctor", "bench", "bench offline", "bench core"])
+def test_every_command_has_help(command: str) -> None:
+    done = run_quire(*command.split(), "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: quire {command}")
+
+
+def test_without_a_command_help_is_printed_and_the_exit_code_is_2() -> None:
+    done = run_quire()
+    assert done.returncode == 2
+    assert done.stdout.startswith("usage: quire COMMAND")
+
+
+def test_a_reader_that_leaves_is_not_an_error_to_complain_about() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "quire", "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_script_of_pyproject_is_the_commands_main() -> None:
+    script = Path(sys.executable).with_name("quire")
+    if not script.exists():
+        pytest.skip("quire is not installed in this environment")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("quire ")

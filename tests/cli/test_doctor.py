@@ -1,0 +1,75 @@
+"""`quire doctor` says what is missing, and its exit code says whether generation could work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.frontend.cli import doctor
+from quire.frontend.cli.doctor import Check, Status
+
+
+def test_this_machine_can_generate() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "quire", "doctor", "--json"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["can_generate"]
+    by_name = {check["name"]: check for check in report["checks"]}
+    assert by_name["run directory"]["status"] == "ok"
+    assert by_name["torch"]["detail"].split(",")[0].startswith("2.")
+    assert "cpu kernels" in by_name
+
+
+def test_what_is_missing_is_named_and_the_exit_code_is_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check_nothing() -> Iterator[Check]:
+        yield Check("packages", Status.MISSING, "pip install torch")
+
+    monkeypatch.setattr(doctor, "_PARTS", {"packages": check_nothing})
+    assert doctor.run([]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "missing packages  pip install torch",
+        "",
+        "Quire cannot generate here; see 'missing'.",
+    ]
+
+
+def test_a_check_that_raises_is_a_finding_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check_badly() -> Iterator[Check]:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(
+        doctor, "_PARTS", {"run directory": check_badly, "pocket model": doctor.check_pocket_model}
+    )
+    assert doctor.run([]) == 1
+    out = capsys.readouterr().out
+    assert "missing run directory  no space left on device" in out
+    assert "ok      pocket model" in out
+
+
+def test_a_run_directory_that_others_may_enter_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quire").mkdir(mode=0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(doctor, "_PARTS", {"run directory": doctor.check_run_directory})
+    assert doctor.run([]) == 1
+    assert "mode 0700" in capsys.readouterr().out
+
+
+def test_the_required_packages_are_those_of_pyproject() -> None:
+    import tomllib
+
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    listed = {line.split(">")[0].strip() for line in pyproject["project"]["dependencies"]}
+    assert set(doctor.REQUIRED_PACKAGES) == listed

@@ -1,0 +1,53 @@
+"""The bench's checkpoints: complete, the same every time, and read by transformers unchanged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from quire.tools.bench.model_facts import read_model_facts
+from quire.tools.bench.models import BENCH_MODELS, ensure_model, list_tensor_shapes, write_checkpoint
+from safetensors.torch import load_file
+
+
+def test_small_has_the_shape_of_qwen3_600m() -> None:
+    sizes = [torch.Size(shape).numel() for shape in list_tensor_shapes(BENCH_MODELS["small"]).values()]
+    assert sum(sizes) == 596_049_920
+
+
+def test_a_checkpoint_is_written_once_and_is_the_same_every_time(tmp_path: Path) -> None:
+    first = ensure_model("tiny", tmp_path / "a")
+    written_at = (first / "model.safetensors").stat().st_mtime_ns
+    assert ensure_model("tiny", tmp_path / "a") == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == written_at
+    second = ensure_model("tiny", tmp_path / "b")
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [first.name], "scratch was left behind"
+
+
+def test_facts_are_those_of_the_tensors(tmp_path: Path) -> None:
+    folder = ensure_model("tiny", tmp_path)
+    facts = read_model_facts("tiny", folder)
+    tensors = load_file(folder / "model.safetensors")
+    assert facts.num_params == sum(tensor.numel() for tensor in tensors.values())
+    assert facts.size.num_head_params == 2048 * 128
+    assert facts.size.num_layer_params == facts.num_params - 2 * 2048 * 128
+    assert (facts.vocab_size, facts.dtype, facts.size.bytes_per_param) == (2048, "bf16", 2)
+
+
+@pytest.mark.parametrize("name", BENCH_MODELS)
+@pytest.mark.filterwarnings("ignore")  # transformers' own
+def test_transformers_finds_every_tensor_and_nothing_else(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    config = BENCH_MODELS[name] | {"num_hidden_layers": 1, "vocab_size": 64}  # small enough for a test
+    write_checkpoint(config, tmp_path / name)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / name, dtype="auto", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert model.dtype == torch.bfloat16
+    assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == model.config.model_type

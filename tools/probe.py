@@ -1,0 +1,61 @@
+"""What only a process with torch can say about a machine: `python -m quire.tools.probe` prints it as JSON.
+
+`quire doctor` runs it in a child, because a frontend never loads torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import torch
+
+from ..kernels import native
+
+
+def probe_torch() -> dict[str, Any]:
+    """torch's version, what its CPU path is built for, and the GPUs that it sees."""
+    return {
+        "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "num_threads": torch.get_num_threads(),
+        "cuda_built": torch.version.cuda,
+        "gpus": [_describe_gpu(index) for index in range(torch.cuda.device_count())],
+    }
+
+
+def probe_cpu_kernels() -> dict[str, Any]:
+    """Whether the native CPU kernels load here (compiling them at first use), and why not if they do not."""
+    complaints: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            complaints.append(record.getMessage())
+
+    logger = logging.getLogger(native.__name__)
+    logger.addHandler(Collector())
+    logger.propagate = False
+    start = time.perf_counter()
+    is_native = native.load_library() is not None
+    seconds = time.perf_counter() - start
+    if is_native:
+        detail = f"native, attention included; loaded in {seconds:.2f} s from {native.cache_folder()}"
+    else:
+        detail = complaints[-1] if complaints else "torch operations; the native kernels do not load"
+    return {"is_native": is_native, "detail": " ".join(detail.split())}
+
+
+def _describe_gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    return {"name": properties.name, "memory_bytes": properties.total_memory}
+
+
+def main() -> None:
+    """Print one JSON object."""
+    print(json.dumps({**probe_torch(), "cpu_kernels": probe_cpu_kernels()}))
+
+
+if __name__ == "__main__":
+    main()
