@@ -33,7 +33,8 @@ LAZY_ARROWS = {
     ("", "ipc"),
     ("frontend.cli.bench", "tools"),
     ("frontend.cli.doctor", "tools"),
-    ("frontend.cli.entry", ""),
+    ("frontend.cli.entry", ""),  # its __version__
+    ("frontend.cli.doctor", ""),
     ("frontend.engine_core_client", "core"),  # the in-process engine, for debugging
     ("frontend.engine_core_client", "worker"),
     ("core.executor", "worker"),

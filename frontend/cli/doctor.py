@@ -118,12 +118,8 @@ def check_torch() -> Iterator[Check]:
     for gpu in gpus:
         yield Check("gpu", Status.OK, f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB")
     if not gpus:
-        built = (
-            f"torch is built for CUDA {report['cuda_built']}"
-            if report["cuda_built"]
-            else "a CPU build of torch"
-        )
-        yield Check("gpu", Status.OK, f"none ({built}); models run on the CPU")
+        built = f"CUDA {report['cuda_built']}" if report["cuda_built"] else "the CPU only"
+        yield Check("gpu", Status.OK, f"none; models run on the CPU (this torch is built for {built})")
     kernels: dict[str, Any] = report["cpu_kernels"]
     yield Check("cpu kernels", Status.OK if kernels["is_native"] else Status.NOTE, kernels["detail"])
 
@@ -165,7 +161,5 @@ def _run_part(name: str) -> list[Check]:
 def _format_report(checks: list[Check], can_generate: bool) -> str:
     width = max(len(check.name) for check in checks)
     lines = [f"{check.status:<8}{check.name:<{width}}  {check.detail}" for check in checks]
-    verdict = (
-        "Quire can generate here." if can_generate else "Quire cannot generate here: see 'missing' above."
-    )
+    verdict = "Quire can generate here." if can_generate else "Quire cannot generate here; see 'missing'."
     return "\n".join([*lines, "", verdict])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from quire.frontend.cli import doctor
 from quire.frontend.cli.doctor import Check, Status
 
