@@ -5,8 +5,10 @@ Bytes: reads 2 F and writes F values a row. Legend: T tokens, F width of the lay
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,3 +23,13 @@ def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
     """[T, F] from the fused projection [T, 2 F]; the gate's half comes first."""
     gate, up = gate_up.chunk(2, dim=-1)
     return _ACTIVATIONS[activation](gate) * up
+
+
+def launch_silu_and_multiply(library: ctypes.CDLL, gate_up: Tensor) -> Tensor:
+    """The same for silu; `gate_up` is contiguous on the CPU, float32 or bfloat16."""
+    rows, width = gate_up.shape
+    y = gate_up.new_empty((rows, width // 2))
+    library.quire_silu_and_multiply(
+        gate_up.dtype is torch.bfloat16, gate_up.data_ptr(), y.data_ptr(), rows, width // 2
+    )
+    return y

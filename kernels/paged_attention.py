@@ -8,6 +8,7 @@ Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ from torch import Tensor
 
 # Scores of one tile of queries, in elements: bounds the reference's memory to 64 MB at any length.
 _MAX_SCORES = 1 << 24
+_NO_WINDOW = 0x7FFFFFFF
+
+MAX_NATIVE_HEAD_SIZE = 256
 
 
 def paged_attention_reference(
@@ -75,3 +79,44 @@ def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
     """float32 [G, len(blocks) * block_size, D]."""
     gathered = cache[blocks.long()].transpose(0, 1)
     return gathered.reshape(gathered.shape[0], -1, gathered.shape[3]).float()
+
+
+def launch_paged_attention(
+    library: ctypes.CDLL,
+    query: Tensor,
+    query_stride: int,
+    num_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    window: int | None,
+) -> Tensor:
+    """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
+
+    A block of `k_cache` holds [D, block_size], as `launch_rotate_and_write` leaves it. float32 or bfloat16,
+    D a multiple of 8 up to 256; tables and lengths are int32. A float32 row's bits depend on its own
+    sequence alone.
+    """
+    _, num_kv_heads, block_size, head_size = k_cache.shape
+    out = query.new_empty((query.shape[0], num_heads * head_size))
+    library.quire_paged_attention(
+        query.dtype is torch.bfloat16,
+        query.data_ptr(),
+        query_stride,
+        out.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        block_tables.data_ptr(),
+        block_tables.stride(0),
+        query_starts.data_ptr(),
+        seq_lens.data_ptr(),
+        seq_lens.shape[0],
+        num_heads,
+        num_kv_heads,
+        head_size,
+        block_size,
+        _NO_WINDOW if window is None else window,
+    )
+    return out

@@ -7,6 +7,8 @@ Legend: T rows, D row length.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -22,3 +24,25 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     """(norm of x + residual, x + residual), both [T, D] of x's type."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
+
+
+def launch_rms_norm(
+    library: ctypes.CDLL, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> Tensor:
+    """Norm of x, or of x + residual where `residual` is given and overwritten by that sum.
+
+    All contiguous [T, D] (the weight [D]) on the CPU, float32 or bfloat16 alike.
+    """
+    y = torch.empty_like(x)
+    rows, size = x.shape
+    library.quire_rms_norm(
+        x.dtype is torch.bfloat16,
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        y.data_ptr(),
+        rows,
+        size,
+        eps,
+    )
+    return y

@@ -8,6 +8,9 @@ Legend: T tokens, H query heads, G kv heads, D head size.
 
 from __future__ import annotations
 
+import ctypes
+
+import torch
 from torch import Tensor
 
 from .rms_norm import rms_norm_reference
@@ -59,3 +62,40 @@ def rotate_and_write_reference(
         key = rms_norm_reference(key, qk_norm[1], qk_norm[2])
     write_kv_reference(rotate_reference(key, cos, sin), value, k_cache, v_cache, slot_mapping)
     return rotate_reference(query, cos, sin)
+
+
+def launch_rotate_and_write(
+    library: ctypes.CDLL,
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    qk_norm: tuple[Tensor, Tensor, float] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """The same in place: q and k of `qkv` are normed and rotated afterwards.
+
+    A block of `k_cache` then holds [D, block_size] in its bytes (not [block_size, D]), as the native
+    attention kernel reads it. All contiguous on the CPU; qkv, norms and caches of one type.
+    """
+    _, num_kv_heads, block_size, head_size = k_cache.shape
+    query_norm, key_norm, eps = qk_norm or (None, None, 0.0)
+    library.quire_rotate_and_write(
+        qkv.dtype is torch.bfloat16,
+        qkv.data_ptr(),
+        qkv.shape[0],
+        cos.data_ptr(),
+        sin.data_ptr(),
+        None if query_norm is None else query_norm.data_ptr(),
+        None if key_norm is None else key_norm.data_ptr(),
+        eps,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        num_heads,
+        num_kv_heads,
+        head_size,
+        block_size,
+    )

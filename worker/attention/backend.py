@@ -27,9 +27,10 @@ class AttentionBackend(Protocol):
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """Norm and rotate q and k of `qkv` [T, (H + 2 G) D], write k and v; the queries [T, H, D] come back.
+        """Norm and rotate q and k of `qkv` [T, (H + 2 G) D], write k and v to their slots.
 
-        `cos` and `sin` are float32 [T, D / 2]. `qkv` may be overwritten and the result may be a view of it.
+        What comes back holds the queries in the form that this backend's `attend` takes; `qkv` may be
+        overwritten by it. `cos` and `sin` are float32 [T, D / 2].
         """
         ...
 

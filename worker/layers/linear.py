@@ -6,11 +6,15 @@ Legend: m rows of a step.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from ...kernels.linear import launch_linear, pack_linear
+from ...kernels.native import find_library
 
 
 class Linear(Protocol):
@@ -54,6 +58,23 @@ class PackedLinear:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
+class NativeLinear:
+    """float32 on the CPU by our own kernel, whose rows do not depend on their number (kernels/linear.py)."""
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+        self._library = library
+        self._num_out = weight.shape[0]
+        self._packed = pack_linear(library, weight)
+        self._bias = bias
+
+    @property
+    def size_bytes(self) -> int:
+        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return launch_linear(self._library, x, self._packed, self._num_out, self._bias)
+
+
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest form for this weight's device and type. The caller gives the weight away."""
     if (
@@ -62,4 +83,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         and torch.backends.mkldnn.is_available()
     ):
         return PackedLinear(weight, bias)
+    library = find_library(weight.dtype, weight.device)
+    if library is not None and weight.dtype == torch.float32:
+        return NativeLinear(library, weight, bias)
     return TorchLinear(weight, bias)

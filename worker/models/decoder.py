@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ipc.config import NATIVE_ARCHITECTURES, EngineConfig, ModelShape
 from ...ipc.errors import ModelError
-from ..attention import AttentionBackend, QKNorm, choose_attention
+from ..attention import QKNorm, choose_attention
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.activation import GatedActivation
 from ..layers.attention import Attention
@@ -109,7 +109,7 @@ def load_decoder(config: EngineConfig, device: torch.device) -> Decoder:
         raise ModelError("architecture", shape.architecture, f"one of {', '.join(NATIVE_ARCHITECTURES)}")
     dtype = _TORCH_DTYPES[config.model.dtype]
     weights = open_weights(config.model, dtype, device)
-    builder = _Builder(shape, weights, choose_attention(shape, dtype, device))
+    builder = _Builder(shape, weights, dtype, device)
     rotary = RotaryEmbedding(
         shape.rope, shape.head_size, shape.max_position_embeddings, config.model.max_model_len, device
     )
@@ -121,10 +121,14 @@ def load_decoder(config: EngineConfig, device: torch.device) -> Decoder:
 class _Builder:
     """Takes tensors by their checkpoint names, fuses what is multiplied together, counts bytes."""
 
-    def __init__(self, shape: ModelShape, weights: WeightSource, backend: AttentionBackend) -> None:
+    def __init__(
+        self, shape: ModelShape, weights: WeightSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._shape = shape
         self._weights = weights
-        self._backend = backend
+        self._dtype = dtype
+        self._device = device
+        self._backend = choose_attention(shape, dtype, device)
         self._size_bytes = 0
 
     def build(self, rotary: RotaryEmbedding) -> Decoder:
@@ -169,7 +173,7 @@ class _Builder:
         gate_up_names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         return MLP(
             self._linear(gate_up_names, (width, width), hidden, bias),
-            GatedActivation(self._shape.activation),
+            GatedActivation(self._shape.activation, self._dtype, self._device),
             self._linear([f"{prefix}.down_proj"], (hidden,), width, bias),
         )
 

@@ -1,0 +1,152 @@
+"""The C++ kernels of this folder, compiled once per machine and source and loaded with ctypes.
+
+They share torch's OpenMP threads: a second OpenMP runtime would spin against the first. Whatever goes
+wrong (no compiler, no write permission, another platform) costs one log line and the torch path is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+_LOGGER = logging.getLogger(__name__)
+
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp")
+_COMPILE_TIMEOUT_S = 120.0
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+# Arguments of each exported function, as the .cpp of the same name declares them.
+_SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
+    "quire_linear_panel": (),
+    "quire_linear": (_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
+    "quire_rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _FLOAT),
+    "quire_silu_and_multiply": (_INT, _POINTER, _POINTER, _INT, _INT),
+    "quire_rotate_and_write": (_INT, _POINTER, _INT, *[_POINTER] * 4, _FLOAT, *[_POINTER] * 3, *[_INT] * 4),
+    "quire_paged_attention": (
+        *(_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),
+        *[_INT] * 6,
+    ),
+}
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL | None:
+    """The compiled kernels, None where they cannot be had. The first use on a machine compiles for seconds."""
+    try:
+        library = _open_library(_build_library())
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        _LOGGER.warning("native CPU kernels are off, torch operations take their place: %s", error)
+        return None
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = _INT if name == "quire_linear_panel" else None
+    return library
+
+
+def find_library(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+    """The compiled kernels if they compute this type on this device."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return None
+    return load_library()
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: $XDG_CACHE_HOME/quire or ~/.cache/quire."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "quire"
+
+
+def _build_library() -> Path:
+    """The library's file, compiled now unless a run on the same kind of machine left it."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise RuntimeError("no C++ compiler (g++ or c++) is on PATH")
+    folder = Path(__file__).parent
+    sources = sorted(folder.glob("*.cpp"))
+    digest = hashlib.sha256("\0".join((*_FLAGS, _compiler_version(compiler), _cpu_name())).encode())
+    for path in (*sources, *sorted(folder.glob("*.h"))):
+        digest.update(path.read_bytes())
+    target = cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
+    _check_private(target.parent)
+    if not target.exists():
+        _compile(compiler, sources, target)
+    return target
+
+
+def _check_private(folder: Path) -> None:
+    """What is loaded from here runs as this user, so nobody else may write here."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise RuntimeError(f"{folder} belongs to another user or others may write to it")
+
+
+def _compile(compiler: str, sources: list[Path], target: Path) -> None:
+    """Compile the sources in parallel, link them, and put the library in place in one step."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        jobs = [
+            [compiler, *_FLAGS, "-c", str(source), "-o", str(output)]
+            for source, output in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            list(pool.map(_run_compiler, jobs))
+        library = Path(scratch) / target.name
+        # Linked without -fopenmp: the OpenMP symbols stay open and are bound to torch's runtime at load.
+        _run_compiler([compiler, "-shared", *map(str, objects), "-o", str(library)])
+        library.replace(target)
+
+
+def _run_compiler(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed: {result.stderr.strip()[:500]}")
+
+
+def _open_library(path: Path) -> ctypes.CDLL:
+    """Load the library after making torch's OpenMP runtime visible to it."""
+    runtime = _find_openmp()
+    if runtime is not None:
+        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path))
+
+
+def _find_openmp() -> str | None:
+    """File of the OpenMP runtime that this process has loaded with torch."""
+    assert torch.get_num_threads() > 0  # torch has its threads, so its runtime is mapped
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    for line in maps.splitlines():
+        path = line.partition("/")[2]
+        if path.rpartition("/")[2].startswith(("libgomp", "libiomp", "libomp")):
+            return f"/{path}"
+    return None
+
+
+def _compiler_version(compiler: str) -> str:
+    result = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=10)
+    return result.stdout.partition("\n")[0]
+
+
+def _cpu_name() -> str:
+    """What -march=native looks at: the processor's model and features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))

@@ -1,0 +1,333 @@
+// Attention over a paged cache; the formula is in paged_attention.py. Blocks are read in place, once for
+// each tile of queries; K of a block lies [D, block_size], V lies [block_size, D].
+//
+// Keys are taken in tiles of kKeys at fixed absolute positions, tiles in order, in splits of kSplit keys
+// whose sums are merged in order. So a query's result depends on its own sequence alone: not on the other
+// queries of a tile, on chunk borders, on threads. Masked keys add exact zeros.
+// Legend: T tokens, R requests, H query heads, G kv heads, D head size.
+#include "tile.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace {
+
+using namespace quire;
+
+constexpr int kKeys = 64;              // keys of a tile; a multiple of every kColumns
+constexpr int kSplit = 1024;           // keys of a split; a multiple of kKeys
+constexpr int kQueryRows = 96;         // (token, head) rows that share one reading of K and V
+constexpr double kMinParallelWork = 200e3;  // multiply-adds worth a second thread
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+template <typename T>
+struct Step {
+    const T* query;
+    size_t query_stride;  // elements between tokens
+    T* out;               // [T, H, D]
+    const T* k_cache;
+    const T* v_cache;
+    const int32_t* block_tables;
+    size_t table_stride;
+    const int32_t* query_starts;
+    const int32_t* seq_lens;
+    int num_requests, num_heads, num_kv_heads, head_size, block_size, window;
+    float scale;
+
+    int group() const { return num_heads / num_kv_heads; }
+    int padded() const { return round_up(head_size, kLanes); }
+};
+
+// Some tokens of one request and the query heads of one kv head. Row r is token r / group, head r % group.
+struct Task {
+    int request, first, tokens, kv_head;
+    int position;  // of the first token in its sequence
+    int seen_end() const { return position + tokens; }
+};
+
+// What is known of a set of rows after some keys: the largest score, the sum of weights, the weighted sum.
+struct Sums {
+    float *largest, *weight, *value;
+
+    static size_t size(int rows, int padded) { return size_t(rows) * (padded + 2); }
+
+    Sums(float* memory, int rows) : largest(memory), weight(memory + rows), value(memory + 2 * rows) {}
+
+    void clear(int rows, int padded) {
+        std::fill_n(largest, rows, kNone);
+        std::fill_n(weight, rows, 0.0f);
+        std::fill_n(value, size_t(rows) * padded, 0.0f);
+    }
+};
+
+inline float shrink_factor(float from, float to) { return from == kNone ? 0.0f : exp(splat(from - to))[0]; }
+
+inline void scale_row(float* row, int size, float factor) {
+    for (int i = 0; i < size; i += kLanes) store(row + i, load(row + i) * factor);
+}
+
+// total <- total and part, where part's keys come after total's.
+void merge(int rows, int padded, Sums& total, const Sums& part) {
+    for (int r = 0; r < rows; ++r) {
+        if (part.largest[r] == kNone) continue;
+        const float largest = std::max(total.largest[r], part.largest[r]);
+        const float keep = shrink_factor(total.largest[r], largest);
+        const float take = shrink_factor(part.largest[r], largest);
+        total.largest[r] = largest;
+        total.weight[r] = total.weight[r] * keep + part.weight[r] * take;
+        float *sum = total.value + size_t(r) * padded, *more = part.value + size_t(r) * padded;
+        for (int i = 0; i < padded; i += kLanes) store(sum + i, load(sum + i) * keep + load(more + i) * take);
+    }
+}
+
+// A thread's own memory for one tile of keys and one tile of queries, as floats.
+struct Scratch {
+    Floats memory;
+    float *key, *value, *query, *scores;
+
+    Scratch(int head_size, int padded, int rows)
+        : memory(allocate(size_t(kKeys) * (head_size + padded + kMaxRows) + size_t(rows) * head_size)) {
+        key = memory.get();                        // [D, kKeys]
+        value = key + size_t(kKeys) * head_size;   // [kKeys, padded]
+        scores = value + size_t(kKeys) * padded;   // [kMaxRows, kKeys]
+        query = scores + size_t(kKeys) * kMaxRows;  // [rows, D]
+    }
+};
+
+template <typename T>
+inline void copy_floats(float* to, const T* from, int count) {
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+    for (; i < count; ++i) to[i] = widen(from[i]);
+}
+
+template <typename T>
+void stage_queries(const Step<T>& step, const Task& task, Scratch& scratch) {
+    const int size = step.group() * step.head_size;
+    for (int t = 0; t < task.tokens; ++t)
+        copy_floats(scratch.query + size_t(t) * size,
+                    step.query + (task.first + t) * step.query_stride + size_t(task.kv_head) * size, size);
+}
+
+// Keys [start, end) of the request, end - start <= kKeys.
+template <typename T>
+void stage_keys(const Step<T>& step, const Task& task, int start, int end, Scratch& scratch) {
+    const int D = step.head_size, padded = step.padded(), size = step.block_size;
+    const int32_t* table = step.block_tables + task.request * step.table_stride;
+    for (int key = start; key < end;) {
+        const int offset = key % size, count = std::min(size - offset, end - key);
+        const size_t base = (size_t(table[key / size]) * step.num_kv_heads + task.kv_head) * size * D;
+        const T *k = step.k_cache + base + offset, *v = step.v_cache + base + size_t(offset) * D;
+        for (int d = 0; d < D; ++d) copy_floats(scratch.key + d * kKeys + key - start, k + d * size, count);
+        for (int j = 0; j < count; ++j)
+            copy_floats(scratch.value + (key - start + j) * padded, v + j * D, D);
+        key += count;
+    }
+}
+
+// Scores of one row become weights in place; keys outside [first, last) get none.
+void weigh_row(float* scores, int first, int last, float scale, float* largest, float* weight, float* value,
+               int padded) {
+    IntVec lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    Vec high = splat(kNone);
+    for (int j = 0; j < kKeys; j += kLanes) {
+        const IntVec index = lane + j;
+        const IntVec is_seen = (index >= first) & (index < last);
+        Vec score = is_seen ? load(scores + j) * scale : splat(kNone);
+        high = high > score ? high : score;
+        store(scores + j, score);
+    }
+    const float before = *largest, now = std::max(before, max(high));
+    Vec total = Vec{};
+    for (int j = 0; j < kKeys; j += kLanes) {
+        Vec weights = exp(load(scores + j) - now);
+        total += weights;
+        store(scores + j, weights);
+    }
+    if (before != now) {
+        const float factor = shrink_factor(before, now);
+        *weight *= factor;
+        scale_row(value, padded, factor);
+    }
+    *largest = now;
+    *weight += sum(total);
+}
+
+// All rows of the task against the staged keys [start, end).
+template <typename T>
+void attend_keys(const Step<T>& step, const Task& task, int start, int end, Scratch& scratch, Sums& sums) {
+    const int D = step.head_size, padded = step.padded(), group = step.group(), rows = task.tokens * group;
+    for (int first = 0; first < rows; first += kMaxRows) {
+        const int count = std::min(kMaxRows, rows - first);
+        const int low = task.position + first / group, high = task.position + (first + count - 1) / group;
+        if (high < start || low - step.window >= end - 1) continue;
+        std::fill_n(scratch.scores, kMaxRows * kKeys, 0.0f);
+        multiply(count, kKeys, scratch.query + size_t(first) * D, D, scratch.key, kKeys, scratch.scores, kKeys,
+                 D);
+        for (int r = 0; r < count; ++r) {
+            const int row = first + r, position = task.position + row / group;
+            const int seen_first = std::max(0, position - step.window + 1 - start);
+            const int seen_last = std::min(end, position + 1) - start;
+            float* scores = scratch.scores + r * kKeys;
+            if (seen_first < seen_last)
+                weigh_row(scores, seen_first, seen_last, step.scale, sums.largest + row, sums.weight + row,
+                          sums.value + size_t(row) * padded, padded);
+            else
+                std::fill_n(scores, kKeys, 0.0f);
+        }
+        multiply(count, padded, scratch.scores, kKeys, scratch.value, padded,
+                 sums.value + size_t(first) * padded, padded, end - start);
+    }
+}
+
+template <typename T>
+int first_key(const Step<T>& step, const Task& task) {
+    return std::max(0, task.position - step.window + 1);
+}
+
+template <typename T>
+void attend_split(const Step<T>& step, const Task& task, int split, Scratch& scratch, Sums& sums) {
+    const int end = std::min(task.seen_end(), (split + 1) * kSplit);
+    int start = std::max(first_key(step, task) / kKeys * kKeys, split * kSplit);
+    for (; start < end; start += kKeys) {
+        const int last = std::min(end, start + kKeys);
+        stage_keys(step, task, start, last, scratch);
+        attend_keys(step, task, start, last, scratch, sums);
+    }
+}
+
+template <typename T>
+void write_out(const Step<T>& step, const Task& task, const Sums& sums) {
+    const int D = step.head_size, padded = step.padded(), group = step.group();
+    for (int row = 0; row < task.tokens * group; ++row) {
+        const size_t head = size_t(task.first + row / group) * step.num_heads + task.kv_head * group + row % group;
+        const float* value = sums.value + size_t(row) * padded;
+        T* out = step.out + head * D;
+        const float factor = 1.0f / sums.weight[row];
+        for (int d = 0; d < D; ++d) out[d] = narrow<T>(value[d] * factor);
+    }
+}
+
+template <typename T>
+std::vector<Task> make_tasks(const Step<T>& step, double& work) {
+    std::vector<Task> tasks;
+    const int most = std::max(1, kQueryRows / step.group());
+    for (int request = 0; request < step.num_requests; ++request) {
+        const int begin = step.query_starts[request], end = step.query_starts[request + 1];
+        const int seq_len = step.seq_lens[request];
+        for (int first = begin; first < end; first += most) {
+            const int tokens = std::min(most, end - first), position = seq_len - (end - first);
+            for (int head = 0; head < step.num_kv_heads; ++head)
+                tasks.push_back({request, first, tokens, head, position});
+            work += 2.0 * tokens * step.num_heads * std::min(position + tokens, step.window) * step.head_size;
+        }
+    }
+    return tasks;
+}
+
+template <typename T>
+int most_splits(const Step<T>& step, const std::vector<Task>& tasks) {
+    int most = 1;
+    for (const Task& task : tasks)
+        most = std::max(most, (task.seen_end() - 1) / kSplit - first_key(step, task) / kSplit + 1);
+    return most;
+}
+
+// Every task by one thread, its splits merged as they come.
+template <typename T>
+void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_rows, bool is_parallel) {
+    const int padded = step.padded();
+#pragma omp parallel if (is_parallel)
+    {
+        Scratch scratch(step.head_size, padded, max_rows);
+        Floats memory = allocate(2 * Sums::size(max_rows, padded));
+        std::fill_n(scratch.memory.get(), size_t(kKeys) * (step.head_size + padded), 0.0f);
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < tasks.size(); ++i) {
+            const Task& task = tasks[i];
+            const int rows = task.tokens * step.group();
+            Sums total(memory.get(), rows), part(memory.get() + Sums::size(rows, padded), rows);
+            stage_queries(step, task, scratch);
+            const int first = first_key(step, task) / kSplit, last = (task.seen_end() - 1) / kSplit;
+            total.clear(rows, padded);
+            attend_split(step, task, first, scratch, total);
+            for (int split = first + 1; split <= last; ++split) {
+                part.clear(rows, padded);
+                attend_split(step, task, split, scratch, part);
+                merge(rows, padded, total, part);
+            }
+            write_out(step, task, total);
+        }
+    }
+}
+
+// Few tasks over long contexts: every split by one thread, then merged in the same order as above.
+template <typename T>
+void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_rows, int splits) {
+    const int padded = step.padded();
+    const size_t size = Sums::size(max_rows, padded);
+    Floats memory = allocate(size * tasks.size() * splits);
+#pragma omp parallel
+    {
+        Scratch scratch(step.head_size, padded, max_rows);
+        std::fill_n(scratch.memory.get(), size_t(kKeys) * (step.head_size + padded), 0.0f);
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < tasks.size() * splits; ++i) {
+            const Task& task = tasks[i / splits];
+            const int split = first_key(step, task) / kSplit + int(i % splits), rows = task.tokens * step.group();
+            Sums part(memory.get() + i * size, rows);
+            part.clear(rows, padded);
+            stage_queries(step, task, scratch);
+            attend_split(step, task, split, scratch, part);
+        }
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < tasks.size(); ++i) {
+            const int rows = tasks[i].tokens * step.group();
+            Sums total(memory.get() + i * splits * size, rows);
+            for (int split = 1; split < splits; ++split)
+                merge(rows, padded, total, Sums(memory.get() + (i * splits + split) * size, rows));
+            write_out(step, tasks[i], total);
+        }
+    }
+}
+
+template <typename T>
+void attend(const Step<T>& step) {
+    double work = 0;
+    const std::vector<Task> tasks = make_tasks(step, work);
+    int max_rows = 1;
+    for (const Task& task : tasks) max_rows = std::max(max_rows, task.tokens * step.group());
+    const int splits = most_splits(step, tasks), threads = omp_get_max_threads();
+    if (splits > 1 && tasks.size() < 2 * size_t(threads) && threads > 1)
+        attend_splits(step, tasks, max_rows, splits);
+    else
+        attend_tasks(step, tasks, max_rows, work > kMinParallelWork);
+}
+
+template <typename T>
+void attend_pointers(const void* query, int64_t query_stride, void* out, const void* k_cache,
+                     const void* v_cache, const int32_t* block_tables, int64_t table_stride,
+                     const int32_t* query_starts, const int32_t* seq_lens, int num_requests, int num_heads,
+                     int num_kv_heads, int head_size, int block_size, int window) {
+    attend(Step<T>{static_cast<const T*>(query), size_t(query_stride), static_cast<T*>(out),
+                   static_cast<const T*>(k_cache), static_cast<const T*>(v_cache), block_tables,
+                   size_t(table_stride), query_starts, seq_lens, num_requests, num_heads, num_kv_heads,
+                   head_size, block_size, window, 1.0f / std::sqrt(float(head_size))});
+}
+
+}  // namespace
+
+// `window` is larger than any length where there is none. is_bf16: queries, caches and out, else float32.
+extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t query_stride, void* out,
+                                      const void* k_cache, const void* v_cache, const int32_t* block_tables,
+                                      int64_t table_stride, const int32_t* query_starts,
+                                      const int32_t* seq_lens, int num_requests, int num_heads,
+                                      int num_kv_heads, int head_size, int block_size, int window) {
+    (is_bf16 ? attend_pointers<bf16> : attend_pointers<float>)(
+        query, query_stride, out, k_cache, v_cache, block_tables, table_stride, query_starts, seq_lens,
+        num_requests, num_heads, num_kv_heads, head_size, block_size, window);
+}

@@ -1,0 +1,36 @@
+// y = norm(x) * weight, or residual += x and y = norm(residual) * weight; the formula is in rms_norm.py.
+// A row is reduced in lanes and then across them, whatever the number of rows. Legend: T rows, D row length.
+#include "rms_norm.h"
+
+namespace {
+
+using namespace quire;
+
+constexpr int64_t kMinParallelSize = 1 << 16;
+
+template <typename T>
+void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int size, float eps) {
+#pragma omp parallel for schedule(static) if (int64_t(rows) * size > kMinParallelSize)
+    for (int r = 0; r < rows; ++r) {
+        const T* row = x + size_t(r) * size;
+        if (residual) {
+            T* total = residual + size_t(r) * size;
+            add_row(row, total, size);
+            row = total;
+        }
+        norm_row(row, weight, y + size_t(r) * size, size, eps);
+    }
+}
+
+}  // namespace
+
+// x, residual (null: none; updated in place) and y are [T, D]; is_bf16: all of them, else float32.
+extern "C" void quire_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* y, int rows,
+                               int size, float eps) {
+    if (is_bf16)
+        norm_rows(static_cast<const bf16*>(x), static_cast<bf16*>(residual), static_cast<const bf16*>(weight),
+                  static_cast<bf16*>(y), rows, size, eps);
+    else
+        norm_rows(static_cast<const float*>(x), static_cast<float*>(residual),
+                  static_cast<const float*>(weight), static_cast<float*>(y), rows, size, eps);
+}

@@ -1,0 +1,33 @@
+// The norm of one row, shared by rms_norm.cpp and rotate_and_write.cpp.
+#pragma once
+
+#include "tile.h"
+
+namespace quire {
+
+// total += x, rounded to T.
+template <typename T>
+inline void add_row(const T* x, T* total, int size) {
+    int i = 0;
+    for (; i + kLanes <= size; i += kLanes) store(total + i, load(total + i) + load(x + i));
+    for (; i < size; ++i) total[i] = narrow<T>(widen(total[i]) + widen(x[i]));
+}
+
+// y may be x. The normed value is rounded to T before the weight multiplies it.
+template <typename T>
+inline void norm_row(const T* x, const T* weight, T* y, int size, float eps) {
+    Vec squares = Vec{};
+    int i = 0;
+    for (; i + kLanes <= size; i += kLanes) squares += load(x + i) * load(x + i);
+    float total = sum(squares);
+    for (; i < size; ++i) total += widen(x[i]) * widen(x[i]);
+    const float factor = 1.0f / std::sqrt(total / float(size) + eps);
+    T normed[kLanes];
+    for (i = 0; i + kLanes <= size; i += kLanes) {
+        store(normed, load(x + i) * factor);
+        store(y + i, load(normed) * load(weight + i));
+    }
+    for (; i < size; ++i) y[i] = narrow<T>(widen(narrow<T>(widen(x[i]) * factor)) * widen(weight[i]));
+}
+
+}  // namespace quire

@@ -1,0 +1,180 @@
+// Vectors of floats and the one small matrix product that all native kernels are made of.
+//
+// Every output element is a chain of fused multiply-adds over `depth`, in order, from its start value. So a
+// result does not depend on how many rows or columns are computed beside it: callers may tile rows, columns
+// and depth as they like and get equal bits. No fast-math: that is what keeps the chains in order.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+namespace quire {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kMaxRows = 6;  // 6 x 4 sums, 4 columns of b and a broadcast: 29 of 32 registers
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+constexpr int kMaxRows = 3;  // 3 x 4 sums of 16 registers
+#else
+constexpr int kLanes = 4;
+constexpr int kMaxRows = 3;
+#endif
+constexpr int kVectors = 4;                    // vectors side by side in a tile
+constexpr int kColumns = kVectors * kLanes;    // columns of a full tile
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t UintVec __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
+typedef uint16_t bf16;  // the upper half of a float's bits
+
+inline Vec load(const float* p) {
+    Vec v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline Vec load(const bf16* p) {
+    HalfVec h;
+    std::memcpy(&h, p, sizeof h);
+    return (Vec)(__builtin_convertvector(h, UintVec) << 16);
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+// Round to nearest, ties to even; a NaN stays a NaN.
+inline void store(bf16* p, Vec v) {
+    UintVec bits = (UintVec)v;
+    UintVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    IntVec is_nan = v != v;
+    UintVec result = is_nan ? (bits >> 16) | 0x40u : rounded;
+    HalfVec h = __builtin_convertvector(result, HalfVec);
+    std::memcpy(p, &h, sizeof h);
+}
+
+inline float widen(float x) { return x; }
+
+inline float widen(bf16 x) {
+    uint32_t bits = uint32_t(x) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+template <typename T>
+inline T narrow(float x);
+
+template <>
+inline float narrow<float>(float x) {
+    return x;
+}
+
+template <>
+inline bf16 narrow<bf16>(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if (x != x) return bf16(bits >> 16) | 0x40;
+    return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+// exp(x) to about 2 units in the last place; 0 below -87, exp(88) above 88, exactly 1 at 0.
+inline Vec exp(Vec x) {
+    const IntVec is_small = x < -87.0f;
+    Vec clamped = x > 88.0f ? splat(88.0f) : x;
+    clamped = is_small ? splat(-87.0f) : clamped;
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    Vec shifted = clamped * 1.44269504f + shift;
+    Vec power = shifted - shift;
+    Vec rest = clamped - power * 0.693359375f;
+    rest = rest - power * -2.12194440e-4f;
+    Vec series = rest * 1.3981999507e-3f + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    series = series * (rest * rest) + rest + 1.0f;
+    IntVec exponent = ((IntVec)shifted - (IntVec)splat(shift) + 127) << 23;
+    return is_small ? Vec{} : series * (Vec)exponent;
+}
+
+// Sum and maximum over lanes, in a fixed order.
+inline float sum(Vec v) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &v, sizeof v);
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+inline float max(Vec v) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &v, sizeof v);
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
+}
+
+// c[Rows, Vectors * kLanes] += a[Rows, depth] b[depth, Vectors * kLanes]; ld*: floats between rows.
+template <int Rows, int Vectors>
+inline void multiply_tile(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc,
+                          int depth) {
+    Vec sums[Rows][Vectors];
+    for (int r = 0; r < Rows; ++r)
+        for (int v = 0; v < Vectors; ++v) sums[r][v] = load(c + r * ldc + v * kLanes);
+    for (int k = 0; k < depth; ++k) {
+        Vec columns[Vectors];
+        for (int v = 0; v < Vectors; ++v) columns[v] = load(b + k * ldb + v * kLanes);
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < Vectors; ++v) sums[r][v] += a[r * lda + k] * columns[v];
+    }
+    for (int r = 0; r < Rows; ++r)
+        for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
+}
+
+template <int Vectors>
+inline void multiply_rows(int rows, const float* a, size_t lda, const float* b, size_t ldb, float* c,
+                          size_t ldc, int depth) {
+    switch (rows) {
+        case 1: return multiply_tile<1, Vectors>(a, lda, b, ldb, c, ldc, depth);
+        case 2: return multiply_tile<2, Vectors>(a, lda, b, ldb, c, ldc, depth);
+        case 3: return multiply_tile<3, Vectors>(a, lda, b, ldb, c, ldc, depth);
+#if defined(__AVX512F__)
+        case 4: return multiply_tile<4, Vectors>(a, lda, b, ldb, c, ldc, depth);
+        case 5: return multiply_tile<5, Vectors>(a, lda, b, ldb, c, ldc, depth);
+        case 6: return multiply_tile<6, Vectors>(a, lda, b, ldb, c, ldc, depth);
+#endif
+    }
+}
+
+// c[rows, columns] += a[rows, depth] b[depth, columns]; rows <= kMaxRows, columns a multiple of kLanes.
+inline void multiply(int rows, int columns, const float* a, size_t lda, const float* b, size_t ldb, float* c,
+                     size_t ldc, int depth) {
+    int done = 0;
+    for (; done + kColumns <= columns; done += kColumns)
+        multiply_rows<kVectors>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
+    switch ((columns - done) / kLanes) {
+        case 1: return multiply_rows<1>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
+        case 2: return multiply_rows<2>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
+        case 3: return multiply_rows<3>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
+    }
+}
+
+inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+struct FreeAligned {
+    void operator()(float* p) const { std::free(p); }
+};
+typedef std::unique_ptr<float, FreeAligned> Floats;
+
+inline Floats allocate(size_t count) {
+    size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
+    return Floats(static_cast<float*>(std::aligned_alloc(64, bytes ? bytes : 64)));
+}
+
+}  // namespace quire

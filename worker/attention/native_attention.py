@@ -1,0 +1,53 @@
+"""Attention by the C++ kernels, which read blocks in place; float32 rows depend on their sequence alone."""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from ...kernels.paged_attention import launch_paged_attention
+from ...kernels.rotate_and_write import launch_rotate_and_write
+from .backend import QKNorm
+from .metadata import AttentionMetadata
+
+
+class NativeAttention:
+    """See `AttentionBackend`. Queries travel inside qkv; K of a block lies [head_size, block_size]."""
+
+    def __init__(self, library: ctypes.CDLL, num_heads: int) -> None:
+        self._library = library
+        self._num_heads = num_heads
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        qk_norm: QKNorm | None,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        launch_rotate_and_write(
+            self._library, qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping
+        )
+        return qkv
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        window: int | None,
+    ) -> Tensor:
+        return launch_paged_attention(
+            self._library,
+            query,
+            query.shape[1],
+            self._num_heads,
+            *kv_cache,
+            metadata.block_tables,
+            metadata.query_starts,
+            metadata.seq_lens,
+            window,
+        )
