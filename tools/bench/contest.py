@@ -109,7 +109,8 @@ class Contestant:
                 stderr=log,
             )
         self._reports: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._read_reports, name=f"bench-{name}", daemon=True).start()
+        self._reader = threading.Thread(target=self._read_reports, name=f"bench-{name}", daemon=True)
+        self._reader.start()
 
     def wait_until_ready(self) -> None:
         """Block until the child can take jobs. Raises ContestError."""
@@ -138,6 +139,7 @@ class Contestant:
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
+        self._reader.join()  # the child's end of the pipe is closed, so it has come to its end
 
     def _take_report(self, timeout_s: float) -> ChildReport:
         try:
@@ -153,8 +155,9 @@ class Contestant:
 
     def _read_reports(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._reports.put(line)
+        with self._process.stdout as stdout:
+            for line in stdout:
+                self._reports.put(line)
         self._reports.put(b"")
 
     def _describe_end(self) -> str:
