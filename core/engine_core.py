@@ -133,19 +133,20 @@ class EngineCore:
         self._accept_tokens(step, output.token_ids, logprobs, began)
         self.counters.update_s += self._clock() - began
 
-    def fail_step(self, failed: StepFailed) -> None:
+    def fail_step(self, failed: StepFailed) -> bool:
         """The oldest step raised: its requests end with the cause, all others wait to be computed again.
 
-        The worker has no rows afterwards (the caller sends ResetRows) and no step is in flight; answers to
-        steps that were are ignored.
+        True: no step is in flight now, and the caller sends ResetRows since the worker's rows are void.
+        False: this answers a step that was forgotten with an earlier failure; nothing is to be done.
         """
         if not self._is_oldest(failed.step_id):
-            return
+            return False
         culprits = [
             request for request in self._scheduler.in_flight[0].requests if request.finish_reason is None
         ]
         self._scheduler.preempt_all()
         self._finish(culprits, FinishReason.ERROR, failed.error)
+        return True
 
     def preempt_all(self) -> None:
         """The worker was lost: its rows, steps and cache are gone, and every request waits again."""

@@ -56,6 +56,10 @@ _log = logging.getLogger(__name__)
 
 MAX_FRAMES_PER_TURN = 256  # client messages taken before the next step is scheduled
 OUTBOX_RETRY_MS = 20  # how soon a client whose queue was full is tried again
+FIRST_HELLO_TIMEOUT_MS = 2000  # how long a failed start waits for somebody to tell
+MAX_WORKER_LOSSES = 3  # within LOSS_WINDOW_S; one more ends the engine
+LOSS_WINDOW_S = 60.0
+LAST_WORDS_TIMEOUT_S = 0.5
 STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
 PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
 
@@ -73,6 +77,8 @@ class EngineCoreProcess:
         self._outboxes: dict[bytes, Outbox] = {}
         self._core: EngineCore | None = None
         self._facts: EngineFacts | None = None
+        self._has_worker = False
+        self._worker_losses: list[float] = []
         self._exit_code: int | None = None
         self._startup = StartupClock("start core", started_at)
         self._step_wait_s = 0.0
@@ -135,7 +141,7 @@ class EngineCoreProcess:
 
     def _submit_steps(self) -> None:
         core = self._core
-        if core is None:
+        if core is None or not self._has_worker:
             return
         while core.num_in_flight < self._config.scheduler.run_ahead:
             step = core.schedule()
@@ -160,6 +166,9 @@ class EngineCoreProcess:
         if isinstance(message, Hello):
             self._welcome_or_refuse(identity, message)
             return
+        if isinstance(message, Goodbye):
+            self._forget_client(identity)
+            return
         if identity not in self._outboxes or self._core is None:
             raise ProtocolError("Hello and its Welcome come before any other message")
         match message:
@@ -169,8 +178,6 @@ class EngineCoreProcess:
                 self._core.abort_requests(identity, message.request_ids)
             case UtilityCall():
                 self._reply(identity, self._call_utility(self._core, message))
-            case Goodbye():
-                self._forget_client(identity)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for the engine")
 
@@ -255,20 +262,35 @@ class EngineCoreProcess:
                 _log.debug("worker start failed\n%s", event.details)
                 self._refuse_all(event.reason, event.kind)
             case WorkerLost():
-                if self._core is None:
-                    self._refuse_all(f"the engine did not start: {event.reason}", "EngineStartError")
-                else:
-                    self._end(event.reason, EXIT_WORKER_LOST)
+                self._on_worker_lost(event)
 
     def _on_step_failed(self, failed: StepFailed) -> None:
         assert self._core is not None
-        if self._core.num_in_flight == 0:
-            return  # a step queued behind the failed one; its requests were put back already
-        _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
-        self._core.fail_step(failed)
-        self._executor.reset_rows()
+        if self._core.fail_step(failed):
+            _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
+            self._executor.reset_rows()
+
+    def _on_worker_lost(self, lost: WorkerLost) -> None:
+        """Start another worker and compute every running request again; too often, and the engine ends."""
+        if self._core is None:
+            self._refuse_all(f"the engine did not start: {lost.reason}", "EngineStartError")
+            return
+        now = time.monotonic()
+        self._worker_losses = [at for at in self._worker_losses if now - at < LOSS_WINDOW_S] + [now]
+        if len(self._worker_losses) > MAX_WORKER_LOSSES:
+            self._end(f"{lost.reason}, {len(self._worker_losses)} times in a row", EXIT_WORKER_LOST)
+            return
+        _log.error("%s; starting another", lost.reason)
+        self._has_worker = False
+        self._core.preempt_all()
+        self._executor.start()
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
+        self._has_worker = True
+        if self._core is not None:
+            if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
+                self._end("the restarted worker has room for fewer KV blocks than before", EXIT_WORKER_LOST)
+            return
         self._core = EngineCore(self._config, ready.num_gpu_blocks, clock=time.time)
         pids = {"core": os.getpid(), **self._executor.pids}
         self._facts = make_engine_facts(self._config, ready, pids, self._startup)
@@ -285,16 +307,35 @@ class EngineCoreProcess:
             self._reply(identity, StartupProgress(phase))
 
     def _refuse_all(self, reason: str, kind: str) -> None:
+        if not self._outboxes:  # a fast failure: the client that started this has not said Hello yet
+            self._router.poll(FIRST_HELLO_TIMEOUT_MS)
+            self._receive_from_clients()
         for identity in self._outboxes:
             self._reply(identity, Refusal(reason, kind))
-        self._deliver()
+        self._say_last_words()
         self._exit_code = EXIT_START_FAILED
 
     def _end(self, reason: str, code: int) -> None:
         for identity in list(self._outboxes):
             self._reply(identity, EngineDead(reason))
-        self._deliver()
+        if code == EXIT_OK:
+            self._deliver()  # the client that asked for it is not listening any more
+        else:
+            self._say_last_words()
         self._exit_code = code
+
+    def _say_last_words(self) -> None:
+        """Deliver and wait for each client's Goodbye.
+
+        A DEALER with ZMQ_IMMEDIATE drops what it has not read yet when the connection ends, so leaving
+        right after sending would lose the reason in the very case that it is for.
+        """
+        deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
+        self._deliver()
+        while self._outboxes and (left_s := deadline - time.monotonic()) > 0:
+            if self._router.poll(int(left_s * 1000)):
+                self._receive_from_clients()
+            self._deliver()
 
 
 def _make_signal_fd() -> int:

@@ -82,8 +82,8 @@ class InprocEngine:
         match event:
             case ModelRunnerOutput():
                 self._core.update(event)
-            case StepFailed() if self._core.num_in_flight:
-                self._core.fail_step(event)
-                self._executor.reset_rows()
+            case StepFailed():
+                if self._core.fail_step(event):
+                    self._executor.reset_rows()
             case _:
                 pass

@@ -35,6 +35,7 @@ from ..ipc.messages import (
     EngineCoreRequest,
     EngineDead,
     EngineFacts,
+    Goodbye,
     Hello,
     ProtocolNotice,
     Refusal,
@@ -51,6 +52,8 @@ from ..ipc.sockets import connect_dealer
 STOP_GRACE_S = 1.5  # what the core gets to end itself and its worker before it is killed
 UTILITY_TIMEOUT_S = 30.0
 _CLIENT_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
+_LAST_WORDS_MS = 100  # what an ended engine said may still be on its way through the socket
+_GOODBYE = make_client_codec().encode(Goodbye())
 
 PhaseCallback = Callable[[str], None]
 
@@ -139,9 +142,13 @@ class _Conversation:
     def hello(self) -> tuple[bytes, bytes]:
         return self.codec.encode(Hello(PROTOCOL_VERSION, "private", os.getpid()))
 
-    def take_welcome(self, frames: list[bytes], on_phase: PhaseCallback | None) -> bool:
+    def take_welcome(
+        self, socket: zmq.Socket[bytes], frames: list[bytes], on_phase: PhaseCallback | None
+    ) -> bool:
         """One message of the start; True when the engine is ready. Raises what a refusal stands for."""
         message = self.codec.decode(frames)
+        if isinstance(message, (Refusal, EngineDead)):
+            _say_goodbye(socket)
         match message:
             case Welcome(facts=facts):
                 self.facts = facts
@@ -242,7 +249,7 @@ class SyncMPClient(SyncClient):
             frames = self._receive_frames(deadline, EngineStartError)
             if frames is None:
                 raise EngineStartError(f"the engine was not ready within {timeout_s:g} s")
-            if self._conversation.take_welcome(frames, on_phase):
+            if self._conversation.take_welcome(self._socket, frames, on_phase):
                 break
         assert self._conversation.facts is not None
         self.facts = self._conversation.facts
@@ -278,6 +285,7 @@ class SyncMPClient(SyncClient):
         message = None if frames is None else self._codec.decode(frames)
         match message:
             case EngineDead(reason=reason) | Refusal(reason=reason):
+                _say_goodbye(self._socket)
                 self._dead_reason = reason
                 raise EngineDeadError(reason)
             case ProtocolNotice(reason=reason):
@@ -295,7 +303,7 @@ class SyncMPClient(SyncClient):
             ready = dict(self._poller.poll(timeout_ms))
             if not ready:
                 return None
-            if self._socket not in ready:  # the process has ended and its last words are read
+            if self._socket not in ready and not self._socket.poll(_LAST_WORDS_MS):
                 self._conversation.raise_if_dead(error_class)
 
 
@@ -323,7 +331,7 @@ class AsyncMPClient(EngineCoreClient):
             async with asyncio.timeout(self._config.ready_timeout_s):
                 await self._socket.send_multipart(self._conversation.hello())
                 while not self._conversation.take_welcome(
-                    await self._receive_frames(EngineStartError), on_phase
+                    self._sender, await self._receive_frames(EngineStartError), on_phase
                 ):
                     pass
         except TimeoutError:
@@ -359,6 +367,7 @@ class AsyncMPClient(EngineCoreClient):
                     if answer is not None and not answer.done():
                         answer.set_result(result)
                 case EngineDead(reason=reason) | Refusal(reason=reason):
+                    _say_goodbye(self._sender)
                     raise EngineDeadError(reason)
                 case ProtocolNotice(reason=reason):
                     raise ProtocolError(reason)
@@ -398,9 +407,11 @@ class AsyncMPClient(EngineCoreClient):
         while True:
             with contextlib.suppress(zmq.Again):
                 return self._sender.recv_multipart(zmq.NOBLOCK)
-            if self._ended.done():
+            if self._ended.done() and not await self._socket.poll(_LAST_WORDS_MS):
                 self._conversation.raise_if_dead(error_class)
                 raise error_class("the engine was closed")
+            if self._ended.done():
+                continue
             readable = self._socket.poll(None, zmq.POLLIN)
             await asyncio.wait((readable, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if not readable.done():
@@ -455,6 +466,12 @@ class InprocClient(SyncClient):
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _say_goodbye(socket: zmq.Socket[bytes]) -> None:
+    """Answer the engine's last words, so that it need not wait. If it has left already, so be it."""
+    with contextlib.suppress(zmq.ZMQError):
+        socket.send_multipart(_GOODBYE, zmq.NOBLOCK)
 
 
 def _connect(context: zmq.Context[Any], engine: _EngineProcess) -> Any:

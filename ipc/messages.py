@@ -13,8 +13,9 @@ EngineCoreRequest: frontend, adds a request. Answered by outputs until one has a
   has. A request that can never run is answered at once with finish_reason ERROR and the cause.
 AbortRequests: frontend; ids that are unknown or finished are ignored. Each live one ends with ABORT.
 UtilityCall: frontend, one of a closed enumeration; answered by UtilityResult with the same call_id.
-Goodbye: frontend, before it leaves; its requests are aborted without an answer. The client that owns a
-  private engine ends it by closing the lifeline pipe, not by a message.
+Goodbye: frontend, before it leaves; its requests are aborted without an answer. Also the answer to Refusal
+  and EngineDead, whose sender waits a moment for it. The client that owns a private engine ends it by
+  closing the lifeline pipe, not by a message.
 EngineCoreOutputs: core, at most one a step and client. `EngineCoreOutput.start` is the position of its first
   token among the request's output tokens, so a frontend merges by position and drops what it has.
 EngineDead: core, last message before it exits because it cannot go on; the reason is the root cause.

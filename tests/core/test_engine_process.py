@@ -1,0 +1,275 @@
+"""The core's process and the clients over real sockets, with FakeWorker where a worker process would be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from fakes import expected_output, make_config, make_request
+from quire.frontend import engine_core_client
+from quire.frontend.engine_core_client import AsyncMPClient, SyncMPClient, make_async_client
+from quire.ipc.codec import make_client_codec
+from quire.ipc.errors import EngineDeadError, ModelError, ProtocolError
+from quire.ipc.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    Hello,
+    ProtocolNotice,
+    Refusal,
+    UtilityMethod,
+    Welcome,
+)
+from quire.ipc.sockets import connect_dealer
+
+CONFIG = make_config()
+
+
+@pytest.fixture(autouse=True)
+def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setattr(engine_core_client, "CORE_MODULE", "fake_core")
+
+
+@pytest.fixture
+def client() -> Iterator[SyncMPClient]:
+    client = SyncMPClient(CONFIG)
+    yield client
+    client.close()
+
+
+def collect(client: SyncMPClient, ids: set[str]) -> dict[str, list[EngineCoreOutput]]:
+    """Outputs per request until each of `ids` has ended; fails loudly rather than hang."""
+    outputs: dict[str, list[EngineCoreOutput]] = {request_id: [] for request_id in ids}
+    live = set(ids)
+    while live:
+        batch = client.get_outputs(timeout_s=10.0)
+        assert batch, f"no output within 10 s, waiting for {sorted(live)}"
+        for output in batch:
+            outputs[output.request_id].append(output)
+            if output.finish_reason is not None:
+                live.remove(output.request_id)
+    return outputs
+
+
+def tokens_of(outputs: list[EngineCoreOutput]) -> list[int]:
+    """The request's tokens; positions must fit without gap or repeat."""
+    tokens: list[int] = []
+    for output in outputs:
+        assert output.start == len(tokens)
+        tokens += output.new_token_ids
+    return tokens
+
+
+def assert_undisturbed(request: EngineCoreRequest, outputs: list[EngineCoreOutput]) -> None:
+    tokens, reason = expected_output(request, CONFIG.model.max_model_len)
+    assert tokens_of(outputs) == tokens
+    assert outputs[-1].finish_reason == reason
+
+
+def wait_for_end(pid: int, timeout_s: float = 3.0) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([fd], [], [], timeout_s)[0], f"process {pid} lives on"
+    os.close(fd)
+
+
+def test_many_requests_come_back_whole_and_in_order(client: SyncMPClient) -> None:
+    requests = [make_request(f"r-{i}", [i + 1, 2, 3], max_tokens=1 + i % 20) for i in range(300)]
+    for request in requests:
+        client.add_request(request)
+    outputs = collect(client, {request.request_id for request in requests})
+    for request in requests:
+        assert_undisturbed(request, outputs[request.request_id])
+    assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
+    stats = client.call_utility(UtilityMethod.STATS).stats
+    assert stats is not None
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+    assert stats.generation_tokens_total == sum(1 + i % 20 for i in range(300))
+
+
+def test_an_aborted_request_ends_once_with_abort(client: SyncMPClient) -> None:
+    client.add_request(make_request("long", [1, 2], max_tokens=None))
+    client.abort_requests(["long", "unknown"])
+    assert collect(client, {"long"})["long"][-1].finish_reason == FinishReason.ABORT
+    assert client.get_outputs(timeout_s=0.05) == []
+
+
+def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: SyncMPClient) -> None:
+    client.add_request(make_request("poison-1", [1, 2]))
+    failed = collect(client, {"poison-1"})["poison-1"][-1]
+    assert failed.finish_reason == FinishReason.ERROR
+    assert "poisoned" in (failed.error or "")
+    request = make_request("r-1", [5, 6], max_tokens=9)
+    client.add_request(request)
+    assert_undisturbed(request, collect(client, {"r-1"})["r-1"])
+
+
+def test_startup_rows_add_up_to_the_wall_time() -> None:
+    before = time.time()
+    client = SyncMPClient(CONFIG)
+    elapsed = time.time() - before
+    client.close()
+    assert [phase for phase, _ in client.startup][:2] == ["start core process", "start core"]
+    assert sum(seconds for _, seconds in client.startup) == pytest.approx(elapsed, abs=0.05)
+
+
+def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
+    import msgspec
+
+    model = msgspec.structs.replace(CONFIG.model, served_model_name="missing")
+    with pytest.raises(ModelError, match="model='missing': a folder"):
+        SyncMPClient(msgspec.structs.replace(CONFIG, model=model))
+
+
+@pytest.mark.parametrize(("request_id", "cause"), [("lethal-1", "SIGKILL"), ("crash-1", "code 7")])
+def test_a_dead_engine_is_an_error_with_its_cause(client: SyncMPClient, request_id: str, cause: str) -> None:
+    client.add_request(make_request(request_id, [1]))
+    with pytest.raises(EngineDeadError, match=cause):
+        client.get_outputs(timeout_s=10.0)
+    with pytest.raises(EngineDeadError, match=cause):
+        client.add_request(make_request("r-2", [1]))
+
+
+def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) -> None:
+    requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=100) for i in range(20)]
+    requests.append(make_request("once-1", [7], max_tokens=20))
+    for request in requests:
+        client.add_request(request)
+    outputs = collect(client, {request.request_id for request in requests})
+    for request in requests:
+        assert_undisturbed(request, outputs[request.request_id])
+    assert any(out[-1].times.num_preemptions for out in outputs.values() if out[-1].times)
+
+
+def test_close_ends_the_core_and_removes_its_files() -> None:
+    client = SyncMPClient(CONFIG)
+    pid = client.facts.pids["core"]
+    run_dir = client._engine.run_dir.path
+    client.add_request(make_request("r", [1], max_tokens=None))
+    began = time.monotonic()
+    client.close()
+    client.close()
+    assert time.monotonic() - began < 2.0
+    wait_for_end(pid)
+    assert not run_dir.exists()
+
+
+def test_a_core_killed_by_signal_names_it(client: SyncMPClient) -> None:
+    os.kill(client.facts.pids["core"], signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        client.get_outputs(timeout_s=10.0)
+
+
+def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: SyncMPClient) -> None:
+    codec = make_client_codec()
+    request = make_request("r-1", [5, 6], max_tokens=100)
+    client.add_request(request)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
+
+    def ask(*frames: bytes) -> object:
+        stranger.send_multipart(frames)
+        assert stranger.poll(5000), "no answer"
+        return codec.decode(stranger.recv_multipart())
+
+    assert isinstance(ask(b"\x02", b"junk"), ProtocolNotice)
+    assert isinstance(ask(b"\xee"), ProtocolNotice)
+    assert isinstance(ask(*codec.encode(make_request("early", [1]))), ProtocolNotice)
+    assert isinstance(ask(*codec.encode(Hello(999, "test", 1))), Refusal)
+    assert isinstance(ask(*codec.encode(Hello(1, "test", 1))), Welcome)
+    context.destroy(linger=0)
+    assert_undisturbed(request, collect(client, {"r-1"})["r-1"])
+
+
+def test_a_second_client_gets_its_own_outputs_only(client: SyncMPClient) -> None:
+    codec = make_client_codec()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    other = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
+    other.send_multipart(codec.encode(Hello(1, "test", 1)))
+    assert isinstance(codec.decode(other.recv_multipart()), Welcome)
+    mine, theirs = make_request("mine", [1, 2], max_tokens=30), make_request("theirs", [3], max_tokens=30)
+    client.add_request(mine)
+    other.send_multipart(codec.encode(theirs))
+    assert_undisturbed(mine, collect(client, {"mine"})["mine"])
+    received: list[EngineCoreOutput] = []
+    while not received or received[-1].finish_reason is None:
+        assert other.poll(5000)
+        received += codec.decode(other.recv_multipart()).outputs
+    assert {output.request_id for output in received} == {"theirs"}
+    assert_undisturbed(theirs, received)
+    context.destroy(linger=0)
+
+
+def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: SyncMPClient) -> None:
+    sleeper = make_request("sleeper", [9], max_tokens=None)
+    client.add_request(sleeper)  # nothing is read from `client` while another one works
+    codec = make_client_codec()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    other = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
+    other.send_multipart(codec.encode(Hello(1, "test", 1)))
+    assert other.poll(5000)
+    other.recv_multipart()
+    for i in range(20):
+        other.send_multipart(codec.encode(make_request(f"o-{i}", [i], max_tokens=100)))
+    ended = 0
+    while ended < 20:
+        assert other.poll(5000)
+        outputs = codec.decode(other.recv_multipart()).outputs
+        ended += sum(output.finish_reason is not None for output in outputs)
+    context.destroy(linger=0)
+    assert_undisturbed(sleeper, collect(client, {"sleeper"})["sleeper"])
+
+
+def test_the_async_client_does_the_same() -> None:
+    async def run() -> None:
+        client: AsyncMPClient = await make_async_client(CONFIG)
+        requests = {f"r-{i}": make_request(f"r-{i}", [i + 1, 2], max_tokens=40) for i in range(50)}
+        for request in requests.values():
+            client.add_request(request)
+        outputs: dict[str, list[EngineCoreOutput]] = {request_id: [] for request_id in requests}
+        stats = asyncio.create_task(client.call_utility(UtilityMethod.STATS))
+        live = set(requests)
+        async with asyncio.timeout(10):
+            while live:
+                for output in await client.get_outputs():
+                    outputs[output.request_id].append(output)
+                    if output.finish_reason is not None:
+                        live.remove(output.request_id)
+            while not stats.done():
+                reader = asyncio.create_task(client.get_outputs())
+                await asyncio.wait((reader, stats), return_when=asyncio.FIRST_COMPLETED)
+                reader.cancel()
+        assert (await stats).stats is not None
+        for request_id, request in requests.items():
+            assert_undisturbed(request, outputs[request_id])
+        os.kill(client.facts.pids["core"], signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            async with asyncio.timeout(10):
+                await client.get_outputs()
+        client.close()
+
+    asyncio.run(run())
+
+
+def test_an_async_start_that_fails_raises_the_workers_error() -> None:
+    import msgspec
+
+    model = msgspec.structs.replace(CONFIG.model, served_model_name="missing")
+    with pytest.raises(ModelError, match="model='missing'"):
+        asyncio.run(make_async_client(msgspec.structs.replace(CONFIG, model=model)))
+
+
+def test_a_notice_to_the_owner_is_a_protocol_error(client: SyncMPClient) -> None:
+    client._socket.send_multipart([b"\x02", b"junk"])
+    with pytest.raises(ProtocolError, match="does not decode"):
+        client.get_outputs(timeout_s=5.0)

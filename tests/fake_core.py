@@ -1,0 +1,83 @@
+"""`python -m fake_core`: the real engine core process with FakeWorker in place of a worker process.
+
+Faults are asked for by request id: "poison..." makes the step that computes it fail, "lethal..." kills the
+worker each time, "once..." the first time, "crash..." the core itself. The model name "missing" fails the
+start.
+"""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+from fakes import FakeWorker
+from quire.core import engine_process
+from quire.core.executor import Executor, ExecutorEvent, WorkerLost
+from quire.ipc.config import EngineConfig
+from quire.ipc.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
+
+NUM_BLOCKS = 256
+
+
+class FakeProcessExecutor(Executor):
+    """FakeWorker behind the executor interface; results are there when `submit` returns."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._worker = FakeWorker(config, NUM_BLOCKS)
+        self._events: list[ExecutorEvent] = []
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._is_dead = False
+        self._has_died = False
+
+    def start(self) -> None:
+        if self._config.model.served_model_name == "missing":
+            self._tell(WorkerFailed("model='missing': a folder", "ModelError"))
+            return
+        self._is_dead = False
+        self._worker.lose()
+        self._tell(WorkerProgress("load fake weights", 1.0))
+        self._tell(WorkerReady(NUM_BLOCKS, "fake", [LedgerEntry("weights", 1)], []))
+
+    def submit(self, step: SchedulerOutput) -> None:
+        if self._is_dead:
+            return
+        kinds = {new.request_id.partition("-")[0] for new in step.new_requests}
+        if "crash" in kinds:
+            os._exit(7)
+        if "lethal" in kinds or ("once" in kinds and not self._has_died):
+            self._is_dead = self._has_died = True
+            self._tell(WorkerLost("worker (pid 1) was killed by SIGKILL"))
+            return
+        self._worker.poisoned.update(
+            new.request_id for new in step.new_requests if "poison" in new.request_id
+        )
+        self._tell(self._worker.execute(step))
+
+    def reset_rows(self) -> None:
+        self._worker.reset_rows()
+
+    def receive(self) -> list[ExecutorEvent]:
+        events, self._events = self._events, []
+        if events:
+            os.eventfd_read(self._wake_fd)
+        return events
+
+    def _tell(self, event: ExecutorEvent) -> None:
+        self._events.append(event)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def register(self, poller: zmq.Poller) -> None:
+        poller.register(self._wake_fd, zmq.POLLIN)
+
+    def stop(self, grace_s: float) -> None:
+        """Nothing to end."""
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {"worker": os.getpid()}
+
+
+if __name__ == "__main__":
+    engine_process.make_executor = lambda config, _context, _address: FakeProcessExecutor(config)
+    engine_process.main()
