@@ -1,0 +1,227 @@
+"""Requests are checked against the model's limits and tokenized before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from frontend_fakes import make_facts, prompt_ids
+from quire.frontend.input_processor import InputProcessor
+from quire.frontend.tokenizer import Tokenizer
+from quire.ipc.errors import InputError, PromptError, SamplingParamsError
+from quire.ipc.sampling_params import MAX_SEED, SamplingParams
+
+
+@pytest.fixture
+def processor(byte_level: Tokenizer) -> InputProcessor:
+    return InputProcessor(make_facts(vocab_size=len(byte_level) + 10), byte_level)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["the fox", {"prompt": "the fox"}, {"prompt": "the fox", "cache_salt": None}],
+    ids=str,
+)
+def test_texts_are_tokenized_with_the_models_special_tokens(metaspace: Tokenizer, prompt: Any):
+    request = InputProcessor(make_facts(), metaspace).process("a", prompt, SamplingParams())
+    assert request.prompt == "the fox"
+    assert request.prompt_token_ids == metaspace.encode("the fox")
+    assert request.prompt_token_ids[0] == metaspace.bos_token_id
+    assert prompt_ids(request.sequences[0]) == request.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    "prompt", [[5, 6], (5, 6), {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": (5, 6), "cache_salt": "s"}]
+)
+def test_token_ids_are_taken_as_they_are(processor: InputProcessor, prompt: Any):
+    request = processor.process("a", prompt, SamplingParams())
+    assert (request.prompt, request.prompt_token_ids) == (None, [5, 6])
+    assert request.sequences[0].cache_salt == ("s" if "cache_salt" in prompt else "")
+
+
+def test_a_text_beside_token_ids_is_only_shown(processor: InputProcessor):
+    request = processor.process("a", {"prompt": "shown", "prompt_token_ids": [5]}, SamplingParams())
+    assert (request.prompt, request.prompt_token_ids) == ("shown", [5])
+
+
+def test_many_prompts_are_tokenized_as_one_by_one(processor: InputProcessor):
+    prompts: list[Any] = ["the fox", [7, 8], {"prompt": "hello"}, "the dog"]
+    together = processor.tokenize(prompts, is_many=True)
+    assert together[1].token_ids == [7, 8]
+    for place in (0, 2, 3):
+        assert together[place].token_ids == processor.tokenize([prompts[place]])[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "text"),
+    [
+        ("", "prompt", "not empty"),
+        ([], "prompt", "at least one token"),
+        ({"prompt_token_ids": []}, "prompt", "at least one token"),
+        ({}, "prompt", "a text, a list of token ids"),
+        (None, "prompt", "a text, a list of token ids"),
+        (b"bytes", "prompt", "a text, a list of token ids"),
+        (5, "prompt", "a text, a list of token ids"),
+        ([-1], "prompt", "prompt=-1: token ids from 0 to "),
+        ([3, 100000, 4], "prompt", "prompt=100000: token ids from 0 to "),
+        ([2**40], "prompt", "prompt=1099511627776: token ids from 0 to "),
+        ([3, "x"], "prompt", "prompt='x': token ids from 0 to "),
+        ([3, 1.0], "prompt", "prompt=1.0: token ids from 0 to "),
+        ({"prompt": 5}, "prompt.prompt", "a text"),
+        ({"prompt_token_ids": "abc"}, "prompt.prompt_token_ids", "a list of token ids"),
+        ({"promt": "x"}, "prompt.promt", "did you mean 'prompt'?"),
+        ({"prompt": "x", "cache_salt": ""}, "prompt.cache_salt", "1 to 128 characters"),
+        ({"prompt": "x", "cache_salt": "s" * 129}, "prompt.cache_salt", "1 to 128 characters"),
+        ("a \ud800 b", "prompt", "lone surrogate at character 2"),
+        ([1] * 64, "prompt", "'64 tokens': at most 63 (max_model_len=64"),
+        ("fox " * 500, "prompt", "at most 63 (max_model_len=64"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_prompt_that_cannot_run_is_refused_by_name(
+    processor: InputProcessor, prompt: Any, field: str, text: str
+):
+    with pytest.raises(PromptError) as caught:
+        processor.process("a", prompt, SamplingParams())
+    assert caught.value.field == field
+    assert text in str(caught.value)
+
+
+def test_the_longest_prompt_leaves_one_token_to_generate(processor: InputProcessor):
+    assert len(processor.process("a", [1] * 63, SamplingParams()).prompt_token_ids) == 63
+
+
+def test_one_bad_prompt_among_many_is_named_by_its_place(processor: InputProcessor):
+    with pytest.raises(PromptError, match=r"prompts\[2\]"):
+        processor.tokenize(["fine", [1], "bad \udfff", "fine"], is_many=True)
+    with pytest.raises(PromptError, match=r"prompts\[1\]"):
+        processor.tokenize(["fine", [999999]], is_many=True)
+
+
+def test_a_prompt_larger_than_the_kv_cache_names_what_to_raise(byte_level: Tokenizer):
+    small = InputProcessor(make_facts(max_model_len=64, num_gpu_blocks=2), byte_level)
+    with pytest.raises(PromptError, match=r"at most 31.*kv_cache_memory_bytes"):
+        small.process("a", [1] * 32, SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"stop_token_ids": [3, 99999]}, "stop_token_ids=99999: token ids from 0 to 499"),
+        ({"allowed_token_ids": [500]}, "allowed_token_ids=500: token ids from 0 to 499"),
+        ({"logit_bias": {500: 1.0}}, "logit_bias=500: token ids from 0 to 499"),
+        ({"logprobs": 6}, "logprobs=6: at most max_logprobs=5"),
+        ({"prompt_logprobs": 6}, "prompt_logprobs=6: at most max_logprobs=5"),
+        ({"logprobs": -1}, "logprobs=-1: at most max_logprobs=5"),
+    ],
+    ids=str,
+)
+def test_parameters_outside_the_models_limits_are_refused(
+    byte_level: Tokenizer, values: dict[str, Any], text: str
+):
+    processor = InputProcessor(make_facts(), byte_level)
+    with pytest.raises(SamplingParamsError) as caught:
+        processor.process("a", [1], SamplingParams(**values))
+    assert text in str(caught.value)
+
+
+def test_the_whole_vocabularys_logprobs_need_the_cap_to_allow_it(byte_level: Tokenizer):
+    processor = InputProcessor(make_facts(max_logprobs=-1), byte_level)
+    request = processor.process("a", [1], SamplingParams(logprobs=-1, prompt_logprobs=1000))
+    assert request.sequences[0].sampling_params.logprobs == -1
+
+
+def test_parameters_are_checked_again_and_cloned(processor: InputProcessor):
+    params = SamplingParams(stop=["x"])
+    params.temperature = 5.0
+    with pytest.raises(SamplingParamsError, match="temperature"):
+        processor.process("a", [1], params)
+    params.temperature = 1.0
+    request = processor.process("a", [1], params)
+    params.stop = ["changed"]
+    assert request.params.stop == ["x"]
+    assert params.seed is None
+    with pytest.raises(SamplingParamsError, match="a SamplingParams"):
+        processor.process("a", [1], {"temperature": 1})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 201, 5, None, "a\nb"])
+def test_a_request_id_must_be_a_short_printable_text(processor: InputProcessor, request_id: Any):
+    with pytest.raises(InputError, match="request_id"):
+        processor.process(request_id, [1], SamplingParams())
+
+
+def test_engine_ids_are_unique_though_users_repeat_theirs(processor: InputProcessor):
+    ids = {processor.process("same", [1], SamplingParams()).sequences[0].request_id for _ in range(50)}
+    assert len(ids) == 50
+    assert all(one.startswith("same-") for one in ids)
+
+
+def test_end_tokens_are_left_out_when_they_are_ignored(processor: InputProcessor):
+    assert processor.process("a", [1], SamplingParams()).sequences[0].eos_token_ids == [2]
+    assert processor.process("a", [1], SamplingParams(ignore_eos=True)).sequences[0].eos_token_ids == []
+
+
+def test_each_sequence_has_its_own_id_and_seed(processor: InputProcessor):
+    request = processor.process("a", [1], SamplingParams(n=3, seed=10, prompt_logprobs=1))
+    assert [one.sampling_params.seed for one in request.sequences] == [10, 11, 12]
+    assert [one.sampling_params.n for one in request.sequences] == [1, 1, 1]
+    assert [one.sampling_params.prompt_logprobs for one in request.sequences] == [1, None, None]
+    assert [one.request_id.split("-")[0] for one in request.sequences] == ["0_a", "1_a", "2_a"]
+    assert len({one.request_id for one in request.sequences}) == 3
+
+
+@pytest.mark.parametrize("seed", [MAX_SEED - 1, -3, -MAX_SEED - 1])
+def test_seeds_near_the_ends_of_their_range_stay_distinct_and_set(processor: InputProcessor, seed: int):
+    request = processor.process("a", [1], SamplingParams(n=4, seed=seed))
+    seeds = [one.sampling_params.seed for one in request.sequences]
+    assert len(set(seeds)) == 4
+    assert None not in seeds
+
+
+def test_a_request_without_a_seed_draws_one(processor: InputProcessor):
+    seeds = {
+        processor.process("a", [1], SamplingParams()).sequences[0].sampling_params.seed for _ in range(20)
+    }
+    assert len(seeds) == 20
+    assert None not in seeds
+
+
+def test_best_of_asks_for_the_tokens_own_logprobs(processor: InputProcessor):
+    request = processor.process("a", [1], SamplingParams(n=1, best_of=3))
+    assert [one.sampling_params.logprobs for one in request.sequences] == [0, 0, 0]
+    assert request.hides_cumulative_logprob
+    kept = processor.process("a", [1], SamplingParams(n=2, best_of=3, logprobs=2))
+    assert [one.sampling_params.logprobs for one in kept.sequences] == [2, 2, 2]
+    assert not kept.hides_cumulative_logprob
+
+
+def test_bad_words_are_forbidden_at_a_beginning_and_after_a_space(byte_level: Tokenizer):
+    processor = InputProcessor(make_facts(), byte_level)
+    request = processor.process("a", [1], SamplingParams(bad_words=["fox"]))
+    forbidden = request.sequences[0].bad_words_token_ids
+    texts = {byte_level.decode(ids) for ids in forbidden}
+    assert texts == {"fox", " fox"}
+
+
+def test_a_spaced_form_that_ends_in_the_plain_one_is_not_repeated(byte_level: Tokenizer):
+    processor = InputProcessor(make_facts(), byte_level)
+    request = processor.process("a", [1], SamplingParams(bad_words=["<|im_end|>"]))
+    assert request.sequences[0].bad_words_token_ids == [[2]]
+
+
+def test_without_a_tokenizer_only_token_ids_go_in_and_out():
+    processor = InputProcessor(make_facts(), None)
+    request = processor.process("a", [1, 2], SamplingParams())
+    assert not request.params.detokenize
+    with pytest.raises(PromptError, match="without a tokenizer"):
+        processor.process("a", "text", SamplingParams())
+    for values in ({"stop": ["x"]}, {"bad_words": ["x"]}):
+        with pytest.raises(SamplingParamsError, match="there is no tokenizer"):
+            processor.process("a", [1], SamplingParams(**values))
+
+
+@pytest.mark.parametrize("priority", ["high", 2**40, None])
+def test_a_priority_is_an_integer(processor: InputProcessor, priority: Any):
+    with pytest.raises(InputError, match="priority"):
+        processor.process("a", [1], SamplingParams(), priority)

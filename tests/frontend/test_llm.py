@@ -1,0 +1,253 @@
+"""LLM and LLMEngine over an engine that answers with scripted tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from frontend_fakes import FakeSyncClient, prompt_ids
+from quire.frontend import llm_engine as llm_engine_module
+from quire.frontend.llm import LLM
+from quire.frontend.llm_engine import LLMEngine
+from quire.frontend.model_folder import pocket_folder
+from quire.frontend.tokenizer import Tokenizer
+from quire.ipc.config import EngineConfig
+from quire.ipc.errors import ConfigError, EngineDeadError, InputError, ModelError, PromptError
+from quire.ipc.messages import EngineCoreRequest
+from quire.ipc.sampling_params import SamplingParams
+
+
+def countdown(request: EngineCoreRequest) -> list[int]:
+    """Prompt [..., k] generates k, k-1, ..., 3 and then end-of-sequence; ends after k-2 tokens."""
+    return list(range(prompt_ids(request)[-1], 1, -1))
+
+
+@pytest.fixture
+def client() -> FakeSyncClient:
+    return FakeSyncClient(countdown, vocab_size=2048, model=str(pocket_folder()))
+
+
+@pytest.fixture
+def llm(client: FakeSyncClient, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    def make_client(config: EngineConfig, _on_phase: Any) -> FakeSyncClient:
+        assert config.model.model == str(pocket_folder())
+        return client
+
+    monkeypatch.setattr(llm_engine_module, "make_sync_client", make_client)
+    return LLM()
+
+
+def test_outputs_come_in_the_prompts_order_however_they_end(llm: LLM):
+    outputs = llm.generate([[9], [4], [6]], SamplingParams(max_tokens=100), use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [[9], [4], [6]]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 3, 5]
+    assert all(output.outputs[0].finish_reason == "stop" for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count"),
+    [("hi", 1), (["hi", "you"], 2), ([5, 6], 1), ([[5], [6]], 2), ([], 0), ({"prompt": "hi"}, 1),
+     (["hi", [5], {"prompt_token_ids": [6]}], 3)],
+    ids=str,
+)  # fmt: skip
+def test_one_prompt_or_many_of_any_kind_are_told_apart(llm: LLM, prompts: Any, count: int):
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    assert len(llm.generate(prompts, params, use_tqdm=False)) == count
+
+
+def test_sampling_params_may_be_one_a_prompt(llm: LLM):
+    params = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=3)]
+    outputs = llm.generate([[9], [9]], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 3]
+    with pytest.raises(InputError, match="sampling_params='2 of them'"):
+        llm.generate([[9]], params, use_tqdm=False)
+
+
+def test_priorities_reach_the_engine(llm: LLM, client: FakeSyncClient):
+    llm.generate([[9], [8]], SamplingParams(max_tokens=1), use_tqdm=False, priority=[5, -1])
+    assert [request.priority for request in client.engine.added] == [5, -1]
+    with pytest.raises(InputError, match="priority"):
+        llm.generate([[9], [8]], use_tqdm=False, priority=[5])
+
+
+def test_a_bad_prompt_among_many_is_refused_before_any_is_added(llm: LLM, client: FakeSyncClient):
+    with pytest.raises(PromptError, match=r"prompts\[1\]"):
+        llm.generate([[9], [99999]], use_tqdm=False)
+    with pytest.raises(ValueError, match="stop_token_ids"):
+        llm.generate([[9], [8]], [SamplingParams(), SamplingParams(stop_token_ids=[99999])], use_tqdm=False)
+    assert client.engine.added == []
+
+
+def test_the_users_params_are_not_changed(llm: LLM):
+    params = SamplingParams(max_tokens=1)
+    before = params.clone()
+    llm.generate([[9]], params, use_tqdm=False)
+    assert params == before
+
+
+def test_ctrl_c_ends_the_calls_requests_and_leaves_the_engine_usable(llm: LLM, client: FakeSyncClient):
+    client.interrupt_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[9], [8]], SamplingParams(max_tokens=100), use_tqdm=False)
+    assert sorted(client.engine.aborted) == sorted(request.request_id for request in client.engine.added)
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+    client.interrupt_after = None
+    (output,) = llm.generate([[5]], SamplingParams(max_tokens=100), use_tqdm=False)
+    assert output.outputs[0].token_ids == [5, 4, 3, 2]
+
+
+def test_a_dead_engine_raises_and_leaves_no_request_behind(llm: LLM, client: FakeSyncClient):
+    client.dead = "worker gone"
+    with pytest.raises(EngineDeadError, match="worker gone"):
+        llm.generate([[5]], use_tqdm=False)
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+
+
+def test_a_request_that_the_engine_fails_comes_back_with_its_cause(llm: LLM, client: FakeSyncClient):
+    added = client.add_request
+
+    def add(request: EngineCoreRequest) -> None:
+        added(request)
+        if prompt_ids(request) == [7]:
+            client.engine.failing[request.request_id] = "out of luck"
+
+    client.add_request = add
+    good, bad = llm.generate([[9], [7]], SamplingParams(max_tokens=100), use_tqdm=False)
+    assert (good.error, good.outputs[0].finish_reason) == (None, "stop")
+    assert (bad.error, bad.outputs[0].finish_reason) == ("out of luck", "error")
+
+
+def test_progress_counts_finished_requests(llm: LLM):
+    class Bar:
+        made: ClassVar[list[Bar]] = []
+
+        def __init__(self, **kwargs: Any) -> None:
+            self.total, self.done, self.is_closed = kwargs["total"], 0, False
+            Bar.made.append(self)
+
+        def update(self, count: int) -> None:
+            self.done += count
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    llm.generate([[9], [4]], SamplingParams(max_tokens=2), use_tqdm=Bar)
+    (bar,) = Bar.made
+    assert (bar.total, bar.done, bar.is_closed) == (2, 2, True)
+
+
+def test_chat_renders_the_models_template(llm: LLM, client: FakeSyncClient):
+    messages = [{"role": "user", "content": "What is 2 plus 3?"}]
+    client.engine._script = lambda _request: [50, 51, 2]
+    (one,) = llm.chat(messages, use_tqdm=False)
+    both = llm.chat([messages, messages], use_tqdm=False, add_generation_prompt=False)
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    assert one.prompt == tokenizer.render_chat(messages)
+    assert one.prompt_token_ids == tokenizer.encode(one.prompt, add_special_tokens=False)
+    assert [output.prompt for output in both] == [tokenizer.render_chat(messages, None, False)] * 2
+    (own,) = llm.chat(messages, use_tqdm=False, chat_template="{{ messages[0].content }}{{ mood }}",
+                      chat_template_kwargs={"mood": "!"})  # fmt: skip
+    assert own.prompt == "What is 2 plus 3?!"
+    with pytest.raises(PromptError, match=r"messages\[0\]\.role"):
+        llm.chat([{"content": "x"}], use_tqdm=False)
+
+
+def test_default_sampling_is_the_models_own(client: FakeSyncClient, tmp_path: Path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "max_new_tokens": 2}')
+    client = FakeSyncClient(countdown, vocab_size=2048, model=str(tmp_path))
+    engine = LLMEngine(client, None)
+    params = engine.get_default_sampling_params()
+    assert (params.temperature, params.max_tokens, params.top_p) == (0.25, 2, 1.0)
+    assert LLMEngine(client, None, generation_config="vllm").get_default_sampling_params() == SamplingParams()
+
+
+def test_leaving_the_block_closes_the_engine(llm: LLM, client: FakeSyncClient):
+    with llm as same:
+        assert same is llm
+    assert client.num_closed == 1
+    assert llm.reset_prefix_cache()
+    assert llm.stats().num_running == 0
+
+
+def test_dropping_the_last_reference_closes_the_engine(client: FakeSyncClient, monkeypatch: Any):
+    monkeypatch.setattr(llm_engine_module, "make_sync_client", lambda _config, _on_phase: client)
+    llm = LLM(model="pocket")
+    del llm
+    assert client.num_closed == 1
+
+
+def test_bad_arguments_are_refused_before_an_engine_is_started(monkeypatch: Any, tmp_path: Path):
+    def never(*_args: Any) -> Any:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(llm_engine_module, "make_sync_client", never)
+    with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
+        LLM(max_model_length=5)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        LLM(str(tmp_path))
+
+
+def test_a_tokenizer_that_cannot_be_read_closes_the_engine(client: FakeSyncClient, monkeypatch: Any):
+    def fail(_folder: str) -> Tokenizer:
+        raise ModelError("tokenizer", "x", "y")
+
+    monkeypatch.setattr(llm_engine_module, "make_sync_client", lambda _config, _on_phase: client)
+    monkeypatch.setattr(llm_engine_module, "load_tokenizer", fail)
+    with pytest.raises(ModelError):
+        LLM()
+    assert client.num_closed == 1
+
+
+def run_all(engine: LLMEngine) -> dict[str, Any]:
+    finished: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                assert output.request_id not in finished, "a request ended twice"
+                finished[output.request_id] = output
+    return finished
+
+
+def test_the_engine_is_driven_step_by_step(llm: LLM):
+    engine = llm.llm_engine
+    engine.add_request("a", [5], SamplingParams(max_tokens=100))
+    engine.add_request("b", [4], SamplingParams(max_tokens=100))
+    with pytest.raises(InputError, match="request_id='a'"):
+        engine.add_request("a", [5], SamplingParams())
+    assert engine.get_num_unfinished_requests() == 2
+    finished = run_all(engine)
+    assert [finished[name].outputs[0].token_ids for name in "ab"] == [[5, 4, 3, 2], [4, 3, 2]]
+    assert engine.step() == []
+    engine.add_request("a", [5], SamplingParams(max_tokens=1))
+    assert run_all(engine)["a"].outputs[0].token_ids == [5]
+
+
+def test_an_aborted_request_gets_its_final_output_from_step(llm: LLM):
+    engine = llm.llm_engine
+    engine.add_request("a", [60], SamplingParams(max_tokens=100))
+    engine.add_request("b", [5], SamplingParams(max_tokens=100))
+    engine.step()
+    engine.abort_request("a")
+    engine.abort_request(["a", "unknown"])
+    finished = run_all(engine)
+    assert finished["a"].outputs[0].finish_reason == "abort"
+    assert finished["a"].outputs[0].token_ids == [60]
+    assert finished["b"].outputs[0].finish_reason == "stop"
+
+
+def test_a_stop_string_ends_the_request_in_the_engine_too(llm: LLM, client: FakeSyncClient):
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    client.engine._script = lambda _request: tokenizer.encode("the little fox ran")
+    (output,) = llm.generate("x", SamplingParams(max_tokens=100, stop="fox"), use_tqdm=False)
+    assert output.outputs[0].text == "the little "
+    assert client.engine.aborted == [request.request_id for request in client.engine.added]
+
+
+def test_a_request_cancelled_twice_over_still_counts_sequences_right(llm: LLM):
+    params = SamplingParams(max_tokens=100, n=3)
+    (output,) = llm.generate([[9]], params, use_tqdm=False)
+    assert [one.index for one in output.outputs] == [0, 1, 2]
+    assert all(one.token_ids == [9, 8, 7, 6, 5, 4, 3, 2] for one in output.outputs)
