@@ -1,0 +1,168 @@
+"""The KV cache's memory: a plan in bytes with a ledger, the number of blocks that follows, and the tensors.
+
+It knows sizes, not what a block holds. All sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import ConfigError
+from ..ipc.step import LedgerEntry
+from .attention.metadata import KVCaches
+
+_MIB = 1 << 20
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Without a size, a CPU cache holds what max_num_seqs full requests need, up to this and up to this part of
+# the memory that is available. Pages are taken as blocks are first written: a large plan costs nothing yet.
+_MAX_AUTO_CPU_BYTES = 4 << 30
+_MAX_AUTO_CPU_FRACTION = 0.5
+# For the CUDA context's growth, library workspaces and fragmentation.
+_CUDA_RESERVE_BYTES = 512 * _MIB
+# Slices of prompt logits and the sampler's temporaries, both bounded.
+_SCRATCH_BYTES = 64 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How many blocks the device holds, and where its memory goes."""
+
+    num_blocks: int
+    ledger: list[LedgerEntry]
+
+
+def plan_memory(config: EngineConfig, device: torch.device, weight_bytes: int) -> MemoryPlan:
+    """Divide the device's memory after the weights have been loaded.
+
+    Raises ConfigError if not even one request of max_model_len fits (or more is asked for than there is), and
+    names the number to change.
+    """
+    activation_bytes = estimate_activation_bytes(config)
+    reserve_bytes = _CUDA_RESERVE_BYTES if device.type == "cuda" else 0
+    free_bytes = _free_bytes(device) - activation_bytes - reserve_bytes
+    num_blocks = _count_blocks(config, device, free_bytes)
+    ledger = [
+        LedgerEntry("weights", weight_bytes),
+        LedgerEntry("activations", activation_bytes),
+        LedgerEntry("KV cache", num_blocks * config.block_size_bytes),
+        LedgerEntry("reserve", reserve_bytes),
+    ]
+    return MemoryPlan(num_blocks, ledger)
+
+
+def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
+    """(k, v) of each layer, not initialized: attention reads no slot that has not been written."""
+    shape = config.model.shape
+    size = (num_blocks, shape.num_kv_heads, config.cache.block_size, shape.head_size)
+    dtype = _TORCH_DTYPES[config.model.dtype]
+    return [
+        (torch.empty(size, dtype=dtype, device=device), torch.empty(size, dtype=dtype, device=device))
+        for _ in range(shape.num_layers)
+    ]
+
+
+def estimate_activation_bytes(config: EngineConfig) -> int:
+    """Upper estimate of what a step of max_num_batched_tokens holds beside weights and KV.
+
+    Of a layer live at once: residual, normed and attention output, q, k and v, gate, up and their product, in
+    up to float32; of the sampler: the logits of all rows and one copy of them.
+    """
+    shape = config.model.shape
+    num_tokens = config.scheduler.max_num_batched_tokens
+    num_samples = min(config.scheduler.max_num_seqs, num_tokens)
+    heads = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
+    per_token = 4 * (4 * shape.hidden_size + heads + 3 * shape.intermediate_size)
+    return num_tokens * per_token + 2 * 4 * num_samples * shape.vocab_size + _SCRATCH_BYTES
+
+
+def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -> int:
+    """Blocks by the override, the size in bytes, or what the device has; `free_bytes` may be negative."""
+    cache, block_bytes = config.cache, config.block_size_bytes
+    if cache.num_gpu_blocks_override is not None:
+        num_blocks = cache.num_gpu_blocks_override
+        _check_one_request(config, num_blocks, "num_gpu_blocks_override", num_blocks, is_in_blocks=True)
+        _check_available(config, num_blocks, free_bytes, "num_gpu_blocks_override", num_blocks)
+        return num_blocks
+    if cache.kv_cache_memory_bytes is not None:
+        size = cache.kv_cache_memory_bytes
+        _check_one_request(config, size // block_bytes, "kv_cache_memory_bytes", size)
+        _check_available(config, size // block_bytes, free_bytes, "kv_cache_memory_bytes", size)
+        return size // block_bytes
+    if device.type == "cuda":
+        budget = free_bytes - _withheld_bytes(device, cache.gpu_memory_utilization)
+        num_blocks = max(0, budget) // block_bytes
+        _check_cuda_fraction(config, num_blocks)
+        return num_blocks
+    wanted = config.scheduler.max_num_seqs * config.max_blocks_per_request
+    budget = min(_MAX_AUTO_CPU_BYTES, int(free_bytes * _MAX_AUTO_CPU_FRACTION))
+    num_blocks = min(wanted, max(0, budget) // block_bytes)
+    _check_one_request(config, num_blocks, "kv_cache_memory_bytes", None)
+    return num_blocks
+
+
+def _check_one_request(
+    config: EngineConfig, num_blocks: int, field: str, value: int | None, is_in_blocks: bool = False
+) -> None:
+    """Refuse a cache in which a request of max_model_len could wait for ever."""
+    needed = config.max_blocks_per_request
+    if num_blocks < needed:
+        least = needed if is_in_blocks else needed * config.block_size_bytes
+        raise ConfigError(field, value, f"at least {least} {_why_one_request(config, num_blocks)}")
+
+
+def _check_cuda_fraction(config: EngineConfig, num_blocks: int) -> None:
+    if num_blocks < config.max_blocks_per_request:
+        least = config.max_blocks_per_request * config.block_size_bytes
+        raise ConfigError(
+            "gpu_memory_utilization",
+            config.cache.gpu_memory_utilization,
+            f"more, or kv_cache_memory_bytes at least {least} {_why_one_request(config, num_blocks)}",
+        )
+
+
+def _why_one_request(config: EngineConfig, num_blocks: int) -> str:
+    text = (
+        f"(one request of max_model_len={config.model.max_model_len} tokens takes "
+        f"{config.max_blocks_per_request} blocks of {config.block_size_bytes} bytes, {num_blocks} fit)"
+    )
+    return f"{text}, or max_model_len at most {num_blocks * config.cache.block_size}" if num_blocks else text
+
+
+def _check_available(config: EngineConfig, num_blocks: int, free_bytes: int, field: str, value: int) -> None:
+    """Refuse what the system would grant now and kill the worker for later."""
+    size = num_blocks * config.block_size_bytes
+    if size > free_bytes:
+        most = max(0, free_bytes) // config.block_size_bytes
+        limit = most if field == "num_gpu_blocks_override" else most * config.block_size_bytes
+        raise ConfigError(field, value, f"at most {limit} ({size} bytes wanted, {max(0, free_bytes)} free)")
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that this process could still take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = psutil.virtual_memory().available
+    limit = _cgroup_free_bytes()
+    return available if limit is None else min(available, limit)
+
+
+def _withheld_bytes(device: torch.device, utilization: float) -> int:
+    """The part of the device's memory that the worker must leave to others."""
+    total = torch.cuda.mem_get_info(device)[1]
+    return total - int(total * utilization)
+
+
+def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container's limit leaves, None without a limit; the host's free memory does not show it."""
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = (root / "memory.current").read_text().strip()
+    except OSError:
+        return None
+    return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None

@@ -1,0 +1,166 @@
+"""What a request changes in its logits before sampling: allowed ids, bad words, min_tokens, bias, penalties.
+
+A row has a LogitEdits only if it asks for one of these; rows without pay nothing. The order is vLLM's.
+Legend: S sampling rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..ipc.sampling_params import SamplingParams
+from ..ipc.step import NewRequestData
+from .penalties import TokenPenalties
+from .staging import to_device
+
+Ids = NDArray[np.int64]
+_NO_IDS: Ids = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class LogitEdits:
+    """The edits of one row. Ids outside the vocabulary have been dropped."""
+
+    allowed_ids: Ids | None
+    banned_ids: Ids  # bad words of one token
+    bad_words: list[tuple[list[int], int]]  # (all tokens but the last, the last)
+    min_tokens: int
+    stop_ids: Ids  # not before min_tokens
+    bias_ids: Ids
+    bias_values: NDArray[np.float32]
+    penalties: TokenPenalties | None
+
+    @property
+    def needs_history(self) -> bool:
+        """True if the row's last token must be known on the host before the next one can be sampled."""
+        return self.penalties is not None or bool(self.bad_words)
+
+    def banned_now(self, history: NDArray[np.int32], num_output: int) -> list[Ids]:
+        """Ids that cannot come next after `history` (prompt and output)."""
+        banned = [self.banned_ids]
+        if num_output < self.min_tokens:
+            banned.append(self.stop_ids)
+        for start, last in self.bad_words:
+            if history[-len(start) :].tolist() == start:
+                banned.append(np.array([last], dtype=np.int64))
+        return banned
+
+
+@dataclass(slots=True)
+class EditedRow:
+    """A row of one step's logits with what its edits depend on."""
+
+    index: int  # in the logits
+    edits: LogitEdits
+    history: NDArray[np.int32]  # prompt and output tokens
+    num_output: int
+
+
+def make_logit_edits(
+    request: NewRequestData, prompt: NDArray[np.int32], output: NDArray[np.int32], vocab_size: int
+) -> LogitEdits | None:
+    """The edits that the request asks for, None if it asks for none."""
+    params = request.sampling_params
+    words = [word for word in request.bad_words_token_ids if word and max(word) < vocab_size]
+    penalties = _make_penalties(params, prompt, output)
+    has_min_tokens = len(output) < params.min_tokens
+    if not (params.allowed_token_ids or words or has_min_tokens or params.logit_bias or penalties):
+        return None
+    bias = {token: value for token, value in (params.logit_bias or {}).items() if token < vocab_size}
+    stop_ids: list[int] = sorted({*request.eos_token_ids, *(params.stop_token_ids or [])})
+    return LogitEdits(
+        allowed_ids=_ids(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None,
+        banned_ids=_ids([word[0] for word in words if len(word) == 1], vocab_size),
+        bad_words=[(word[:-1], word[-1]) for word in words if len(word) > 1],
+        min_tokens=params.min_tokens,
+        stop_ids=_ids(stop_ids, vocab_size) if has_min_tokens else _NO_IDS,
+        bias_ids=np.array(list(bias), dtype=np.int64),
+        bias_values=np.array(list(bias.values()), dtype=np.float32),
+        penalties=penalties,
+    )
+
+
+def _make_penalties(
+    params: SamplingParams, prompt: NDArray[np.int32], output: NDArray[np.int32]
+) -> TokenPenalties | None:
+    repetition, frequency, presence = (
+        params.repetition_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+    )
+    if repetition == 1.0 and frequency == 0.0 and presence == 0.0:
+        return None
+    return TokenPenalties(prompt, output, repetition, frequency, presence)
+
+
+def _ids(token_ids: list[int], vocab_size: int) -> Ids:
+    ids = np.array(token_ids, dtype=np.int64)
+    return ids[ids < vocab_size]
+
+
+def apply_logit_edits(logits: Tensor, rows: list[EditedRow]) -> None:
+    """Edit float32 `logits` [S, V] in place, one batched operation for each kind of edit."""
+    for row in rows:
+        if row.edits.allowed_ids is not None:
+            _keep_only(logits[row.index], row.edits.allowed_ids)
+    _ban(logits, rows)
+    _add_bias(logits, rows)
+    _penalize(logits, [row for row in rows if row.edits.penalties is not None])
+
+
+def _keep_only(logits: Tensor, allowed: Ids) -> None:
+    ids = to_device(allowed, logits.device)
+    kept = logits[ids]
+    logits.fill_(-torch.inf)
+    logits[ids] = kept
+
+
+def _ban(logits: Tensor, rows: list[EditedRow]) -> None:
+    places: list[Ids] = []
+    for row in rows:
+        start = row.index * logits.shape[1]
+        places += [ids + start for ids in row.edits.banned_now(row.history, row.num_output) if len(ids)]
+    if places:
+        logits.view(-1).index_fill_(0, _joined(places, logits.device), -torch.inf)
+
+
+def _add_bias(logits: Tensor, rows: list[EditedRow]) -> None:
+    biased = [row for row in rows if len(row.edits.bias_ids)]
+    if biased:
+        places = _joined([row.edits.bias_ids + row.index * logits.shape[1] for row in biased], logits.device)
+        flat = logits.view(-1)  # ids of a row are distinct, so nothing is added twice
+        flat[places] = flat[places] + _joined([row.edits.bias_values for row in biased], logits.device)
+
+
+def _penalize(logits: Tensor, rows: list[EditedRow]) -> None:
+    states = [row.edits.penalties for row in rows if row.edits.penalties is not None]
+    if not states:
+        return
+    device = logits.device
+    indexes = zip(rows, states, strict=True)
+    places = _joined([state.ids + row.index * logits.shape[1] for row, state in indexes], device)
+    counts = _joined([state.counts for state in states], device)
+    sizes = [len(state.ids) for state in states]
+    repetition = to_device(_spread([state.repetition for state in states], sizes), device)
+    frequency = to_device(_spread([state.frequency for state in states], sizes), device)
+    presence = to_device(_spread([state.presence for state in states], sizes), device)
+    flat = logits.view(-1)
+    seen = flat[places]
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+    seen = seen - frequency * counts - presence * (counts > 0)
+    flat[places] = seen
+
+
+def _joined(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
+    return to_device(np.concatenate(arrays), device)
+
+
+def _spread(values: list[float], sizes: list[int]) -> NDArray[np.float32]:
+    return np.repeat(np.array(values, dtype=np.float32), sizes)

@@ -1,0 +1,255 @@
+"""GPUModelRunner: executes steps on one device, a CPU or a GPU with the same code.
+
+It keeps rows and block tables as the steps say, runs the model and the sampler, and packs the answer. It
+decides nothing: which rows compute how much is the core's, weights and memory the Worker's. `launch` queues
+a step's work on the device and `collect` waits for its tokens; a step may be launched before the one ahead of
+it is collected, its inputs then come from the tokens that are still on the device.
+Legend: T tokens, R requests, S sampling requests of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..ipc.config import EngineConfig
+from ..ipc.messages import LogprobsBlock
+from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
+from .attention.metadata import KVCaches
+from .block_tables import BlockTables
+from .logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
+from .models.causal_lm import CausalLM
+from .request_rows import RequestRows
+from .sampler import SampledTokens, make_sampling_batch, sample
+from .staging import HostCopies, to_device
+from .step_inputs import StepInputs, build_step_inputs
+
+Int64s = NDArray[np.int64]
+
+# Prompt logits are computed in slices of at most this many numbers (32 MB), whatever the prompt's length.
+_PROMPT_LOGITS_ELEMENTS = 1 << 23
+# A row can be computed a step longer than its request lives: one token may need one block more.
+_SLACK_BLOCKS = 1
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step whose results are on their way to the host."""
+
+    number: int  # of this runner's launches, from 1
+    step_id: int
+    rows: Int64s  # [S]
+    positions: Int64s  # [S] where each sampled token stands in its row
+    generations: Int64s  # [S] whose the rows were
+    copies: HostCopies  # token ids, is_bad, then three tensors for each entry of the two lists below
+    sample_groups: list[list[int]]  # logprobs of these among the S
+    prompt_rows: list[int]  # rows with prompt logprobs
+    execute_s: float
+    is_committed: bool = False
+
+
+class GPUModelRunner:
+    """Executes SchedulerOutputs in order. `reads_late` leaves reading tokens to `collect` (on a GPU)."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: CausalLM,
+        kv_caches: KVCaches,
+        device: torch.device,
+        reads_late: bool | None = None,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._kv_caches = kv_caches
+        self._device = device
+        self._reads_late = device.type != "cpu" if reads_late is None else reads_late
+        self._has_dynamic_rope = config.model.shape.rope.type == "dynamic"
+        self._num_launches = 0
+        self._in_flight: deque[LaunchedStep] = deque()
+        max_num_seqs = config.scheduler.max_num_seqs
+        self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.reset_rows()
+
+    def reset_rows(self) -> None:
+        """Forget every request. The KV cache keeps its contents."""
+        config = self._config
+        max_num_seqs = config.scheduler.max_num_seqs
+        self._in_flight.clear()
+        self._rows = RequestRows(max_num_seqs, config.model.max_model_len, config.model.shape.vocab_size)
+        self._tables = BlockTables(
+            max_num_seqs, config.max_blocks_per_request + _SLACK_BLOCKS, config.cache.block_size
+        )
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Launch a step and wait for its tokens."""
+        return self.collect(self.launch(step))
+
+    @torch.inference_mode()
+    def launch(self, step: SchedulerOutput) -> LaunchedStep:
+        """Apply the step's changes and queue its work; rows advance as if it were done."""
+        started = time.perf_counter()
+        self._apply_changes(step)
+        inputs = build_step_inputs(step, self._rows, self._tables, self._has_dynamic_rope)
+        hidden = self._forward(inputs)
+        self._rows.num_computed[inputs.rows] = inputs.seq_lens
+        prompt_logprobs = self._score_prompts(inputs, hidden)
+        sampled = self._sample(inputs, hidden)
+        launched = self._advance(step.step_id, inputs, sampled, prompt_logprobs)
+        if not self._reads_late:
+            self._commit_through(launched)
+        launched.execute_s = time.perf_counter() - started
+        return launched
+
+    def collect(self, launched: LaunchedStep) -> ModelRunnerOutput:
+        """Wait for a launched step and pack its answer."""
+        started = time.perf_counter()
+        self._commit_through(launched)
+        token_ids, is_bad, *arrays = launched.copies.wait()
+        return ModelRunnerOutput(
+            step_id=launched.step_id,
+            rows=launched.rows.tolist(),
+            token_ids=token_ids.tolist(),
+            logprobs=_pack_rows(launched, arrays) if arrays else [],
+            bad_rows=launched.rows[is_bad].tolist(),
+            execute_s=launched.execute_s + time.perf_counter() - started,
+        )
+
+    def _apply_changes(self, step: SchedulerOutput) -> None:
+        for row in step.freed_rows:
+            self._rows.free(row)
+        for request in step.new_requests:
+            self._rows.enter(request)
+            self._tables.assign(request.row, request.block_ids)
+        for row, block_ids in step.new_block_ids:
+            self._tables.append(row, block_ids)
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        """Hidden states [T, hidden]."""
+        device = self._device
+        rope_lengths = inputs.rope_lengths
+        return self._model.forward(
+            self._input_ids(inputs),
+            to_device(inputs.positions, device),
+            self._kv_caches,
+            inputs.to_metadata(device),
+            None if rope_lengths is None else to_device(rope_lengths, device),
+        )
+
+    def _input_ids(self, inputs: StepInputs) -> Tensor:
+        """int64 [T]; tokens that are not on the host yet are taken from where they were sampled."""
+        input_ids = to_device(inputs.input_ids, self._device)
+        if not self._in_flight:
+            return input_ids
+        rows, token_rows = self._rows, inputs.token_rows
+        is_last = inputs.positions == rows.num_known[token_rows] - 1
+        late = np.flatnonzero(is_last & (rows.late_launch[token_rows] > 0))
+        if len(late):
+            source = to_device(token_rows[late], self._device)
+            input_ids[to_device(late, self._device)] = self._last_tokens[source]
+        return input_ids
+
+    def _score_prompts(self, inputs: StepInputs, hidden: Tensor) -> list[tuple[int, LogprobsTensors]]:
+        """(row, logprobs of the prompt tokens that follow the ones computed in this step)."""
+        scored: list[tuple[int, LogprobsTensors]] = []
+        for request in np.flatnonzero(self._rows.has_prompt_logprobs[inputs.rows]).tolist():
+            row = int(inputs.rows[request])
+            start, end = inputs.query_starts[request : request + 2].tolist()
+            first = int(inputs.positions[start]) + 1
+            last = min(first + end - start, int(self._rows.num_prompt[row]))
+            if first < last:
+                targets = self._rows.token_ids[row, first:last].astype(np.int64)
+                scored.append((row, self._score(row, hidden[start : start + last - first], targets)))
+        return scored
+
+    def _score(self, row: int, hidden: Tensor, targets: Int64s) -> LogprobsTensors:
+        """Logprobs of `targets` [n] predicted by `hidden` [n, hidden], with bounded logits."""
+        num_alternatives = self._rows.num_prompt_logprobs[row]
+        assert num_alternatives is not None
+        size = max(1, _PROMPT_LOGITS_ELEMENTS // self._config.model.shape.vocab_size)
+        target_ids = to_device(targets, self._device)
+        return join_logprobs(
+            [
+                compute_logprobs(
+                    self._model.compute_logits(hidden[start : start + size]),
+                    target_ids[start : start + size],
+                    num_alternatives,
+                )
+                for start in range(0, len(targets), size)
+            ]
+        )
+
+    def _sample(self, inputs: StepInputs, hidden: Tensor) -> SampledTokens:
+        row_ids = inputs.rows[inputs.sampling]
+        if len(row_ids) == 0:
+            nothing = torch.empty(0, dtype=torch.int64, device=self._device)
+            return SampledTokens(nothing, nothing.bool(), [])
+        logits = self._model.compute_logits(hidden[to_device(inputs.last_tokens, self._device)])
+        # The forward pass is queued by now: waiting for the last step's tokens costs the device nothing.
+        if self._in_flight and self._rows.needs_history[row_ids].any():
+            self._commit_through(self._in_flight[-1])
+        return sample(logits, make_sampling_batch(self._rows, row_ids))
+
+    def _advance(
+        self,
+        step_id: int,
+        inputs: StepInputs,
+        sampled: SampledTokens,
+        prompt_logprobs: list[tuple[int, LogprobsTensors]],
+    ) -> LaunchedStep:
+        """Make room for the sampled tokens in their rows and start the copies to the host."""
+        rows, row_ids = self._rows, inputs.rows[inputs.sampling]
+        self._num_launches += 1
+        positions = rows.num_known[row_ids]
+        rows.num_known[row_ids] += 1
+        rows.late_launch[row_ids] = self._num_launches
+        if self._reads_late:
+            self._last_tokens[to_device(row_ids, self._device)] = sampled.token_ids
+        tensors = [sampled.token_ids, sampled.is_bad]
+        for _, logprobs in (*sampled.logprobs, *prompt_logprobs):
+            tensors += logprobs
+        launched = LaunchedStep(
+            number=self._num_launches,
+            step_id=step_id,
+            rows=row_ids,
+            positions=positions,
+            generations=rows.generation[row_ids],
+            copies=HostCopies(tensors),
+            sample_groups=[group for group, _ in sampled.logprobs],
+            prompt_rows=[row for row, _ in prompt_logprobs],
+            execute_s=0.0,
+        )
+        self._in_flight.append(launched)
+        return launched
+
+    def _commit_through(self, launched: LaunchedStep) -> None:
+        """Write the tokens of `launched` and of the steps before it into the rows of their requests."""
+        while not launched.is_committed and self._in_flight:
+            oldest = self._in_flight.popleft()
+            token_ids = oldest.copies.wait()[0]
+            self._rows.append_tokens(
+                oldest.rows, oldest.positions, token_ids, oldest.generations, oldest.number
+            )
+            oldest.is_committed = True
+
+
+def _pack_rows(launched: LaunchedStep, arrays: list[NDArray[Any]]) -> list[RowLogprobs]:
+    """RowLogprobs of a step from `arrays`, which hold ids, values and ranks of each group in turn."""
+    groups = [arrays[start : start + 3] for start in range(0, len(arrays), 3)]
+    num_sample_groups = len(launched.sample_groups)
+    sample: dict[int, LogprobsBlock] = {}
+    for indexes, tensors in zip(launched.sample_groups, groups[:num_sample_groups], strict=True):
+        for place, index in enumerate(indexes):
+            sample[int(launched.rows[index])] = pack_logprobs(*(part[place : place + 1] for part in tensors))
+    prompt = {
+        row: pack_logprobs(*tensors)
+        for row, tensors in zip(launched.prompt_rows, groups[num_sample_groups:], strict=True)
+    }
+    return [RowLogprobs(row, sample.get(row), prompt.get(row)) for row in sample | prompt]

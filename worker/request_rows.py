@@ -1,0 +1,123 @@
+"""RequestRows: one permanent row of host state per live request, columns as numpy arrays.
+
+Written by the runner alone: requests enter, steps advance the counts, sampled tokens are filled in. Plain
+parameters are columns, so a step gathers them in one go; what few requests ask for is an object per row.
+Legend: N rows (max_num_seqs), L max_model_len.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ipc.sampling_params import SamplingParams
+from ..ipc.step import NewRequestData
+from .logit_edits import LogitEdits, make_logit_edits
+
+# A row whose last token filled max_model_len may be computed some steps longer before the core hears of it.
+_SLACK = 8
+_SEED_MASK = 2**64 - 1
+
+
+class RequestRows:
+    """State of the live requests. `num_known` counts prompt and output, samples of running steps included."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        # calloc'ed: pages that no token has reached cost nothing.
+        self.token_ids: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + _SLACK), dtype=np.int32)
+        self.num_prompt: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_known: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # Changes whenever a row gets another request: tokens that arrive late know by it whose they are.
+        self.generation: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # The launch (1, 2, ...) whose sampled token is not on the host yet; 0 if all are.
+        self.late_launch: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+
+        self.temperature: NDArray[np.float32] = np.zeros(max_num_seqs, dtype=np.float32)
+        self.top_k: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)  # vocab_size if off
+        self.top_p: NDArray[np.float64] = np.ones(max_num_seqs, dtype=np.float64)
+        self.min_p: NDArray[np.float32] = np.zeros(max_num_seqs, dtype=np.float32)
+        self.seed: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
+
+        # num_logprobs, num_prompt_logprobs: alternatives wanted, None for no logprobs.
+        self.num_logprobs: list[int | None] = [None] * max_num_seqs
+        self.num_prompt_logprobs: list[int | None] = [None] * max_num_seqs
+        self.edits: list[LogitEdits | None] = [None] * max_num_seqs
+        self.has_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.has_prompt_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.has_edits: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+
+    def enter(self, request: NewRequestData) -> None:
+        """Fill row `request.row` with a new or resumed request; whatever stood there is gone."""
+        row = request.row
+        prompt = np.frombuffer(request.prompt_token_ids, dtype=np.int32)
+        output = np.frombuffer(request.output_token_ids, dtype=np.int32)
+        num_known = len(prompt) + len(output)
+        self.token_ids[row, : len(prompt)] = prompt
+        self.token_ids[row, len(prompt) : num_known] = output
+        self.num_prompt[row] = len(prompt)
+        self.num_known[row] = num_known
+        self.num_computed[row] = request.num_computed_tokens
+        self.generation[row] += 1
+        self.late_launch[row] = 0
+        self._enter_params(row, request.sampling_params)
+        # A request with output has had the logprobs of its prompt delivered before its first token.
+        self._enter_logprobs(row, request.sampling_params, is_resumed=len(output) > 0)
+        self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size))
+
+    def free(self, row: int) -> None:
+        """Forget the request in `row`; the row may be entered again at once."""
+        self.generation[row] += 1
+        self.late_launch[row] = 0
+        self._enter_edits(row, None)
+
+    def append_tokens(
+        self,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+        generations: NDArray[np.int64],
+        launch: int,
+    ) -> None:
+        """Fill in tokens that `num_known` counts already, sampled by `launch` for the requests of then.
+
+        Tokens of rows that have got another request since are dropped.
+        """
+        is_same = self.generation[rows] == generations
+        rows, positions, token_ids = rows[is_same], positions[is_same], token_ids[is_same]
+        self.token_ids[rows, positions] = token_ids
+        self.late_launch[rows[self.late_launch[rows] == launch]] = 0
+        for place in np.flatnonzero(self.needs_history[rows]).tolist():
+            edits = self.edits[int(rows[place])]
+            if edits is not None and edits.penalties is not None:
+                edits.penalties.append(int(token_ids[place]))
+
+    def history(self, row: int) -> NDArray[np.int32]:
+        """Prompt and output tokens of `row`, a view."""
+        return self.token_ids[row, : self.num_known[row]]
+
+    def _enter_params(self, row: int, params: SamplingParams) -> None:
+        self.temperature[row] = params.temperature
+        self.top_k[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        # Frontends set every seed; a request without one still has to be the same when it is repeated.
+        self.seed[row] = (params.seed or 0) & _SEED_MASK
+
+    def _enter_logprobs(self, row: int, params: SamplingParams, is_resumed: bool) -> None:
+        self.num_logprobs[row] = self._num_alternatives(params.logprobs)
+        self.num_prompt_logprobs[row] = None if is_resumed else self._num_alternatives(params.prompt_logprobs)
+        self.has_logprobs[row] = self.num_logprobs[row] is not None
+        self.has_prompt_logprobs[row] = self.num_prompt_logprobs[row] is not None
+
+    def _enter_edits(self, row: int, edits: LogitEdits | None) -> None:
+        self.edits[row] = edits
+        self.has_edits[row] = edits is not None
+        self.needs_history[row] = edits is not None and edits.needs_history
+
+    def _num_alternatives(self, wanted: int | None) -> int | None:
+        if wanted is None:
+            return None
+        return self._vocab_size if wanted < 0 else min(wanted, self._vocab_size)

@@ -1,0 +1,123 @@
+"""Worker: one device from its start to its steps. It puts the parts together and knows no sockets.
+
+Start-up is a row of phases, each announced as it begins and timed; their times add up to the whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import ConfigError
+from ..ipc.sampling_params import SamplingParams
+from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, WorkerReady
+from ..ipc.token_ids import encode_token_ids
+from .kv_cache import allocate_kv_caches, plan_memory
+from .model_runner import GPUModelRunner
+from .models import load_model
+from .threads import choose_num_threads, count_cores
+
+# Enough to reach the code of prefill and decode; more tokens would only take time.
+_WARM_UP_TOKENS = 4
+
+
+class PhaseClock:
+    """Names and times the phases of a start: one begins where the last one ends."""
+
+    def __init__(self, on_phase: Callable[[str], None]) -> None:
+        self._on_phase = on_phase
+        self._since = time.perf_counter()
+        self._name: str | None = None
+        self._phases: list[tuple[str, float]] = []
+
+    def begin(self, name: str) -> None:
+        """End the running phase and announce the next."""
+        self._end()
+        self._name = name
+        self._on_phase(name)
+
+    def finish(self) -> list[tuple[str, float]]:
+        """(phase, seconds) in order; the sum is the time since this clock was made."""
+        self._end()
+        return self._phases
+
+    def _end(self) -> None:
+        now = time.perf_counter()
+        if self._name is not None:
+            self._phases.append((self._name, now - self._since))
+            self._since = now
+        self._name = None
+
+
+class Worker:
+    """Owns a device: its model, KV cache and runner. `start` comes once, before everything else."""
+
+    def __init__(self, config: EngineConfig, on_phase: Callable[[str], None]) -> None:
+        self._config = config
+        self._on_phase = on_phase
+        self._runner: GPUModelRunner | None = None
+
+    def start(self) -> WorkerReady:
+        """Take the device, load the model, allocate the KV cache and run a step of each kind once.
+
+        Raises ModelError for a model that cannot be loaded and ConfigError for what does not fit the device.
+        """
+        clock = PhaseClock(self._on_phase)
+        clock.begin("set up device")
+        config, parallel = self._config, self._config.parallel
+        device = resolve_device(parallel.device)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(parallel.num_threads or count_cores())
+        clock.begin("load weights")
+        model = load_model(config, device)
+        torch.set_num_threads(choose_num_threads(parallel.num_threads, model.weight_bytes))
+        clock.begin("allocate KV cache")
+        plan = plan_memory(config, device, model.weight_bytes)
+        kv_caches = allocate_kv_caches(config, plan.num_blocks, device)
+        self._runner = GPUModelRunner(config, model, kv_caches, device)
+        clock.begin("warm up")
+        _warm_up(self._runner, config)
+        return WorkerReady(plan.num_blocks, str(device), plan.ledger, clock.finish())
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Execute one step. After an exception the rows are undefined until `reset_rows`."""
+        assert self._runner is not None
+        return self._runner.execute(step)
+
+    def reset_rows(self) -> None:
+        """Forget every request."""
+        assert self._runner is not None
+        self._runner.reset_rows()
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError."""
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigError("device", name, "cpu or auto: torch finds no CUDA device here")
+    if name == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _warm_up(runner: GPUModelRunner, config: EngineConfig) -> None:
+    """A prefill and a decode with sampling, so that the first request pays for no first call."""
+    num_tokens = min(_WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, config.model.max_model_len)
+    request = NewRequestData(
+        row=0,
+        request_id="warm-up",
+        prompt_token_ids=encode_token_ids([0] * num_tokens),
+        output_token_ids=b"",
+        sampling_params=SamplingParams(temperature=1.0, top_p=0.9, seed=0),
+        eos_token_ids=[],
+        bad_words_token_ids=[],
+        block_ids=[0],
+        num_computed_tokens=0,
+    )
+    runner.execute(SchedulerOutput(0, [0], [num_tokens], [request]))
+    if config.max_blocks_per_request * config.cache.block_size > num_tokens:
+        runner.execute(SchedulerOutput(1, [0], [1]))
+    runner.reset_rows()
