@@ -4,6 +4,7 @@ tokenizer or the model's limits. All PromptErrors come from here, before anythin
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -227,20 +228,16 @@ def _make_sequences(template: EngineCoreRequest, scores: bool) -> list[EngineCor
     """
     params = template.sampling_params
     seed = int.from_bytes(os.urandom(8), "little") >> 1 if params.seed is None else params.seed
-    changes: dict[str, Any] = {"logprobs": 0} if scores else {}
-    if params.num_sequences == 1:
-        own = msgspec.structs.replace(params, seed=seed, **changes)
-        return [msgspec.structs.replace(template, sampling_params=own)]
     sequences: list[EngineCoreRequest] = []
     for index in range(params.num_sequences):
-        own = msgspec.structs.replace(params, n=1, best_of=None, seed=_wrap_seed(seed + index), **changes)
+        own = copy.copy(params)  # checked already; `replace` would check each one again
+        own.n, own.best_of, own.seed = 1, None, _wrap_seed(seed + index)
+        if scores:
+            own.logprobs = 0
         if index:  # one copy of the prompt's logprobs is enough
             own.prompt_logprobs = None
-        sequences.append(
-            msgspec.structs.replace(
-                template, request_id=f"{index}_{template.request_id}", sampling_params=own
-            )
-        )
+        name = template.request_id if params.num_sequences == 1 else f"{index}_{template.request_id}"
+        sequences.append(msgspec.structs.replace(template, request_id=name, sampling_params=own))
     return sequences
 
 
