@@ -1,13 +1,14 @@
-"""Linear layer in float32 on the CPU: y = x W^T + b, x [m, K], W [N, K], in a layout packed once.
+"""Linear layer on the CPU: y = x W^T + b, x [m, K], W [N, K], in a layout packed once.
 
-Every output is one chain of multiply-adds over K, in order: a row's bits do not depend on the number of
-rows, which neither MKL nor oneDNN promises. Bytes: W once for each 96 rows; operations 2 m K N.
+Every output is one float32 chain of multiply-adds over K, in order: a row's bits do not depend on the
+number of rows, which neither MKL nor oneDNN promises. Bytes: W once for each 96 rows; operations 2 m K N.
 """
 
 from __future__ import annotations
 
 import ctypes
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,10 +33,11 @@ def pack_linear(library: ctypes.CDLL, weight: Tensor) -> Tensor:
 def launch_linear(
     library: ctypes.CDLL, x: Tensor, packed: Tensor, num_out: int, bias: Tensor | None
 ) -> Tensor:
-    """y [m, N] for contiguous float32 x [m, K] and a packed weight."""
+    """y [m, N] for contiguous x [m, K] and a packed weight of its type, float32 or bfloat16, on the CPU."""
     rows, num_in = x.shape
     y = x.new_empty((rows, num_out))
     library.quire_linear(
+        x.dtype is torch.bfloat16,
         x.data_ptr(),
         rows,
         num_in,

@@ -29,7 +29,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, c
 # Arguments of each exported function, as the .cpp of the same name declares them.
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
     "quire_linear_panel": (),
-    "quire_linear": (_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
+    "quire_linear": (_INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "quire_rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _FLOAT),
     "quire_silu_and_multiply": (_INT, _POINTER, _POINTER, _INT, _INT),
     "quire_rotate_and_write": (_INT, _POINTER, _INT, *[_POINTER] * 4, _FLOAT, *[_POINTER] * 3, *[_INT] * 4),
@@ -42,7 +42,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled kernels, None where they cannot be had. The first use on a machine compiles for seconds."""
+    """The compiled kernels, None where they cannot be had. A machine's first use compiles for seconds."""
     try:
         library = _open_library(_build_library())
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:

@@ -98,13 +98,6 @@ struct Scratch {
 };
 
 template <typename T>
-inline void copy_floats(float* to, const T* from, int count) {
-    int i = 0;
-    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
-    for (; i < count; ++i) to[i] = widen(from[i]);
-}
-
-template <typename T>
 void stage_queries(const Step<T>& step, const Task& task, Scratch& scratch) {
     const int size = step.group() * step.head_size;
     for (int t = 0; t < task.tokens; ++t)
@@ -205,10 +198,9 @@ void write_out(const Step<T>& step, const Task& task, const Sums& sums) {
     const int D = step.head_size, padded = step.padded(), group = step.group();
     for (int row = 0; row < task.tokens * group; ++row) {
         const size_t head = size_t(task.first + row / group) * step.num_heads + task.kv_head * group + row % group;
-        const float* value = sums.value + size_t(row) * padded;
-        T* out = step.out + head * D;
-        const float factor = 1.0f / sums.weight[row];
-        for (int d = 0; d < D; ++d) out[d] = narrow<T>(value[d] * factor);
+        float* value = sums.value + size_t(row) * padded;
+        scale_row(value, padded, 1.0f / sums.weight[row]);
+        copy_rounded(step.out + head * D, value, D);
     }
 }
 

@@ -3,11 +3,14 @@
 // Legend: T tokens, H query heads, G kv heads, D head size.
 #include "rms_norm.h"
 
+#include <algorithm>
+
 namespace {
 
 using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 15;
+constexpr int kChunk = 16;  // tokens handled together: neighbours in a block share K's cache lines
 
 // x is one head [D]; cos and sin are [D / 2]. Computed in float32, rounded to T once.
 template <typename T>
@@ -36,24 +39,27 @@ struct Layer {
     T *k_cache, *v_cache;
     const int64_t* slots;
     int num_heads, num_kv_heads, head_size, block_size;
+
+    int width() const { return (num_heads + 2 * num_kv_heads) * head_size; }
+    T* row(int token) const { return qkv + size_t(token) * width(); }
 };
 
+// One head's keys and values of `count` tokens in a row, whose slots are neighbours in one block.
 template <typename T>
-void write_slot(const Layer<T>& layer, const T* keys, const T* values, int64_t slot) {
+void write_run(const Layer<T>& layer, const T* key, int head, int64_t slot, int count) {
     const int D = layer.head_size, size = layer.block_size;
-    const int64_t block = slot / size, offset = slot % size;
-    for (int head = 0; head < layer.num_kv_heads; ++head) {
-        const size_t base = (size_t(block) * layer.num_kv_heads + head) * size * D;
-        T *k = layer.k_cache + base + offset, *v = layer.v_cache + base + offset * D;
-        for (int d = 0; d < D; ++d) k[d * size] = keys[head * D + d];
-        std::memcpy(v, values + head * D, D * sizeof(T));
-    }
+    const size_t stride = layer.width(), values = size_t(layer.num_kv_heads) * D;
+    const size_t base = (size_t(slot / size) * layer.num_kv_heads + head) * size * D;
+    T *k = layer.k_cache + base + slot % size, *v = layer.v_cache + base + slot % size * D;
+    for (int t = 0; t < count; ++t) std::memcpy(v + size_t(t) * D, key + t * stride + values, D * sizeof(T));
+    for (int d = 0; d < D; ++d)
+        for (int t = 0; t < count; ++t) k[size_t(d) * size + t] = key[t * stride + d];
 }
 
 template <typename T>
-void process_token(const Layer<T>& layer, int token) {
+void rotate_token(const Layer<T>& layer, int token) {
     const int D = layer.head_size, heads = layer.num_heads + layer.num_kv_heads;
-    T* row = layer.qkv + size_t(token) * (heads + layer.num_kv_heads) * D;
+    T* row = layer.row(token);
     const float *cos = layer.cos + size_t(token) * (D / 2), *sin = layer.sin + size_t(token) * (D / 2);
     for (int head = 0; head < heads; ++head) {
         T* x = row + head * D;
@@ -61,14 +67,29 @@ void process_token(const Layer<T>& layer, int token) {
         if (norm) norm_row(x, norm, x, D, layer.eps);
         rotate(x, cos, sin, D);
     }
-    write_slot(layer, row + layer.num_heads * D, row + heads * D, layer.slots[token]);
+}
+
+template <typename T>
+void process_chunk(const Layer<T>& layer, int first, int last) {
+    for (int token = first; token < last; ++token) rotate_token(layer, token);
+    for (int token = first; token < last;) {
+        const int64_t slot = layer.slots[token];
+        int count = 1;
+        while (token + count < last && layer.slots[token + count] == slot + count &&
+               (slot + count) % layer.block_size != 0)
+            ++count;
+        for (int head = 0; head < layer.num_kv_heads; ++head)
+            write_run(layer, layer.row(token) + size_t(layer.num_heads + head) * layer.head_size, head, slot, count);
+        token += count;
+    }
 }
 
 template <typename T>
 void process_tokens(const Layer<T>& layer, int tokens) {
-    const int64_t size = int64_t(tokens) * (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_size;
+    const int64_t size = int64_t(tokens) * layer.width();
 #pragma omp parallel for schedule(static) if (size > kMinParallelSize)
-    for (int token = 0; token < tokens; ++token) process_token(layer, token);
+    for (int first = 0; first < tokens; first += kChunk)
+        process_chunk(layer, first, std::min(first + kChunk, tokens));
 }
 
 template <typename T>

@@ -120,9 +120,9 @@ inline float max(Vec v) {
     return lanes[0];
 }
 
-// c[Rows, Vectors * kLanes] += a[Rows, depth] b[depth, Vectors * kLanes]; ld*: floats between rows.
-template <int Rows, int Vectors>
-inline void multiply_tile(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc,
+// c[Rows, Vectors * kLanes] += a[Rows, depth] b[depth, Vectors * kLanes]; ld*: elements between rows.
+template <int Rows, int Vectors, typename B>
+inline void multiply_tile(const float* a, size_t lda, const B* b, size_t ldb, float* c, size_t ldc,
                           int depth) {
     Vec sums[Rows][Vectors];
     for (int r = 0; r < Rows; ++r)
@@ -137,8 +137,8 @@ inline void multiply_tile(const float* a, size_t lda, const float* b, size_t ldb
         for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
 }
 
-template <int Vectors>
-inline void multiply_rows(int rows, const float* a, size_t lda, const float* b, size_t ldb, float* c,
+template <int Vectors, typename B>
+inline void multiply_rows(int rows, const float* a, size_t lda, const B* b, size_t ldb, float* c,
                           size_t ldc, int depth) {
     switch (rows) {
         case 1: return multiply_tile<1, Vectors>(a, lda, b, ldb, c, ldc, depth);
@@ -153,7 +153,8 @@ inline void multiply_rows(int rows, const float* a, size_t lda, const float* b, 
 }
 
 // c[rows, columns] += a[rows, depth] b[depth, columns]; rows <= kMaxRows, columns a multiple of kLanes.
-inline void multiply(int rows, int columns, const float* a, size_t lda, const float* b, size_t ldb, float* c,
+template <typename B>
+inline void multiply(int rows, int columns, const float* a, size_t lda, const B* b, size_t ldb, float* c,
                      size_t ldc, int depth) {
     int done = 0;
     for (; done + kColumns <= columns; done += kColumns)
@@ -163,6 +164,20 @@ inline void multiply(int rows, int columns, const float* a, size_t lda, const fl
         case 2: return multiply_rows<2>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
         case 3: return multiply_rows<3>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
     }
+}
+
+template <typename T>
+inline void copy_floats(float* to, const T* from, int count) {
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+    for (; i < count; ++i) to[i] = widen(from[i]);
+}
+
+template <typename T>
+inline void copy_rounded(T* to, const float* from, int count) {
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+    for (; i < count; ++i) to[i] = narrow<T>(from[i]);
 }
 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }

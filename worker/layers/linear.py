@@ -16,6 +16,9 @@ from torch.nn import functional as F
 from ...kernels.linear import launch_linear, pack_linear
 from ...kernels.native import find_library
 
+# Multiply-adds that our kernel does in about the time of one call of oneDNN.
+_SMALL_WORK = 1 << 20
+
 
 class Linear(Protocol):
     """A linear layer with its weight loaded."""
@@ -59,7 +62,7 @@ class PackedLinear:
 
 
 class NativeLinear:
-    """float32 on the CPU by our own kernel, whose rows do not depend on their number (kernels/linear.py)."""
+    """Our own kernel on the CPU, whose float32 rows do not depend on their number (kernels/linear.py)."""
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
         self._library = library
@@ -75,15 +78,36 @@ class NativeLinear:
         return launch_linear(self._library, x, self._packed, self._num_out, self._bias)
 
 
+class SmallLinear:
+    """A small bfloat16 weight in two forms: oneDNN takes 17 us a call, our kernel 4, whatever the size.
+
+    So our kernel serves steps of few rows, oneDNN the others, which it computes up to 8 times faster.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+        self._few = NativeLinear(library, weight, bias)
+        self._many = PackedLinear(weight, bias)
+        self._max_few = _SMALL_WORK // weight.numel()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._few.size_bytes + self._many.size_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._few(x) if x.shape[0] <= self._max_few else self._many(x)
+
+
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest form for this weight's device and type. The caller gives the weight away."""
+    library = find_library(weight.dtype, weight.device)
+    if library is not None and weight.dtype == torch.float32:
+        return NativeLinear(library, weight, bias)
     if (
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
         and torch.backends.mkldnn.is_available()
     ):
+        if library is not None and weight.numel() <= _SMALL_WORK:
+            return SmallLinear(library, weight, bias)
         return PackedLinear(weight, bias)
-    library = find_library(weight.dtype, weight.device)
-    if library is not None and weight.dtype == torch.float32:
-        return NativeLinear(library, weight, bias)
     return TorchLinear(weight, bias)
