@@ -200,7 +200,7 @@ class InputProcessor:
         cap = self._facts.max_logprobs
         if asked is None or cap == -1:
             return
-        if asked == -1 or asked > cap:
+        if asked > cap or (asked == -1 and self._facts.vocab_size > cap):
             raise SamplingParamsError(name, asked, f"at most max_logprobs={cap} (an engine argument)")
 
     def _encode_bad_words(self, words: list[str]) -> list[list[int]]:

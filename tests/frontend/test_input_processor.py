@@ -125,8 +125,9 @@ def test_parameters_outside_the_models_limits_are_refused(
     assert text in str(caught.value)
 
 
-def test_the_whole_vocabularys_logprobs_need_the_cap_to_allow_it(byte_level: Tokenizer):
-    processor = InputProcessor(make_facts(max_logprobs=-1), byte_level)
+@pytest.mark.parametrize("cap", [-1, 1000])
+def test_the_whole_vocabularys_logprobs_need_the_cap_to_allow_it(byte_level: Tokenizer, cap: int):
+    processor = InputProcessor(make_facts(max_logprobs=cap), byte_level)
     request = processor.process("a", [1], SamplingParams(logprobs=-1, prompt_logprobs=1000))
     assert request.sequences[0].sampling_params.logprobs == -1
 
