@@ -102,9 +102,9 @@ class Scheduler:
         return self.in_flight.popleft()
 
     def index_full_blocks(self, request: Request) -> None:
-        """Tell the prefix index of blocks whose last token has just become known.
+        """Tell the prefix index of blocks that a token which has just become known completes.
 
-        If a step is in flight that may be the one that fills them, the newest at the latest.
+        If a step is in flight, it may be the one that fills them: the newest at the latest.
         """
         indexed = self.in_flight[-1].indexed_blocks if self.in_flight else []
         self._manager.index_full_blocks(request, indexed)
@@ -129,23 +129,22 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         step = Step(self._next_step_id, budget, budget)
         self._displace_for_urgent()
-        num_preemptions = self._counters.num_preemptions
         prefills = self._schedule_decodes(step)
         if step.rows:
             step.long_prefill_budget = self._long_threshold
         for request in prefills:
             self._schedule_prefill(step, request)
-        if self._counters.num_preemptions == num_preemptions:
-            self._admit_waiting(
-                step
-            )  # not when blocks ran out: the first to enter would be the one preempted
+        self._admit_waiting(step)
         return self._launch(step) if step.rows else None
 
     def _schedule_decodes(self, step: Step) -> list[Request]:
-        """Give each running request that lacks one token this token; return those that lack more."""
+        """Give each running request that lacks one token this token; return those that lack more.
+
+        The budget suffices: whoever decodes had at least one token of the step before.
+        """
         prefills: list[Request] = []
         add_row, add_request = step.rows.append, step.requests.append
-        block_size, budget = self._manager.block_size, step.token_budget
+        block_size = self._manager.block_size
         for request in self.running:  # preemption may shorten the list's end meanwhile
             computed = request.num_computed_tokens
             known = request.num_tokens + request.num_placeholders
@@ -154,18 +153,13 @@ class Scheduler:
                 continue
             if known >= request.max_total_tokens:
                 continue  # its last token is on the way
-            if budget == 0:
-                break
             if computed == len(request.block_ids) * block_size and not self._grow(step, request):
                 break
-            budget -= 1
             request.num_computed_tokens = known
             request.num_placeholders += 1
-            if request.num_tokens >= request.next_index_at:
-                self._manager.index_full_blocks(request, step.indexed_blocks)
             add_row(request.row)  # pyright: ignore[reportArgumentType]
             add_request(request)
-        step.token_budget = budget
+        step.token_budget -= len(step.rows)
         step.num_tokens = [1] * len(step.rows)
         step.sampled = step.requests.copy()
         step.sampled_rows = step.rows.copy()
