@@ -29,6 +29,8 @@ _HELP = """\
 \"\"\"                   begin and end a message of several lines
 Ctrl-C stops an answer.
 """
+# The likeliest answer, up to the model's own end; most chat models recommend something else and get it.
+DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": None}
 _QUOTES = '"""'
 _SETTABLE: dict[str, type] = {
     "temperature": float,
@@ -72,8 +74,8 @@ class Conversation:
 
     @property
     def params(self) -> SamplingParams:
-        """How the next answer is sampled: up to the model's own end, unless the user set a limit."""
-        return make_sampling_params(self._given, self._session.default_sampling, {"max_tokens": None})
+        """How the next answer is sampled."""
+        return make_sampling_params(self._given, self._session.default_sampling, DEFAULTS)
 
     def set_field(self, name: str, value: Any) -> None:
         """Set a sampling field, or the system message. Raises SamplingParamsError and changes nothing."""
@@ -269,7 +271,7 @@ def _make_parser() -> Parser:
     chat.add_argument("--system", metavar="TEXT", help="the system message")
     chat.add_argument("--verbose", action="store_true", help="tokens and rates after each answer, on stderr")
     sampling: Any = parser.add_argument_group(
-        "sampling options", "Defaults: the model's own; else temperature 0.7, as long as the model goes on."
+        "sampling options", "Defaults: the model's own, else temperature 0; as long as the model goes on."
     )
     EngineArgs.add_cli_args(parser)
     add_sampling_options(sampling)  # after the engine's, whose --seed it takes over

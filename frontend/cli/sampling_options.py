@@ -1,6 +1,7 @@
 """The sampling options that `quire generate` and `quire chat` share, and what they default to.
 
-An option that is not given takes the model's recommendation (generation_config.json), else what stands here.
+An option that is not given takes the model's recommendation (generation_config.json), else the command's
+default.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...ipc.sampling_params import RequestOutputKind, SamplingParams
-
-# Lively and still sensible on small and large models; llama.cpp and ollama have 0.8, top_p 0.9 to 0.95.
-DEFAULT_SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 
 # Option name -> (type, help); each is a field of SamplingParams.
 _OPTIONS: dict[str, tuple[type, str]] = {
@@ -55,5 +53,5 @@ def make_sampling_params(
     given: Mapping[str, Any], model_defaults: Mapping[str, Any], command_defaults: Mapping[str, Any]
 ) -> SamplingParams:
     """Params for a request whose output is wanted piece by piece; the first mapping that has a field wins."""
-    merged = {**DEFAULT_SAMPLING, **command_defaults, **model_defaults, **given}
+    merged = {**command_defaults, **model_defaults, **given}
     return SamplingParams(**merged, output_kind=RequestOutputKind.DELTA)

@@ -1,0 +1,169 @@
+"""`quire generate` and `quire chat` for real: processes, the pocket model, pipes, a terminal and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from quire.frontend.model_folder import pocket_folder
+
+COMMAND = [sys.executable, "-m", "quire"]
+TIMEOUT_S = 60.0
+
+
+def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], input=stdin or "", capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
+def test_a_story_is_printed_with_its_beginning_and_ends_by_itself() -> None:
+    done = run_quire("generate", "Once upon a time", "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith("Once upon a time")
+    assert done.stdout.endswith("\n")
+    assert len(done.stdout.split()) > 20
+
+
+def test_json_lines_of_several_prompts_are_in_order_and_a_seed_repeats_them() -> None:
+    arguments = ["generate", "--json", "--seed", "7", "--max-tokens", "12", "Once upon a time", "One day"]
+    first, second = run_quire(*arguments), run_quire(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    lines = [json.loads(line) for line in first.stdout.splitlines()]
+    assert [line["prompt"] for line in lines] == ["Once upon a time", "One day"]
+    assert all(line["completion_tokens"] <= 12 and line["text"] for line in lines)
+    assert {line["finish_reason"] for line in lines} <= {"length", "stop"}
+
+
+def test_a_pipe_is_one_prompt_and_a_stop_text_is_cut_off() -> None:
+    done = run_quire("generate", "--temperature", "0", "--no-echo", "--stop", ".", stdin="Once upon a time\n")
+    assert done.returncode == 0, done.stderr
+    assert "." not in done.stdout
+    assert done.stdout.strip()
+
+
+def test_a_sum_that_is_piped_into_chat_is_answered() -> None:
+    done = run_quire("chat", "--verbose", stdin="What is 12 plus 30?\n")
+    assert done.returncode == 0, done.stderr
+    assert "42" in done.stdout
+    assert "tokens in" in done.stderr
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
+    done = run_quire("generate", "--max-model-len", "16", stdin="Once upon a time there was a cat. " * 8)
+    assert done.returncode == 2
+    assert "16" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pocket model without an end-of-sequence token: it goes on until somebody stops it."""
+    folder = tmp_path_factory.mktemp("models") / "endless"
+    shutil.copytree(pocket_folder(), folder)
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    return folder
+
+
+def test_ctrl_c_ends_generation_quickly_and_leaves_no_process(endless_model: Path) -> None:
+    prompts = [f"Story {number}:" for number in range(64)]
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "--model", str(endless_model), "--stream", "--max-tokens", "100000", *prompts],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2, "a core and a worker"
+    pressed_at = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert time.monotonic() - pressed_at < 3.0
+    assert b"Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=3.0)
+    assert not alive
+
+
+class TerminalChat:
+    """`quire chat` at a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process_id, self._fd = pty.fork()
+        if self.process_id == 0:
+            os.environ["TERM"] = "dumb"
+            os.execv(sys.executable, [*COMMAND, "chat", *arguments])
+        self.output = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def read_until(self, wanted: str, since: int) -> str:
+        """All output after position `since`, as soon as `wanted` is in it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while wanted not in self.output[since:]:
+            ready, _, _ = select.select([self._fd], [], [], deadline - time.monotonic())
+            assert ready, f"{wanted!r} did not come: {self.output!r}"
+            try:
+                self.output += os.read(self._fd, 65536).decode(errors="replace")
+            except OSError:
+                break
+        return self.output[since:]
+
+    def wait(self) -> int:
+        self.read_until("\0 never printed", len(self.output))
+        _, status = os.waitpid(self.process_id, 0)
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")  # the child execs
+def test_a_conversation_at_a_terminal() -> None:
+    chat = TerminalChat("--temperature", "0")
+    chat.read_until(">>> ", 0)
+    for typed, wanted in [
+        ("/set tempera 1\n", "did you mean 'temperature'?"),
+        ("/set temperature 9\n", "temperature=9.0: a number from 0 to 2"),
+        ("/nothing\n", "/nothing: not a command"),
+        ('"""What is\n12 plus 30?"""\n', "42"),
+        ("/reset\n", "forgotten"),
+    ]:
+        since = len(chat.output)
+        chat.type(typed)
+        chat.read_until(wanted, since)
+        chat.read_until(">>> ", since + len(typed))
+    chat.type("\x04")
+    assert chat.wait() == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_ctrl_c_stops_an_answer_and_not_the_chat(endless_model: Path) -> None:
+    chat = TerminalChat("--model", str(endless_model), "--verbose")
+    chat.read_until(">>> ", 0)
+    since = len(chat.output)
+    typed = "Tell me a story.\r\n"
+    chat.type(typed.replace("\r", ""))
+    chat.read_until(" ", since + len(typed))
+    chat.type("\x03")
+    after = chat.read_until(">>> ", since)
+    num_tokens = int(re.search(r"(\d+) out", after)[1])  # type: ignore[index]
+    assert 0 < num_tokens < 2000, "it ended by itself, so nothing was stopped"
+    chat.type("/bye\n")
+    assert chat.wait() == 0
