@@ -19,13 +19,22 @@ from .logit_edits import EditedRow, apply_logit_edits
 from .logprobs import LogprobsTensors, compute_logprobs
 from .noise import uniform_noise
 from .request_rows import RequestRows
-from .row_ops import argmax_rows, block_sums, find_quantiles, keep_at_least, largest_values, row_slices
+from .row_ops import (
+    argmax_rows,
+    block_members,
+    block_sums,
+    find_in_block,
+    find_quantile_blocks,
+    keep_at_least,
+    largest_values,
+    row_slices,
+)
 from .staging import to_device
 
 Int64s = NDArray[np.int64]
 
 # The largest weights that top-p looks at before it sorts all: enough for any model that is sure of itself.
-_TOP_P_PREFIX = 1024
+_TOP_P_PREFIX = 256
 
 
 @dataclass(slots=True)
@@ -101,65 +110,96 @@ def _index(indexes: list[int], device: torch.device) -> Tensor:
 def _sample_random(
     logits: Tensor, top: Tensor, batch: SamplingBatch, is_random: NDArray[np.bool_], token_ids: Tensor
 ) -> None:
-    """Overwrite `token_ids` where `is_random`; rows with filters go apart from those without."""
+    """Overwrite `token_ids` where `is_random`.
+
+    The vocabulary is walked in slices of rows, each summed into blocks while it is in the cache; the block
+    that holds the noise's quantile is then looked at again, of all rows at once.
+    """
     vocab_size, device = logits.shape[1], logits.device
     is_filtered = (batch.top_k < vocab_size) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
-    noise = uniform_noise(batch.seeds, batch.output_positions)
-    for has_filters in (False, True):
-        group = np.flatnonzero(is_random & (is_filtered == has_filters))
-        for part in row_slices(len(group), vocab_size, device):
-            rows = group[part]
-            index = to_device(rows, device)
-            temperature = to_device(batch.temperature[rows], device)
-            # Weights are probabilities times a constant of the row: the most likely token has weight 1.
-            weights = logits[index].sub_(top[index]).div_(temperature[:, None]).exp_()
-            if has_filters:
-                _filter(weights, batch, rows)
-            token_ids[index] = find_quantiles(weights, to_device(noise[rows], device))
+    # Rows with filters come last, so that most slices have only one kind.
+    rows = np.concatenate([np.flatnonzero(is_random & (is_filtered == kind)) for kind in (False, True)])
+    index = to_device(rows, device)
+    top = top[index]
+    scale = to_device(1.0 / batch.temperature[rows], device)[:, None]
+    thresholds = torch.zeros(len(rows), dtype=torch.float32, device=device)
+    sums: list[Tensor] = []
+    for part in row_slices(len(rows), vocab_size, device):
+        weights = _weigh(logits.index_select(0, index[part]), top[part], scale[part])
+        filtered = np.flatnonzero(is_filtered[rows[part]])
+        if len(filtered):
+            _filter(weights, batch, rows[part], thresholds[part])
+        sums.append(block_sums(weights))
+    noise = uniform_noise(batch.seeds[rows], batch.output_positions[rows])
+    blocks, rest = find_quantile_blocks(torch.cat(sums), to_device(noise, device))
+    members, is_there = block_members(blocks, vocab_size)
+    weights = _weigh(logits[index[:, None], members], top, scale)
+    weights *= is_there & (weights >= thresholds[:, None])
+    token_ids[index] = members[:, 0] + find_in_block(weights, rest)
 
 
-def _filter(weights: Tensor, batch: SamplingBatch, rows: Int64s) -> None:
-    """Set the weights [R, V] that min-p, top-k and top-p of `rows` exclude to 0."""
-    device = weights.device
-    thresholds = to_device(batch.min_p[rows], device)
-    top_k = batch.top_k[rows]
-    has_top_k = top_k < weights.shape[1]
-    if has_top_k.any():
-        places = np.where(has_top_k, top_k, 1) - 1
-        largest = largest_values(weights, int(places.max()) + 1)
-        kth = largest.gather(1, to_device(places, device)[:, None])[:, 0]
-        thresholds = torch.maximum(thresholds, kth * to_device(has_top_k, device))
+def _weigh(logits: Tensor, top: Tensor, scale: Tensor) -> Tensor:
+    """Probabilities times a constant of the row, in place: the most likely token has weight 1."""
+    return logits.sub_(top).mul_(scale).exp_()
+
+
+def _filter(weights: Tensor, batch: SamplingBatch, rows: Int64s, thresholds: Tensor) -> None:
+    """Find the smallest weight that min-p, top-k and top-p of `rows` keep, and set those below to 0.
+
+    In this order, as in vLLM: top-p is of what the others leave. `weights` [R, V] and `thresholds` [R] are
+    changed in place.
+    """
+    device, vocab_size = weights.device, weights.shape[1]
+    top_k, top_p = batch.top_k[rows], batch.top_p[rows]
+    has_top_k, has_top_p = top_k < vocab_size, top_p < 1.0
+    thresholds.copy_(to_device(batch.min_p[rows], device))
+    if not (has_top_k.any() or has_top_p.any()):
+        keep_at_least(weights, thresholds)
+        return
+    places = np.where(has_top_k, top_k, 1) - 1
+    largest = largest_values(weights, _prefix_size(int(places.max()) + 1, bool(has_top_p.any()), weights))
+    kth = largest.gather(1, to_device(places, device)[:, None])[:, 0]
+    torch.maximum(thresholds, kth * to_device(has_top_k, device), out=thresholds)
     keep_at_least(weights, thresholds)
-    has_top_p = np.flatnonzero(batch.top_p[rows] < 1.0)
-    if len(has_top_p):
-        index = to_device(has_top_p, device)
-        thresholds = weights.new_zeros(len(rows))
-        top_p = to_device(batch.top_p[rows][has_top_p], device)
-        thresholds[index] = _top_p_thresholds(weights[index], top_p)
+    limited = np.flatnonzero(has_top_p)
+    if len(limited):
+        keep_at_least(largest, thresholds)
+        index = to_device(limited, device)
+        found = _top_p_thresholds(weights, largest, index, to_device(top_p[limited], device))
+        thresholds[index] = torch.maximum(thresholds[index], found)
         keep_at_least(weights, thresholds)
 
 
-def _top_p_thresholds(weights: Tensor, top_p: Tensor) -> Tensor:
-    """[R] smallest weight that top-p keeps: with the larger ones it makes up `top_p` of the row's total."""
-    num_rows, size = weights.shape
-    targets = top_p * block_sums(weights).cumsum(dim=1)[:, -1]
-    thresholds = weights.new_zeros(num_rows)
-    waiting = torch.arange(num_rows, device=weights.device)
-    for count in _prefix_sizes(size, weights.device):
-        largest = largest_values(weights[waiting], count)
-        is_short = largest.double().cumsum(dim=1) < targets[waiting, None]
-        is_found = ~is_short[:, -1]
-        place = is_short.sum(dim=1, keepdim=True).clamp_(max=count - 1)
-        # Where rounding keeps even the whole row short of its target, nothing is cut off.
-        thresholds[waiting] = largest.gather(1, place)[:, 0] * is_found
-        waiting = waiting[~is_found] if count < size else waiting
-        if waiting.numel() == 0:
-            break
+def _prefix_size(max_top_k: int, has_top_p: bool, weights: Tensor) -> int:
+    """How many of the largest weights to look at first."""
+    vocab_size = weights.shape[1]
+    if has_top_p and weights.device.type != "cpu":
+        return vocab_size  # a GPU sorts a row faster than it can tell the host whether a prefix was enough
+    return min(vocab_size, max(max_top_k, _TOP_P_PREFIX if has_top_p else 1))
+
+
+def _top_p_thresholds(weights: Tensor, largest: Tensor, index: Tensor, top_p: Tensor) -> Tensor:
+    """[P] smallest weight that top-p keeps in the rows `index` [P]: with the larger ones it makes up `top_p`.
+
+    `largest` [R, K] are the K largest weights. Rows that need more than those are sorted.
+    """
+    targets = top_p * block_sums(weights.index_select(0, index)).cumsum(dim=1)[:, -1]
+    thresholds, is_found = _find_top_p(largest.index_select(0, index), targets)
+    if largest.shape[1] == weights.shape[1]:
+        return thresholds
+    missing = torch.nonzero(~is_found)[:, 0]
+    if missing.numel():
+        rest = weights.index_select(0, index[missing])
+        thresholds[missing], _ = _find_top_p(largest_values(rest, weights.shape[1]), targets[missing])
     return thresholds
 
 
-def _prefix_sizes(size: int, device: torch.device) -> tuple[int, ...]:
-    # A GPU sorts a row faster than it can tell the host whether a prefix was enough.
-    if device.type != "cpu" or size <= 4 * _TOP_P_PREFIX:
-        return (size,)
-    return (_TOP_P_PREFIX, size)
+def _find_top_p(falling: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight at which the sum of `falling` weights [P, K] reaches its target, and whether it does.
+
+    0 where it does not: if rounding keeps even a whole row short of its target, nothing is cut off.
+    """
+    is_short = falling.double().cumsum(dim=1) < targets[:, None]
+    is_found = ~is_short[:, -1]
+    place = is_short.sum(dim=1, keepdim=True).clamp_(max=falling.shape[1] - 1)
+    return falling.gather(1, place)[:, 0] * is_found, is_found
