@@ -39,11 +39,15 @@ class PagedRun:
             for _ in range(shape.num_layers)
         ]
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
-        self.sequences: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
 
     def add(self, name: str, token_ids: Sequence[int], prompt_len: int | None = None) -> None:
         """A request whose tokens are all known (so that every position's logits can be compared)."""
-        self.sequences[name] = Request(list(token_ids), prompt_len or len(token_ids))
+        self.requests[name] = Request(list(token_ids), prompt_len or len(token_ids))
+
+    def take_block(self) -> int:
+        """A block that nobody has."""
+        return self._free.pop()
 
     def step(self, num_tokens: Mapping[str, int]) -> dict[str, Tensor]:
         """Compute the next tokens of the named requests together; float32 logits [tokens, vocab] of each."""
@@ -53,16 +57,16 @@ class PagedRun:
         lengths: list[int] = []
         starts = [0]
         for name, count in num_tokens.items():
-            sequence = self.sequences[name]
-            end = sequence.num_computed + count
-            while len(sequence.blocks) * self._block_size < end:
-                sequence.blocks.append(self._free.pop())
-            for position in range(sequence.num_computed, end):
-                ids.append(sequence.token_ids[position])
+            request = self.requests[name]
+            end = request.num_computed + count
+            while len(request.blocks) * self._block_size < end:
+                request.blocks.append(self.take_block())
+            for position in range(request.num_computed, end):
+                ids.append(request.token_ids[position])
                 positions.append(position)
-                slots.append(self._slot(sequence, position))
-                lengths.append(max(sequence.prompt_len, position + 1))
-            sequence.num_computed = end
+                slots.append(self._slot(request, position))
+                lengths.append(max(request.prompt_len, position + 1))
+            request.num_computed = end
             starts.append(len(ids))
         metadata = self._metadata(list(num_tokens), starts, slots)
         rope_lengths = torch.tensor(lengths) if self._is_dynamic else None
@@ -78,27 +82,27 @@ class PagedRun:
 
     def run(self, name: str, chunk: int | None = None) -> Tensor:
         """Logits of all remaining tokens of one request, `chunk` tokens a step."""
-        sequence = self.sequences[name]
+        request = self.requests[name]
         parts: list[Tensor] = []
-        while (left := len(sequence.token_ids) - sequence.num_computed) > 0:
+        while (left := len(request.token_ids) - request.num_computed) > 0:
             parts.append(self.step({name: min(left, chunk or left)})[name])
         return torch.cat(parts)
 
-    def _slot(self, sequence: Request, position: int) -> int:
-        return sequence.blocks[position // self._block_size] * self._block_size + position % self._block_size
+    def _slot(self, request: Request, position: int) -> int:
+        return request.blocks[position // self._block_size] * self._block_size + position % self._block_size
 
     def _metadata(self, names: list[str], starts: list[int], slots: list[int]) -> AttentionMetadata:
-        sequences = [self.sequences[name] for name in names]
-        widest = max(len(sequence.blocks) for sequence in sequences)
+        requests = [self.requests[name] for name in names]
+        widest = max(len(request.blocks) for request in requests)
         # Past a request's own blocks the table is unspecified: a large id would crash a reader.
         tables = torch.full((len(names), widest), 1 << 30, dtype=torch.int32)
-        for row, sequence in enumerate(sequences):
-            tables[row, : len(sequence.blocks)] = torch.tensor(sequence.blocks, dtype=torch.int32)
+        for row, request in enumerate(requests):
+            tables[row, : len(request.blocks)] = torch.tensor(request.blocks, dtype=torch.int32)
         return AttentionMetadata(
             query_starts=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor([sequence.num_computed for sequence in sequences], dtype=torch.int32),
+            seq_lens=torch.tensor([request.num_computed for request in requests], dtype=torch.int32),
             block_tables=tables,
             slot_mapping=torch.tensor(slots),
             max_query_len=max(np.diff(starts).tolist()),
-            max_seq_len=max(sequence.num_computed for sequence in sequences),
+            max_seq_len=max(request.num_computed for request in requests),
         )

@@ -2,7 +2,7 @@
 
 The inverse frequencies follow transformers' `modeling_rope_utils` (default, linear, dynamic NTK, llama3,
 yarn), because a model is only right with the angles it was trained on. Rotation itself is a kernel.
-Legend: T tokens, D head size, L positions.
+Legend: T tokens, D head size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...ipc.config import RopeConfig
 
 
 class RotaryEmbedding:
-    """cos and sin of each token's angles, from tables made once, or per token for the dynamic type."""
+    """cos and sin of each token's angles, from tables made once so that they never depend on the step."""
 
     def __init__(
         self,
@@ -26,40 +26,46 @@ class RotaryEmbedding:
         max_model_len: int,
         device: torch.device,
     ) -> None:
-        self._rope = rope
-        self._head_size = head_size
-        self._max_position_embeddings = max_position_embeddings
-        self._exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
-        self._tables: tuple[Tensor, Tensor] | None = None
-        if rope.type != "dynamic":
+        self._trained_len = max_position_embeddings
+        self._tables: tuple[Tensor, ...]
+        if rope.type == "dynamic":
+            lengths = torch.arange(max_position_embeddings, max(max_model_len, max_position_embeddings) + 1)
+            inv_freq = compute_dynamic_frequencies(rope, head_size, max_position_embeddings, lengths)
+            self._tables = (inv_freq.to(device),)
+        else:
             inv_freq, attention_factor = compute_inverse_frequencies(rope, head_size)
-            positions = torch.arange(max_model_len, dtype=torch.float32)
-            angles = positions.unsqueeze(1) * inv_freq
+            angles = torch.arange(max_model_len, dtype=torch.float32).unsqueeze(1) * inv_freq
             cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
             self._tables = cos.to(device), sin.to(device)
 
     @property
     def size_bytes(self) -> int:
-        return sum(table.nbytes for table in self._tables or ())
+        return sum(table.nbytes for table in self._tables)
 
     def __call__(self, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [T, D / 2], for int64 positions [T] (all below max_model_len).
 
-        `rope_lengths` int64 [T] is needed by the dynamic type alone.
+        `rope_lengths` int64 [T] (up to max_model_len) is given for the dynamic type and for no other.
         """
-        if self._tables is not None:
+        if rope_lengths is None:
             cos, sin = self._tables
             return cos.index_select(0, positions), sin.index_select(0, positions)
-        assert rope_lengths is not None
-        angles = positions.float().unsqueeze(1) * self._dynamic_inverse_frequencies(rope_lengths)
+        inv_freq = self._tables[0].index_select(0, (rope_lengths - self._trained_len).clamp_(min=0))
+        angles = positions.float().unsqueeze(1) * inv_freq
         return angles.cos(), angles.sin()
 
-    def _dynamic_inverse_frequencies(self, lengths: Tensor) -> Tensor:
-        """NTK-aware scaling: the base grows with the length past the trained one. float32 [T, D / 2]."""
-        factor, trained, size = self._rope.factor, self._max_position_embeddings, self._head_size
-        grown = factor * lengths.clamp(min=trained) / trained - (factor - 1)
-        base = self._rope.theta * grown ** (size / (size - 2))
-        return 1.0 / base.unsqueeze(1) ** self._exponents
+
+def compute_dynamic_frequencies(
+    rope: RopeConfig, head_size: int, trained_len: int, lengths: Tensor
+) -> Tensor:
+    """float32 [len(lengths), D / 2]: NTK-aware scaling, whose base grows with the length past the trained one.
+
+    `lengths` is int64, at least the trained length each.
+    """
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+    grown = rope.factor * lengths / trained_len - (rope.factor - 1)
+    base = rope.theta * grown ** (head_size / (head_size - 2))
+    return 1.0 / base.unsqueeze(1) ** exponents
 
 
 def compute_inverse_frequencies(rope: RopeConfig, head_size: int) -> tuple[Tensor, float]:

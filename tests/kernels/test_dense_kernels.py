@@ -1,0 +1,148 @@
+"""Linear, norm, activation, rotation: the compiled kernels against their torch references.
+
+Bounds: a chain of n roundings of float32 is off by at most n * u relative to the sum of magnitudes
+(u = eps / 2, Higham 3.1); kernel and reference may each be off by that. bfloat16 results carry one or two
+roundings of 2^-8 relative on top.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from quire.kernels.gated_activation import gated_activation_reference, launch_silu_and_multiply
+from quire.kernels.linear import launch_linear, linear_reference, pack_linear
+from quire.kernels.native import load_library
+from quire.kernels.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
+from quire.kernels.rotate_and_write import launch_rotate_and_write, rotate_and_write_reference
+from torch import Tensor
+
+EPS = torch.finfo(torch.float32).eps
+BF16_ROUNDING = 2.0**-8
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = load_library()
+    assert found is not None
+    return found
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_within(actual: Tensor, expected: Tensor, bound: Tensor | float) -> None:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    error = (actual.double() - expected.double()).abs()
+    assert torch.isfinite(actual).all()
+    assert (error <= bound).all(), f"largest excess {(error - bound).max().item():.3g}"
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    return BF16_ROUNDING if dtype == torch.bfloat16 else EPS
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "num_in", "num_out"),
+    [(1, 1, 1), (1, 48, 64), (2, 300, 65), (5, 17, 128), (7, 513, 200), (97, 64, 130), (200, 256, 63)],
+)
+def test_linear_equals_its_reference(
+    library: ctypes.CDLL, rows: int, num_in: int, num_out: int, has_bias: bool, dtype: torch.dtype
+) -> None:
+    x, weight = random(rows, num_in, dtype=dtype), random(num_out, num_in, dtype=dtype, seed=1)
+    bias = random(num_out, dtype=dtype, seed=2) if has_bias else None
+    actual = launch_linear(library, x, pack_linear(library, weight), num_out, bias)
+    wide_bias = None if bias is None else bias.float()
+    expected = linear_reference(x.float(), weight.float(), wide_bias)
+    magnitude = linear_reference(
+        x.float().abs(), weight.float().abs(), None if bias is None else bias.float().abs()
+    )
+    bound = (num_in + 1) * EPS * magnitude.double()
+    if dtype == torch.bfloat16:
+        bound = bound + BF16_ROUNDING * expected.abs()
+    assert_within(actual.float(), expected, bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_linear_have_the_same_bits_in_any_company(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    weight = random(200, 300, dtype=dtype, seed=1)
+    packed, x = pack_linear(library, weight), random(250, 300, dtype=dtype)
+    alone = torch.cat([launch_linear(library, row.unsqueeze(0), packed, 200, None) for row in x])
+    for rows in (2, 3, 5, 6, 7, 13, 96, 97, 250):
+        assert torch.equal(launch_linear(library, x[:rows], packed, 200, None), alone[:rows])
+        assert torch.equal(launch_linear(library, x[-rows:], packed, 200, None), alone[-rows:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 16), (2, 17), (5, 48), (300, 260)])
+def test_rms_norm_equals_its_reference(
+    library: ctypes.CDLL, rows: int, size: int, dtype: torch.dtype
+) -> None:
+    x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
+    weight = random(size, dtype=dtype, seed=2)
+    # Rounding of the normed value and of the product; the sum of squares adds its own chain.
+    relative = 2 * rounding_of(dtype) + (size + 4) * EPS
+    expected = rms_norm_reference(x, weight, 1e-5)
+    assert_within(launch_rms_norm(library, x, None, weight, 1e-5), expected, relative * expected.abs())
+    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5)
+    actual = launch_rms_norm(library, x, residual, weight, 1e-5)
+    assert torch.equal(residual, total)
+    assert_within(actual, expected, relative * expected.abs())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (2, 16), (3, 33), (200, 250)])
+def test_silu_and_multiply_equals_its_reference(
+    library: ctypes.CDLL, rows: int, size: int, dtype: torch.dtype
+) -> None:
+    gate_up = random(rows, 2 * size, dtype=dtype) * 5
+    gate_up[0, 0] = -200.0  # exp(200) is beyond float32
+    expected = gated_activation_reference(gate_up, "silu")
+    relative = 2 * rounding_of(dtype) + 8 * EPS  # exp is good to 2 units, then a sum, a quotient, a product
+    actual = launch_silu_and_multiply(library, gate_up)
+    assert_within(actual, expected, relative * expected.abs() + torch.finfo(torch.float32).tiny * 1e3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_size", "block_size"),
+    [(1, 1, 8, 8), (4, 2, 16, 16), (6, 1, 40, 16), (3, 3, 72, 32), (8, 2, 128, 16)],
+)
+def test_rotate_and_write_equals_its_reference(
+    library: ctypes.CDLL,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    block_size: int,
+    has_norm: bool,
+    dtype: torch.dtype,
+) -> None:
+    tokens, blocks = 37, 9
+    qkv = random(tokens, (num_heads + 2 * num_kv_heads) * head_size, dtype=dtype)
+    angle = random(tokens, head_size // 2, seed=1) * 3
+    cos, sin = angle.cos(), angle.sin()
+    qk_norm = None
+    if has_norm:
+        qk_norm = (random(head_size, dtype=dtype, seed=2), random(head_size, dtype=dtype, seed=3), 1e-6)
+    # Runs of neighbouring slots, and a shuffled rest.
+    slots = torch.cat([torch.arange(3, 25), 25 + torch.randperm(blocks * block_size - 25)])[:tokens]
+    size = (blocks, num_kv_heads, block_size, head_size)
+    k_expected, v_expected = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
+    k_actual, v_actual = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
+    expected = rotate_and_write_reference(qkv, num_heads, cos, sin, qk_norm, k_expected, v_expected, slots)
+    launch_rotate_and_write(library, qkv, num_heads, cos, sin, qk_norm, k_actual, v_actual, slots)
+    actual = qkv.view(tokens, -1, head_size)[:, :num_heads]
+    k_actual = k_actual.view(blocks, num_kv_heads, head_size, block_size).transpose(2, 3)
+    # In bfloat16 the reference rounds cos, sin, both products and the sum; the norm rounds twice before.
+    roundings = (5 + 2 * has_norm) * rounding_of(dtype) + head_size * EPS * has_norm
+    largest = max(expected.abs().max().item(), k_expected.abs().max().item())
+    assert_within(actual, expected, roundings * largest)
+    assert_within(k_actual, k_expected, roundings * largest)
+    assert torch.equal(v_actual, v_expected)

@@ -1,0 +1,57 @@
+"""The compiled library: it builds here, shares torch's threads, and its absence is survivable."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from quire.kernels import native
+
+
+def test_the_library_compiles_and_adds_no_second_openmp_runtime() -> None:
+    torch.ones(1 << 18).sum()  # torch's own threads have run
+    assert native.load_library() is not None
+    mapped = {
+        line.rpartition("/")[2]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libgomp" in line or "libiomp" in line or "libomp" in line
+    }
+    assert len(mapped) == 1
+
+
+def test_a_second_build_finds_the_first_ones_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = native._build_library()
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+    assert sorted(first.parent.iterdir()) == [first]
+
+    def refuse(*_arguments: object) -> None:
+        raise AssertionError("compiled twice")
+
+    monkeypatch.setattr(native, "_compile", refuse)
+    assert native._build_library() == first
+
+
+@pytest.mark.parametrize("flaw", ["no compiler", "compiler fails", "writable by others"])
+def test_any_failure_costs_one_log_line_and_no_error(
+    flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if flaw == "no compiler":
+        monkeypatch.setattr(native.shutil, "which", lambda _name: None)
+    elif flaw == "compiler fails":
+        monkeypatch.setattr(native, "_FLAGS", ("--no-such-flag",))
+    else:
+        (tmp_path / "quire").mkdir()
+        (tmp_path / "quire").chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert native.load_library.__wrapped__() is None
+    assert len(caplog.records) == 1
+    assert "native CPU kernels are off" in caplog.text
+
+
+def test_types_and_devices_without_a_kernel_get_none() -> None:
+    assert native.find_library(torch.float16, torch.device("cpu")) is None
+    assert native.find_library(torch.float32, torch.device("meta")) is None

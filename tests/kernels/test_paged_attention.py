@@ -1,0 +1,193 @@
+"""The compiled attention against its torch reference, and its promise of equal bits in any company."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import pytest
+import torch
+from quire.kernels.native import load_library
+from quire.kernels.paged_attention import launch_paged_attention, paged_attention_reference
+from torch import Tensor
+
+EPS = torch.finfo(torch.float32).eps
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = load_library()
+    assert found is not None
+    return found
+
+
+@dataclass
+class Step:
+    """Requests as (tokens of this step, tokens in the cache after it), on shuffled blocks full of numbers.
+
+    Slots that no request owns hold NaN. `k_cache` is as the reference reads it.
+    """
+
+    query: Tensor  # [T, H, D]
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    query_starts: Tensor
+    seq_lens: Tensor
+
+    def compute(self, library: ctypes.CDLL, window: int | None = None) -> Tensor:
+        k_cache = self.k_cache.transpose(2, 3).contiguous().view(self.k_cache.shape)
+        heads, head_size = self.query.shape[1:]
+        flat = self.query.reshape(len(self.query), -1)
+        out = launch_paged_attention(
+            library,
+            flat,
+            flat.shape[1],
+            heads,
+            k_cache,
+            self.v_cache,
+            self.block_tables,
+            self.query_starts,
+            self.seq_lens,
+            window,
+        )
+        return out.view(-1, heads, head_size)
+
+    def reference(self, window: int | None = None) -> Tensor:
+        return paged_attention_reference(
+            self.query,
+            self.k_cache,
+            self.v_cache,
+            self.block_tables,
+            self.query_starts.tolist(),
+            self.seq_lens.tolist(),
+            window,
+        )
+
+
+def make_step(
+    requests: list[tuple[int, int]],
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_size: int = 16,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> Step:
+    generator = torch.Generator().manual_seed(len(requests) + head_size)
+    needed = [-(-seq_len // block_size) for _, seq_len in requests]
+    order = torch.randperm(sum(needed) + 2, generator=generator, dtype=torch.int32)
+    size = (len(order), num_kv_heads, block_size, head_size)
+    k_cache = torch.randn(size, generator=generator).to(dtype)
+    v_cache = torch.randn(size, generator=generator).to(dtype)
+    tables = torch.full((len(requests), max(needed)), 1 << 30, dtype=torch.int32)
+    first = 0
+    for row, (count, (_, seq_len)) in enumerate(zip(needed, requests, strict=True)):
+        tables[row, :count] = order[first : first + count]
+        first += count
+        used = seq_len - (count - 1) * block_size
+        k_cache[tables[row, count - 1], :, used:] = torch.nan
+        v_cache[tables[row, count - 1], :, used:] = torch.nan
+    starts = torch.tensor([0, *(tokens for tokens, _ in requests)]).cumsum(0).int()
+    query = torch.randn(int(starts[-1]), num_heads, head_size, generator=generator).to(dtype)
+    lengths = torch.tensor([seq_len for _, seq_len in requests], dtype=torch.int32)
+    return Step(query, k_cache, v_cache, tables, starts, lengths)
+
+
+def bound(step: Step) -> float:
+    """Largest error of one attention: that of the scores moves the weights, then a weighted mean.
+
+    A score is a chain of D products of about |q| |k|; its absolute error is a relative error of its weight.
+    The mean over L keys adds a chain of L and the exponential's 2 units. Kernel and reference each.
+    """
+    head_size, length = step.query.shape[2], int(step.seq_lens.max())
+    query = step.query.float().norm(dim=-1).max().item()
+    key = step.k_cache.float().nan_to_num().norm(dim=-1).max().item()
+    value = step.v_cache.float().nan_to_num().abs().max().item()
+    score_error = head_size * EPS * query * key / head_size**0.5
+    return 2 * value * (2 * score_error + (length**0.5 + 4) * EPS)
+
+
+MIXED = [(1, 1), (3, 3), (1, 70), (17, 17), (33, 150), (1, 64), (1, 65), (100, 129)]
+SHAPES = [
+    # heads, kv heads, head size, block size
+    (4, 2, 16, 16),
+    (1, 1, 8, 8),
+    (6, 1, 40, 8),
+    (7, 7, 24, 32),
+    (8, 1, 128, 64),
+    (14, 2, 72, 128),
+    (4, 4, 256, 16),
+    (32, 2, 64, 16),
+]
+
+
+@pytest.mark.parametrize("window", [None, 1, 13, 64, 100])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mixed_step_equals_the_reference(
+    library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None
+) -> None:
+    step = make_step(MIXED, *shape)
+    actual, expected = step.compute(library, window), step.reference(window)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=bound(step))
+
+
+@pytest.mark.parametrize("shape", SHAPES[:4])
+def test_bfloat16_rounds_once_at_the_end(library: ctypes.CDLL, shape: tuple[int, int, int, int]) -> None:
+    step = make_step(MIXED, *shape, dtype=torch.bfloat16)
+    actual, expected = step.compute(library), step.reference()
+    # Both round the same float32 value up to `bound`; they may fall on two sides of a tie.
+    torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=bound(step))
+
+
+@pytest.mark.parametrize("window", [None, 1500])
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_contexts_of_several_splits_equal_the_reference(
+    library: ctypes.CDLL, num_kv_heads: int, window: int | None
+) -> None:
+    step = make_step([(1, 3000), (2, 1025)], 2, num_kv_heads, 32)
+    actual, expected = step.compute(library, window), step.reference(window)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=bound(step))
+
+
+def one_request_alone(step: Step, request: int, tokens: slice) -> Step:
+    """The step as if only some tokens of one request were in it; the cache already holds all."""
+    start, end = int(step.query_starts[request]), int(step.query_starts[request + 1])
+    query = step.query[start:end][tokens].contiguous()
+    last = range(end - start)[tokens][-1]
+    seq_len = step.seq_lens[request : request + 1] - (end - start - 1 - last)
+    return Step(
+        query,
+        step.k_cache,
+        step.v_cache,
+        step.block_tables[request : request + 1].contiguous(),
+        torch.tensor([0, len(query)], dtype=torch.int32),
+        seq_len.int(),
+    )
+
+
+@pytest.mark.parametrize("window", [None, 50, 1500])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
+    library: ctypes.CDLL, window: int | None, num_threads: int
+) -> None:
+    step = make_step([*MIXED, (5, 2100)], 6, 2, 24)
+    expected = step.compute(library, window)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for request in range(len(step.seq_lens)):
+            start, end = int(step.query_starts[request]), int(step.query_starts[request + 1])
+            for first in range(0, end - start, 7):
+                tokens = slice(first, min(first + 7, end - start))
+                alone = one_request_alone(step, request, tokens).compute(library, window)
+                assert torch.equal(alone, expected[start:end][tokens])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_nan_in_a_request_stays_in_that_request(library: ctypes.CDLL) -> None:
+    step = make_step([(4, 20), (1, 40)])
+    step.query[1] = torch.nan
+    actual = step.compute(library)
+    assert torch.isnan(actual[1]).all()
+    assert torch.isfinite(actual[[0, 2, 3, 4]]).all()

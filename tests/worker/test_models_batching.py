@@ -1,0 +1,104 @@
+"""A request gets the same numbers alone, in a batch, in chunks and through shared blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checkpoints import Checkpoint, Recipe, make_checkpoint
+from paged import PagedRun
+from quire.worker.attention import torch_attention
+from quire.worker.models import decoder, load_model
+
+CPU = torch.device("cpu")
+RECIPES = {
+    "llama": Recipe(rope="llama3"),
+    "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1),
+    "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic", tied=True),
+    "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
+}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), RECIPES[request.param])
+
+
+def tokens_of(checkpoint: Checkpoint, length: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(checkpoint.shape.vocab_size, (length,), generator=generator).tolist()
+
+
+def run_alone(checkpoint: Checkpoint, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
+    config = checkpoint.engine_config()
+    run = PagedRun(load_model(config, CPU), config, seed=9)
+    run.add("alone", token_ids)
+    return run.run("alone", chunk)
+
+
+def test_float32_logits_have_the_same_bits_alone_in_chunks_and_in_a_mixed_batch(
+    checkpoint: Checkpoint,
+) -> None:
+    config = checkpoint.engine_config()
+    lengths = {"a": 45, "b": 70, "c": 9, "d": 33}
+    prompts = {name: tokens_of(checkpoint, length, length) for name, length in lengths.items()}
+    run = PagedRun(load_model(config, CPU), config)
+    for name, token_ids in prompts.items():
+        run.add(name, token_ids)
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in prompts}
+    # Prefill, chunks and decodes of different requests meet in each step.
+    for step in (
+        {"a": 17, "c": 1},
+        {"b": 64, "a": 1, "c": 7},
+        {"d": 2, "b": 1, "a": 20},
+        {"c": 1, "d": 31, "b": 5, "a": 7},
+    ):
+        for name, logits in run.step(step).items():
+            parts[name].append(logits)
+    for name, token_ids in prompts.items():
+        together = torch.cat(parts[name])
+        assert torch.equal(together, run_alone(checkpoint, token_ids))
+        assert torch.equal(together, run_alone(checkpoint, token_ids, chunk=1))
+
+
+def test_a_step_may_read_blocks_that_another_request_fills_in_that_very_step(checkpoint: Checkpoint) -> None:
+    config = checkpoint.engine_config()
+    run = PagedRun(load_model(config, CPU), config)
+    token_ids = tokens_of(checkpoint, 40, 3)
+    run.add("first", token_ids)
+    run.add("second", token_ids)
+    first, second = run.requests["first"], run.requests["second"]
+    first.blocks = [run.take_block(), run.take_block()]
+    second.blocks, second.num_computed = list(first.blocks), 32
+    logits = run.step({"second": 8, "first": 40})
+    assert torch.equal(logits["second"], logits["first"][32:])
+    assert torch.equal(logits["first"], run_alone(checkpoint, token_ids))
+
+
+def test_bfloat16_stays_near_transformers_in_bfloat16(checkpoint: Checkpoint) -> None:
+    token_ids = tokens_of(checkpoint, 40, 4)
+    config = checkpoint.engine_config("bfloat16")
+    run = PagedRun(load_model(config, CPU), config)
+    run.add("a", token_ids)
+    actual = run.run("a", 16)
+    with torch.inference_mode():
+        exact = checkpoint.reference(torch.tensor([token_ids])).logits[0]
+        peer = checkpoint.reference.bfloat16()(torch.tensor([token_ids])).logits[0].float()
+    checkpoint.reference.float()
+    assert torch.isfinite(actual).all()
+    # What bfloat16 itself costs the peer is the measure: ours may be off as far, and half more.
+    assert (actual - exact).norm() < 1.5 * (peer - exact).norm()
+
+
+def test_the_torch_path_agrees_with_the_compiled_one(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids = tokens_of(checkpoint, 70, 5)
+    compiled = run_alone(checkpoint, token_ids)
+    heads = checkpoint.shape.num_heads
+    monkeypatch.setattr(
+        decoder, "choose_attention", lambda *_arguments: torch_attention.TorchAttention(heads)
+    )
+    plain = run_alone(checkpoint, token_ids, chunk=16)
+    terms = 6 * checkpoint.shape.num_layers * checkpoint.shape.intermediate_size
+    atol = 8 * torch.finfo(torch.float32).eps * terms**0.5 * compiled.abs().max().item()
+    torch.testing.assert_close(plain, compiled, rtol=0, atol=atol)

@@ -1,0 +1,234 @@
+"""Loading: single files, shards, dummy numbers, and an error that names the culprit for every flaw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from checkpoints import Checkpoint, Recipe, make_checkpoint
+from paged import PagedRun
+from quire.ipc.errors import ModelError
+from quire.worker.models import load_model
+from quire.worker.weights import DummySource, SafetensorsSource
+from safetensors.torch import load_file, save_file
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(num_layers=1, attention_bias=True)
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+def logits_of(checkpoint: Checkpoint, dtype: str = "float32", **model: object) -> torch.Tensor:
+    config = checkpoint.engine_config(dtype, **model)
+    run = PagedRun(load_model(config, CPU), config)
+    run.add("a", [3, 1, 4, 1, 5, 9, 2, 6])
+    return run.run("a")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    return make_checkpoint(tmp_path / "model", RECIPE)
+
+
+def rewrite(checkpoint: Checkpoint, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = checkpoint.folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    path.unlink()
+    save_file(tensors, path)
+
+
+def test_shards_give_the_single_files_numbers(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    sharded = make_checkpoint(tmp_path / "sharded", RECIPE, max_shard_size="30KB")
+    assert len(list(sharded.folder.glob("model-*.safetensors"))) > 2
+    assert torch.equal(logits_of(sharded), logits_of(checkpoint))
+
+
+def test_files_without_an_index_are_all_read(checkpoint: Checkpoint) -> None:
+    expected = logits_of(checkpoint)
+    path = checkpoint.folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    first = {name: tensors.pop(name) for name in list(tensors)[:3]}
+    save_file(first, checkpoint.folder / "one.safetensors")
+    save_file(tensors, checkpoint.folder / "two.safetensors")
+    assert torch.equal(logits_of(checkpoint), expected)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
+def test_stored_types_are_converted(checkpoint: Checkpoint, stored: torch.dtype) -> None:
+    def convert(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(stored)
+
+    expected = logits_of(checkpoint)
+    rewrite(checkpoint, convert)
+    actual = logits_of(checkpoint)
+    if stored == torch.float64:
+        assert torch.equal(actual, expected)
+    else:
+        rounding = torch.finfo(stored).eps
+        assert 0 < (actual - expected).abs().max() < 64 * rounding * expected.abs().max()
+
+
+def test_a_checkpoint_without_lm_head_uses_the_embedding(checkpoint: Checkpoint) -> None:
+    def tie(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    rewrite(checkpoint, tie)
+    expected = logits_of(checkpoint)
+    rewrite(checkpoint, lambda tensors: tensors.pop("lm_head.weight"))
+    assert torch.equal(logits_of(checkpoint), expected)
+
+
+def test_stored_rotary_tables_are_ignored(checkpoint: Checkpoint) -> None:
+    expected = logits_of(checkpoint)
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(checkpoint, lambda tensors: tensors.update({name: torch.ones(8)}))
+    assert torch.equal(logits_of(checkpoint), expected)
+
+
+def test_loaded_weights_outlive_their_file(checkpoint: Checkpoint) -> None:
+    config = checkpoint.engine_config()
+    expected = logits_of(checkpoint)
+    model = load_model(config, CPU)
+    path = checkpoint.folder / "model.safetensors"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    run = PagedRun(model, config)
+    run.add("a", [3, 1, 4, 1, 5, 9, 2, 6])
+    assert torch.equal(run.run("a"), expected)
+
+
+def drop_a_tensor(checkpoint: Checkpoint) -> None:
+    rewrite(checkpoint, lambda tensors: tensors.pop(Q_PROJ))
+
+
+def misshape_a_tensor(checkpoint: Checkpoint) -> None:
+    rewrite(checkpoint, lambda tensors: tensors.update({Q_PROJ: torch.zeros(64, 47)}))
+
+
+def quantize_a_tensor(checkpoint: Checkpoint) -> None:
+    rewrite(checkpoint, lambda tensors: tensors.update({Q_PROJ: torch.zeros(64, 48, dtype=torch.int8)}))
+
+
+def add_a_tensor(checkpoint: Checkpoint) -> None:
+    rewrite(checkpoint, lambda tensors: tensors.update({"model.layers.1.extra": torch.zeros(2)}))
+
+
+def truncate_the_file(checkpoint: Checkpoint) -> None:
+    path = checkpoint.folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty_the_file(checkpoint: Checkpoint) -> None:
+    (checkpoint.folder / "model.safetensors").write_bytes(b"")
+
+
+def leave_only_a_pickle(checkpoint: Checkpoint) -> None:
+    (checkpoint.folder / "model.safetensors").rename(checkpoint.folder / "pytorch_model.bin")
+
+
+def leave_nothing(checkpoint: Checkpoint) -> None:
+    (checkpoint.folder / "model.safetensors").unlink()
+
+
+def write_index(checkpoint: Checkpoint, content: str) -> None:
+    (checkpoint.folder / "model.safetensors.index.json").write_text(content)
+
+
+def index_names_a_missing_file(checkpoint: Checkpoint) -> None:
+    write_index(checkpoint, json.dumps({"weight_map": {Q_PROJ: "model-00001-of-00002.safetensors"}}))
+
+
+def index_leaves_the_folder(checkpoint: Checkpoint) -> None:
+    write_index(checkpoint, json.dumps({"weight_map": {Q_PROJ: "../model.safetensors"}}))
+
+
+def index_is_no_json(checkpoint: Checkpoint) -> None:
+    write_index(checkpoint, "{")
+
+
+def index_has_no_map(checkpoint: Checkpoint) -> None:
+    write_index(checkpoint, "[]")
+
+
+def index_is_empty(checkpoint: Checkpoint) -> None:
+    write_index(checkpoint, json.dumps({"weight_map": {}}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (drop_a_tensor, [Q_PROJ]),
+        (misshape_a_tensor, [Q_PROJ, "[64, 47]", "[64, 48]"]),
+        (quantize_a_tensor, [Q_PROJ, "int8"]),
+        (add_a_tensor, ["model.layers.1.extra"]),
+        (truncate_the_file, ["model.safetensors", "truncated"]),
+        (empty_the_file, ["model.safetensors", "truncated"]),
+        (leave_only_a_pickle, ["pytorch_model.bin", "safetensors"]),
+        (leave_nothing, ["safetensors"]),
+        (index_names_a_missing_file, ["model-00001-of-00002.safetensors", "missing"]),
+        (index_leaves_the_folder, ["../model.safetensors"]),
+        (index_is_no_json, ["model.safetensors.index.json"]),
+        (index_has_no_map, ["model.safetensors.index.json"]),
+        (index_is_empty, ["model.safetensors.index.json"]),
+    ],
+)
+def test_a_flawed_folder_is_refused_by_name(
+    checkpoint: Checkpoint, spoil: Callable[[Checkpoint], None], named: list[str]
+) -> None:
+    spoil(checkpoint)
+    with pytest.raises(ModelError) as caught:
+        load_model(checkpoint.engine_config(), CPU)
+    for text in named:
+        assert text in str(caught.value)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(checkpoint: Checkpoint) -> None:
+    shape = msgspec.structs.replace(checkpoint.shape, architecture="GPT2LMHeadModel")
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel.*LlamaForCausalLM"):
+        load_model(checkpoint.engine_config(shape=shape), CPU)
+
+
+def test_no_second_copy_of_a_tensor_is_kept(checkpoint: Checkpoint) -> None:
+    model = load_model(checkpoint.engine_config(), CPU)
+    stored = sum(tensor.nbytes for tensor in load_file(checkpoint.folder / "model.safetensors").values())
+    # Packing rounds each output size up to a panel of 64; the rotary tables come on top.
+    padded = sum(
+        -(-tensor.shape[0] // 64) * 64 * tensor[0].nbytes
+        for tensor in load_file(checkpoint.folder / "model.safetensors").values()
+    )
+    assert stored < model.weight_bytes <= padded + 2 * 256 * 8 * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dummy_weights_are_the_seeds_and_give_finite_logits(checkpoint: Checkpoint, dtype: str) -> None:
+    first = logits_of(checkpoint, dtype, load_format="dummy", seed=1)
+    again = logits_of(checkpoint, dtype, load_format="dummy", seed=1)
+    other = logits_of(checkpoint, dtype, load_format="dummy", seed=2)
+    assert torch.isfinite(first).all()
+    assert first.std() > 0
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_dummy_tensors_differ_by_name_and_by_row() -> None:
+    source = DummySource(0, torch.float32, CPU)
+    first, second = source.take("a.weight", (3000, 1024)), source.take("b.weight", (3000, 1024))
+    assert not torch.equal(first, second)
+    assert len(torch.unique(first[:, 0])) > 2900
+    assert 0.019 < first.std() < 0.021
+    assert torch.equal(source.take("model.norm.weight", (4,)), torch.ones(4))
+
+
+def test_tensors_are_read_one_by_one(checkpoint: Checkpoint) -> None:
+    source = SafetensorsSource(checkpoint.folder, torch.float32, CPU)
+    assert source.has(Q_PROJ)
+    assert not source.has("nothing")
+    tensor = source.take(Q_PROJ, (64, 48))
+    assert torch.equal(tensor, checkpoint.reference.state_dict()[Q_PROJ])
+    with pytest.raises(ModelError, match="tensors that this architecture does not have"):
+        source.finish()
