@@ -58,7 +58,7 @@ class RotaryEmbedding:
 def compute_dynamic_frequencies(
     rope: RopeConfig, head_size: int, trained_len: int, lengths: Tensor
 ) -> Tensor:
-    """float32 [len(lengths), D / 2]: NTK-aware scaling, whose base grows with the length past the trained one.
+    """float32 [len(lengths), D / 2]: NTK-aware scaling, whose base grows past the trained length.
 
     `lengths` is int64, at least the trained length each.
     """
