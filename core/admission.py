@@ -6,8 +6,6 @@ a step fail or wait for ever. Pure functions of a request and the engine's limit
 
 from __future__ import annotations
 
-from array import array
-
 from ..ipc.config import EngineConfig
 from ..ipc.messages import EngineCoreRequest
 from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
@@ -27,12 +25,12 @@ def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: i
 def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
     if len(packed) % TOKEN_SIZE_BYTES:
         return f"{field}: {len(packed)} bytes, not a whole number of int32"
-    ids = array("i")
-    ids.frombytes(packed)
-    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        bad = min(ids) if min(ids) < 0 else max(ids)
-        return f"{field}: token id {bad} is not in 0..{vocab_size - 1}"
-    return None
+    # As unsigned numbers negative ids are the largest: one pass finds both kinds.
+    largest = max(memoryview(packed).cast("I"), default=0)
+    if largest < vocab_size:
+        return None
+    bad = largest if largest < 2**31 else largest - 2**32
+    return f"{field}: token id {bad} is not in 0..{vocab_size - 1}"
 
 
 def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | None:
