@@ -135,7 +135,7 @@ def _sample_random(
     members, is_there = block_members(blocks, vocab_size)
     weights = _weigh(logits[index[:, None], members], top, scale)
     weights *= is_there & (weights >= thresholds[:, None])
-    token_ids[index] = members[:, 0] + find_in_block(weights, rest)
+    token_ids[index] = members.gather(1, find_in_block(weights, rest)[:, None])[:, 0]
 
 
 def _weigh(logits: Tensor, top: Tensor, scale: Tensor) -> Tensor:

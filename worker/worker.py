@@ -118,6 +118,6 @@ def _warm_up(runner: GPUModelRunner, config: EngineConfig) -> None:
         num_computed_tokens=0,
     )
     runner.execute(SchedulerOutput(0, [0], [num_tokens], [request]))
-    if config.max_blocks_per_request * config.cache.block_size > num_tokens:
+    if num_tokens < config.model.max_model_len:
         runner.execute(SchedulerOutput(1, [0], [1]))
     runner.reset_rows()

@@ -1,0 +1,139 @@
+"""The memory plan: where the number of blocks comes from, and refusals that name the number to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from quire.ipc.config import CacheConfig, EngineConfig
+from quire.ipc.errors import ConfigError
+from quire.worker import kv_cache
+from quire.worker.kv_cache import allocate_kv_caches, estimate_activation_bytes, plan_memory
+from row_driver import toy_config
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+GIB = 1 << 30
+
+
+def _config(max_model_len: int = 64, **cache: Any) -> EngineConfig:
+    """Blocks of 8 tokens take 64 bytes, a request of 64 tokens 8 blocks."""
+    config = toy_config(max_model_len=max_model_len)
+    return msgspec.structs.replace(config, cache=CacheConfig(block_size=8, **cache))
+
+
+def _wide_config(**cache: Any) -> EngineConfig:
+    """Blocks of 8 MiB, so that gigabytes matter; a request takes 8 of them."""
+    config = _config(**cache)
+    shape = msgspec.structs.replace(config.model.shape, num_layers=128, num_kv_heads=32, head_size=32)
+    model = msgspec.structs.replace(config.model, shape=shape)
+    return msgspec.structs.replace(config, model=model)
+
+
+@pytest.fixture
+def free_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine with as much free memory as the test says."""
+    free = [8 * GIB]
+    monkeypatch.setattr(kv_cache, "_free_bytes", lambda _device: free[0])
+    return free
+
+
+@pytest.mark.usefixtures("free_bytes")
+def test_the_override_wins_over_the_size_and_the_size_over_the_machine() -> None:
+    assert (
+        plan_memory(_config(num_gpu_blocks_override=11, kv_cache_memory_bytes=64_000), CPU, 0).num_blocks
+        == 11
+    )
+    assert plan_memory(_config(kv_cache_memory_bytes=1000), CPU, 0).num_blocks == 1000 // 64
+
+
+def test_without_a_size_a_cpu_holds_what_all_requests_need_within_bounds(free_bytes: list[int]) -> None:
+    config = _wide_config()
+    assert config.block_size_bytes == 8 << 20
+    free_bytes[0] = 64 * GIB
+    assert plan_memory(_config(), CPU, 0).num_blocks == 8 * 8
+    assert plan_memory(config, CPU, 0).num_blocks == 64
+    many = msgspec.structs.replace(
+        config, scheduler=msgspec.structs.replace(config.scheduler, max_num_seqs=1000)
+    )
+    assert plan_memory(many, CPU, 0).num_blocks == 4 * GIB // (8 << 20)
+    free_bytes[0] = 2 * GIB + estimate_activation_bytes(many)
+    assert plan_memory(many, CPU, 0).num_blocks == GIB // (8 << 20)
+
+
+def test_the_ledger_adds_up_to_what_was_planned(free_bytes: list[int]) -> None:
+    plan = plan_memory(_config(), CPU, 12_345)
+    sizes = {entry.name: entry.size_bytes for entry in plan.ledger}
+    assert sizes["weights"] == 12_345
+    assert sizes["KV cache"] == plan.num_blocks * 64
+    assert sizes["activations"] > 0
+    assert sum(sizes.values()) <= free_bytes[0]
+
+
+@pytest.mark.parametrize(
+    ("cache", "field", "least"),
+    [
+        ({"num_gpu_blocks_override": 7}, "num_gpu_blocks_override", 8),
+        ({"kv_cache_memory_bytes": 511}, "kv_cache_memory_bytes", 512),
+    ],
+)
+@pytest.mark.usefixtures("free_bytes")
+def test_a_cache_too_small_for_one_request_is_refused_with_the_number(
+    cache: dict[str, int], field: str, least: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"at least {least} .*max_model_len at most 56") as refusal:
+        plan_memory(_config(**cache), CPU, 0)
+    assert (refusal.value.field, refusal.value.value) == (field, cache[field])
+    plan_memory(_config(**{field: least}), CPU, 0)
+    plan_memory(_config(max_model_len=56, **cache), CPU, 0)
+
+
+def test_a_machine_too_small_for_one_request_is_refused(free_bytes: list[int]) -> None:
+    config = _wide_config()
+    free_bytes[0] = estimate_activation_bytes(config) + 2 * 3 * config.block_size_bytes
+    with pytest.raises(
+        ConfigError, match=f"at least {8 * config.block_size_bytes} .*max_model_len at most 24"
+    ):
+        plan_memory(config, CPU, 0)
+    free_bytes[0] = 0
+    with pytest.raises(ConfigError, match=r"0 fit\)$"):
+        plan_memory(config, CPU, 0)
+
+
+@pytest.mark.parametrize("cache", [{"num_gpu_blocks_override": 4000}, {"kv_cache_memory_bytes": 32 * GIB}])
+@pytest.mark.usefixtures("free_bytes")
+def test_more_than_the_machine_has_is_refused(cache: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at most") as refusal:
+        plan_memory(_wide_config(**cache), CPU, 0)
+    assert refusal.value.field in cache
+
+
+def test_a_gpu_gives_its_fraction_less_what_is_in_use(
+    free_bytes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free_bytes[0], 10 * GIB))
+    config = _wide_config(gpu_memory_utilization=0.5)
+    # Half of 10 GiB may be used, 2 are: 3 are left for activations, reserve and KV.
+    left = 3 * GIB - estimate_activation_bytes(config) - kv_cache._CUDA_RESERVE_BYTES
+    assert plan_memory(config, CUDA, 0).num_blocks == left // config.block_size_bytes
+    with pytest.raises(ConfigError, match="or kv_cache_memory_bytes at least") as refusal:
+        plan_memory(_wide_config(gpu_memory_utilization=0.25), CUDA, 0)
+    assert refusal.value.field == "gpu_memory_utilization"
+
+
+@pytest.mark.parametrize(("limit", "free"), [("1000\n", 700), ("max\n", None)])
+def test_a_containers_limit_counts(tmp_path: Path, limit: str, free: int | None) -> None:
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text("300\n")
+    assert kv_cache._cgroup_free_bytes(tmp_path) == free
+    assert kv_cache._cgroup_free_bytes(tmp_path / "absent") is None
+
+
+def test_tensors_have_the_layout_that_attention_expects() -> None:
+    caches = allocate_kv_caches(_config(), 5, CPU)
+    assert len(caches) == 1
+    assert all(tensor.shape == (5, 1, 8, 1) and tensor.dtype == torch.float32 for tensor in caches[0])
+    assert all(tensor.is_contiguous() for tensor in caches[0])

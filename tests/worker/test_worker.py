@@ -1,0 +1,157 @@
+"""Worker from start to steps, on real checkpoints: phases, ledger, threads, and transformers' own tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from checkpoints import Checkpoint, Recipe, make_checkpoint
+from quire.ipc.config import CacheConfig, EngineConfig, ParallelConfig
+from quire.ipc.errors import ConfigError
+from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.step import NewRequestData, SchedulerOutput
+from quire.ipc.token_ids import encode_token_ids
+from quire.worker.threads import choose_num_threads, count_cores
+from quire.worker.worker import Worker, resolve_device
+
+PROMPT_LENGTHS = {0: 37, 3: 5, 6: 18}
+NUM_OUTPUTS = 12
+
+
+@pytest.fixture(autouse=True)
+def _restore_torch() -> Iterator[None]:
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(grad)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("llama"), Recipe(family="llama"))
+
+
+def _prompt(row: int) -> list[int]:
+    return np.random.default_rng(row).integers(0, 131, PROMPT_LENGTHS[row]).tolist()
+
+
+def _config(checkpoint: Checkpoint, **parallel: Any) -> EngineConfig:
+    config = checkpoint.engine_config(max_model_len=64)
+    return msgspec.structs.replace(
+        config, cache=CacheConfig(block_size=8), parallel=ParallelConfig(**parallel)
+    )
+
+
+def _enter(row: int, params: SamplingParams) -> NewRequestData:
+    blocks = list(range(row * 8, row * 8 + 8))[::-1]
+    return NewRequestData(row, str(row), encode_token_ids(_prompt(row)), b"", params, [], [], blocks, 0)
+
+
+def _generate(worker: Worker, chunk: int, params: SamplingParams) -> dict[int, list[int]]:
+    known, computed = dict(PROMPT_LENGTHS), dict.fromkeys(PROMPT_LENGTHS, 0)
+    tokens: dict[int, list[int]] = {row: [] for row in PROMPT_LENGTHS}
+    entering = [_enter(row, params) for row in PROMPT_LENGTHS]
+    while min(map(len, tokens.values())) < NUM_OUTPUTS:
+        rows = list(PROMPT_LENGTHS)
+        counts = [min(chunk, known[row] - computed[row]) for row in rows]
+        output = worker.execute(SchedulerOutput(0, rows, counts, entering))
+        entering = []
+        for row, count in zip(rows, counts, strict=True):
+            computed[row] += count
+        for row, token in zip(output.rows, output.token_ids, strict=True):
+            known[row] += 1
+            tokens[row].append(token)
+    return {row: values[:NUM_OUTPUTS] for row, values in tokens.items()}
+
+
+@pytest.fixture(scope="module")
+def golden(llama: Checkpoint) -> dict[int, list[int]]:
+    """What transformers generates greedily, one request at a time."""
+    with torch.no_grad():
+        return {
+            row: llama.reference.generate(
+                torch.tensor([_prompt(row)]), max_new_tokens=NUM_OUTPUTS, do_sample=False, eos_token_id=None
+            )[0, length:].tolist()
+            for row, length in PROMPT_LENGTHS.items()
+        }
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+def test_greedy_tokens_equal_transformers(
+    llama: Checkpoint, chunk: int, golden: dict[int, list[int]]
+) -> None:
+    worker = Worker(_config(llama), lambda _phase: None)
+    worker.start()
+    assert _generate(worker, chunk, SamplingParams(temperature=0.0)) == golden
+    worker.reset_rows()
+    assert _generate(worker, chunk, SamplingParams(temperature=0.0)) == golden
+
+
+def test_start_reports_phases_that_add_up_and_a_ledger(llama: Checkpoint) -> None:
+    announced: list[str] = []
+    worker = Worker(_config(llama), announced.append)
+    started = time.perf_counter()
+    ready = worker.start()
+    elapsed = time.perf_counter() - started
+    assert [name for name, _ in ready.phases] == announced
+    # The clock starts inside `start` and ends just before it returns.
+    assert elapsed - 0.02 <= sum(seconds for _, seconds in ready.phases) <= elapsed
+    assert [entry.name for entry in ready.ledger] == ["weights", "activations", "KV cache", "reserve"]
+    assert ready.ledger[0].size_bytes > 0
+    assert ready.num_gpu_blocks == 256 * 8
+    assert ready.device == "cpu"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(ready), type=type(ready)) == ready
+
+
+def test_the_smallest_possible_engine_starts(llama: Checkpoint) -> None:
+    config = llama.engine_config(max_model_len=1)
+    Worker(
+        msgspec.structs.replace(config, cache=CacheConfig(num_gpu_blocks_override=1)), lambda _: None
+    ).start()
+
+
+def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:
+    config = msgspec.structs.replace(_config(llama), cache=CacheConfig(num_gpu_blocks_override=1))
+    with pytest.raises(ConfigError, match="num_gpu_blocks_override=1: at least 4"):
+        Worker(config, lambda _: None).start()
+
+
+def test_threads_follow_the_config_then_the_size_of_the_weights(llama: Checkpoint) -> None:
+    assert choose_num_threads(3, 1) == 3
+    assert choose_num_threads(None, 1 << 20) == 1
+    assert choose_num_threads(None, 1 << 30) == count_cores()
+    Worker(_config(llama), lambda _: None).start()
+    assert torch.get_num_threads() == 1
+    Worker(_config(llama, num_threads=2), lambda _: None).start()
+    assert torch.get_num_threads() == 2
+
+
+def test_a_missing_gpu_is_named() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="device='cuda': cpu or auto"):
+        resolve_device("cuda")
+
+
+def test_sampled_logprobs_of_a_real_model_are_transformers(llama: Checkpoint) -> None:
+    worker = Worker(_config(llama), lambda _: None)
+    worker.start()
+    params = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=0)
+    output = worker.execute(SchedulerOutput(0, [3], [PROMPT_LENGTHS[3]], [_enter(3, params)]))
+    with torch.no_grad():
+        exact = torch.log_softmax(llama.reference(torch.tensor([_prompt(3)])).logits[0].double(), 1)
+    sample, prompt = output.logprobs[0].sample, output.logprobs[0].prompt
+    assert sample is not None
+    assert prompt is not None
+    # Two float32 implementations of a two-layer model differ by rounding alone: 1e-4 of logits up to 20.
+    np.testing.assert_allclose(
+        np.frombuffer(sample.logprobs, np.float32)[1:], exact[-1].topk(3).values, rtol=0, atol=1e-4
+    )
+    expected = exact[:-1].gather(1, torch.tensor(_prompt(3)[1:])[:, None])[:, 0]
+    np.testing.assert_allclose(np.frombuffer(prompt.logprobs, np.float32), expected, rtol=0, atol=1e-4)
