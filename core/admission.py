@@ -6,6 +6,8 @@ a step fail or wait for ever. Pure functions of a request and the engine's limit
 
 from __future__ import annotations
 
+import itertools
+
 from ..ipc.config import EngineConfig
 from ..ipc.messages import EngineCoreRequest
 from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
@@ -17,6 +19,7 @@ def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: i
     return (
         _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
         or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
+        or _find_bad_parameter(request, vocab_size)
         or _find_bad_length(request, config.model.max_model_len)
         or _find_lack_of_blocks(request, config, num_blocks)
     )
@@ -31,6 +34,25 @@ def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
         return None
     bad = largest if largest < 2**31 else largest - 2**32
     return f"{field}: token id {bad} is not in 0..{vocab_size - 1}"
+
+
+def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | None:
+    """A token id outside the vocabulary would be an index outside the logits, in everybody's step."""
+    params = request.sampling_params
+    ids_of = {
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "logit_bias": params.logit_bias or (),
+        "stop_token_ids": params.stop_token_ids or (),
+        "eos_token_ids": request.eos_token_ids,
+        "bad_words": itertools.chain.from_iterable(request.bad_words_token_ids),
+    }
+    for field, ids in ids_of.items():
+        bad = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+        if bad is not None:
+            return f"{field}: token id {bad} is not in 0..{vocab_size - 1}"
+    if not all(request.bad_words_token_ids):
+        return "bad_words: an empty list of token ids"
+    return None
 
 
 def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | None:

@@ -117,6 +117,10 @@ def test_a_resumed_request_that_is_complete_ends_at_once(params: dict[str, Any],
         (make_request("r", [1, VOCAB_SIZE], max_tokens=1), ["prompt_token_ids", "997", "0..996"]),
         (make_request("r", [-1], max_tokens=1), ["prompt_token_ids", "-1"]),
         (make_request("r", [1], output=[2000], max_tokens=1), ["output_token_ids", "2000"]),
+        (make_request("r", [1], allowed_token_ids=[1, 2000]), ["allowed_token_ids", "2000", "996"]),
+        (make_request("r", [1], logit_bias={2000: 1.0}), ["logit_bias", "2000", "996"]),
+        (make_request("r", [1], stop_token_ids=[2000]), ["stop_token_ids", "2000", "996"]),
+        (make_request("r", [1], eos_token_ids=[2000]), ["eos_token_ids", "2000", "996"]),
     ],
 )
 def test_what_can_never_run_is_refused_with_the_numbers(request_: EngineCoreRequest, words: list[str]):
