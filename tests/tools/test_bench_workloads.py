@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from quire.tools.bench.contest import JobResult
 from quire.tools.bench.floors import MachineRates, ModelSize, compute_floor_s
-from quire.tools.bench.offline import QUIRE, Measurement, describe_prefix_reuse
+from quire.tools.bench.model_facts import ModelFacts
+from quire.tools.bench.offline import (
+    QUIRE,
+    Measurement,
+    Measurements,
+    OfflineOptions,
+    describe_prefix_reuse,
+    format_results,
+)
 from quire.tools.bench.table import format_rate, format_table
 from quire.tools.bench.workloads import (
     MAX_TOTAL_LEN,
@@ -97,3 +107,25 @@ def test_tables_line_up() -> None:
 @pytest.mark.parametrize(("value", "text"), [(8.618, "8.62"), (86.18, "86.2"), (8618.2, "8,618")])
 def test_rates_have_three_digits(value: float, text: str) -> None:
     assert format_rate(value) == text
+
+
+def test_a_peer_that_ran_one_slow_round_is_marked() -> None:
+    slow = JobResult(seconds=99.0, num_requests=1, num_output_tokens=128)
+    measurements: Measurements = {
+        "W1": {QUIRE: Measurement([slow], 1), "transformers-static": Measurement([slow], 1)}
+    }
+    options = OfflineOptions(workloads=("W1",), peers=("transformers-static",), rounds=3)
+    facts = ModelFacts("m", Path("m"), 2048, "bf16", 1, ModelSize(1, 1, 2))
+    table = format_results(options, facts, measurements, rates=None)
+    assert "1.29'" in table
+    assert "1.00x" in table
+    assert "' one round only" in table
+
+
+def test_a_contestant_that_failed_is_told_and_has_no_ratio() -> None:
+    measurements: Measurements = {"W1": {QUIRE: Measurement(error="quire: out of memory")}}
+    options = OfflineOptions(workloads=("W1",), peers=(), rounds=3)
+    facts = ModelFacts("m", Path("m"), 2048, "bf16", 1, ModelSize(1, 1, 2))
+    table = format_results(options, facts, measurements, rates=None)
+    assert "failed" in table
+    assert "W1 quire failed: quire: out of memory" in table

@@ -19,11 +19,13 @@ _PACKAGES = ("torch", "transformers", "numpy", "msgspec", "pyzmq", "tokenizers",
 
 def describe_machine() -> dict[str, str]:
     """Names and values to print above every measurement and to keep in its JSON."""
+    load = os.getloadavg()
+    busy = ", busy: compare within this run only" if load[0] > count_cores() / 2 else ""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": f"{cpu_name()}, {count_cores()} cores usable",
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
-        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5, 15 minutes, before the run)",
+        "load": " ".join(f"{value:.2f}" for value in load) + f" (1, 5, 15 minutes before the run{busy})",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {find_version(name) or 'missing'}" for name in _PACKAGES),
         "quire": f"{find_version('quire') or 'not installed'}, commit {find_commit() or 'unknown'}",

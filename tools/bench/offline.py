@@ -36,6 +36,8 @@ PEERS = {
 # it gets a sample of about this many tokens; the other modes need the whole batch and run whole.
 _SEQUENTIAL_TOKENS = {True: 1024, False: 256}  # by whether the model is light
 _LIGHT_PARAMS = 50_000_000
+# A peer whose round takes longer gets that one round only, and a mark: its rate is far from Quire's anyway.
+_SLOW_ROUND_S = 15.0
 _HEAVY_WARM_UP_TOKENS = 4  # outputs of a heavy model's warm-up: its shapes matter, its length does not
 
 
@@ -70,6 +72,11 @@ class Measurement:
     def is_sample(self) -> bool:
         """True if only some of the requests were run."""
         return bool(self.results) and self.results[0].num_requests < self.num_requests_of
+
+    @property
+    def is_slow(self) -> bool:
+        """True if a round took so long that a peer need not run another."""
+        return bool(self.results) and self.results[-1].seconds > _SLOW_ROUND_S
 
 
 Measurements = dict[str, dict[str, Measurement]]  # workload -> contestant -> measurement
@@ -155,7 +162,8 @@ def _run_rounds(options: OfflineOptions, facts: ModelFacts, contestants: list[Co
                     num_requests=_choose_sample(contestant.name, workload, is_light),
                     max_output_tokens=_HEAVY_WARM_UP_TOKENS if is_warm_up and not is_light else None,
                 )
-                _run_job(contestant, job, measurement, is_warm_up)
+                if contestant.name == QUIRE or not measurement.is_slow:
+                    _run_job(contestant, job, measurement, is_warm_up)
     _say("")
     return measurements
 
@@ -215,6 +223,8 @@ def format_results(
     ]
     if any(m.is_sample for by_name in measurements.values() for m in by_name.values()):
         notes.append("* measured on an even sample of the requests (one at a time, so the rate is the same)")
+    if any(m.is_slow for by_name in measurements.values() for m in by_name.values()):
+        notes.append(f"' one round only, because it took longer than {_SLOW_ROUND_S:.0f} s")
     if rates:
         notes.append(
             f"floor: weights read at {rates.read_bytes_per_s / 1e9:.1f} GB/s and "
@@ -235,7 +245,8 @@ def _format_measurement(measurement: Measurement) -> str:
     rate = measurement.rate
     if rate is None:
         return "failed" if measurement.error else "-"
-    return format_rate(rate) + ("*" if measurement.is_sample else "")
+    has_one_round = measurement.is_slow and len(measurement.results) == 1
+    return format_rate(rate) + ("*" if measurement.is_sample else "") + ("'" if has_one_round else "")
 
 
 def format_processes(contestants: list[Contestant]) -> str:
@@ -286,6 +297,8 @@ def _write_json(
 
 
 def _say(text: str) -> None:
-    """Progress on a terminal, over itself; nothing where nobody watches."""
+    """Progress on stderr: over itself on a terminal, else a line each."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
