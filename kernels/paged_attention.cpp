@@ -19,6 +19,7 @@ using namespace quire;
 
 constexpr int kKeys = 64;              // keys of a tile; a multiple of every kColumns
 constexpr int kSplit = 1024;           // keys of a split; a multiple of kKeys
+constexpr int kMaxDirectRows = 2 * kMaxRows;  // more rows than this are worth a copy of the keys
 constexpr int kQueryRows = 96;         // (token, head) rows that share one reading of K and V
 constexpr double kMinParallelWork = 200e3;  // multiply-adds worth a second thread
 constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -105,21 +106,91 @@ void stage_queries(const Step<T>& step, const Task& task, Scratch& scratch) {
                     step.query + (task.first + t) * step.query_stride + size_t(task.kv_head) * size, size);
 }
 
-// Keys [start, end) of the request, end - start <= kKeys.
+// Where K and V of a run of keys within one block begin.
+template <typename T>
+struct Place {
+    const T *k, *v;
+    int count;
+};
+
+template <typename T>
+Place<T> find_keys(const Step<T>& step, const Task& task, int key, int end) {
+    const int D = step.head_size, size = step.block_size, offset = key % size;
+    const int block = step.block_tables[task.request * step.table_stride + key / size];
+    const size_t base = (size_t(block) * step.num_kv_heads + task.kv_head) * size * D;
+    return {step.k_cache + base + offset, step.v_cache + base + size_t(offset) * D,
+            std::min(size - offset, end - key)};
+}
+
+// Copies keys [start, end) of the request into the scratch, end - start <= kKeys.
 template <typename T>
 void stage_keys(const Step<T>& step, const Task& task, int start, int end, Scratch& scratch) {
-    const int D = step.head_size, padded = step.padded(), size = step.block_size;
-    const int32_t* table = step.block_tables + task.request * step.table_stride;
+    const int D = step.head_size, padded = step.padded();
     for (int key = start; key < end;) {
-        const int offset = key % size, count = std::min(size - offset, end - key);
-        const size_t base = (size_t(table[key / size]) * step.num_kv_heads + task.kv_head) * size * D;
-        const T *k = step.k_cache + base + offset, *v = step.v_cache + base + size_t(offset) * D;
-        for (int d = 0; d < D; ++d) copy_floats(scratch.key + d * kKeys + key - start, k + d * size, count);
-        for (int j = 0; j < count; ++j)
-            copy_floats(scratch.value + (key - start + j) * padded, v + j * D, D);
-        key += count;
+        const Place<T> from = find_keys(step, task, key, end);
+        for (int d = 0; d < D; ++d)
+            copy_floats(scratch.key + d * kKeys + key - start, from.k + size_t(d) * step.block_size, from.count);
+        for (int j = 0; j < from.count; ++j)
+            copy_floats(scratch.value + (key - start + j) * padded, from.v + size_t(j) * D, D);
+        key += from.count;
     }
 }
+
+// Asks for the cache lines of keys [start, end) ahead of their use.
+template <typename T>
+void prefetch_keys(const Step<T>& step, const Task& task, int start, int end) {
+    const int per_line = 64 / sizeof(T);
+    for (int key = start; key < end;) {
+        const Place<T> from = find_keys(step, task, key, end);
+        const int size = from.count * step.head_size;
+        // Where a tile is part of a block, K's columns of it lie apart; V's lines alone are asked for then.
+        if (from.count == step.block_size)
+            for (int i = 0; i < size; i += per_line) __builtin_prefetch(from.k + i, 0, 2);
+        for (int i = 0; i < size; i += per_line) __builtin_prefetch(from.v + i, 0, 2);
+        key += from.count;
+    }
+}
+
+// The products with one tile of keys: by the scratch, whose filling pays when many rows use it and which
+// evens out odd sizes, or straight from the blocks. Sums are the same chains in both, so bits are equal.
+template <typename T>
+struct KeyTile {
+    const Step<T>& step;
+    const Scratch& scratch;
+    int count;  // keys
+    bool is_direct;
+    const T *keys[kKeys / kLanes], *values[kKeys / kLanes];  // of each vector of keys, if direct
+
+    KeyTile(const Step<T>& step, const Task& task, int start, int end, bool is_direct, Scratch& scratch)
+        : step(step), scratch(scratch), count(end - start), is_direct(is_direct) {
+        if (!is_direct) stage_keys(step, task, start, end, scratch);
+        for (int key = start, i = 0; is_direct && key < end; key += kLanes, ++i) {
+            const Place<T> from = find_keys(step, task, key, end);
+            keys[i] = from.k;
+            values[i] = from.v;
+        }
+    }
+
+    // scores[rows, kKeys] += query K^T
+    void score(int rows, const float* query, float* scores) const {
+        const int D = step.head_size;
+        if (!is_direct) return multiply(rows, kKeys, query, D, scratch.key, kKeys, scores, kKeys, D);
+        const int vectors = (count + kLanes - 1) / kLanes;
+        for (int i = 0; i < vectors; i += kVectors)
+            multiply_vectors(rows, std::min(kVectors, vectors - i), query, D, keys + i, step.block_size,
+                             scores + i * kLanes, kKeys, D);
+    }
+
+    // value[rows, padded] += weights V
+    void add_values(int rows, const float* weights, float* value) const {
+        const int padded = step.padded();
+        if (!is_direct)
+            return multiply(rows, padded, weights, kKeys, scratch.value, padded, value, padded, count);
+        for (int done = 0; done < count; done += kLanes)
+            multiply(rows, padded, weights + done, kKeys, values[done / kLanes], padded, value, padded,
+                     std::min(kLanes, count - done));
+    }
+};
 
 // Scores of one row become weights in place; keys outside [first, last) get none.
 void weigh_row(float* scores, int first, int last, float scale, float* largest, float* weight, float* value,
@@ -150,17 +221,18 @@ void weigh_row(float* scores, int first, int last, float scale, float* largest, 
     *weight += sum(total);
 }
 
-// All rows of the task against the staged keys [start, end).
+// All rows of the task against keys [start, end).
 template <typename T>
 void attend_keys(const Step<T>& step, const Task& task, int start, int end, Scratch& scratch, Sums& sums) {
     const int D = step.head_size, padded = step.padded(), group = step.group(), rows = task.tokens * group;
+    const bool is_even = D % kLanes == 0 && step.block_size % kLanes == 0;
+    const KeyTile<T> tile(step, task, start, end, is_even && rows <= kMaxDirectRows, scratch);
     for (int first = 0; first < rows; first += kMaxRows) {
         const int count = std::min(kMaxRows, rows - first);
         const int low = task.position + first / group, high = task.position + (first + count - 1) / group;
         if (high < start || low - step.window >= end - 1) continue;
-        std::fill_n(scratch.scores, kMaxRows * kKeys, 0.0f);
-        multiply(count, kKeys, scratch.query + size_t(first) * D, D, scratch.key, kKeys, scratch.scores, kKeys,
-                 D);
+        std::fill_n(scratch.scores, count * kKeys, 0.0f);
+        tile.score(count, scratch.query + size_t(first) * D, scratch.scores);
         for (int r = 0; r < count; ++r) {
             const int row = first + r, position = task.position + row / group;
             const int seen_first = std::max(0, position - step.window + 1 - start);
@@ -172,8 +244,7 @@ void attend_keys(const Step<T>& step, const Task& task, int start, int end, Scra
             else
                 std::fill_n(scores, kKeys, 0.0f);
         }
-        multiply(count, padded, scratch.scores, kKeys, scratch.value, padded,
-                 sums.value + size_t(first) * padded, padded, end - start);
+        tile.add_values(count, scratch.scores, sums.value + size_t(first) * padded);
     }
 }
 
@@ -188,7 +259,7 @@ void attend_split(const Step<T>& step, const Task& task, int split, Scratch& scr
     int start = std::max(first_key(step, task) / kKeys * kKeys, split * kSplit);
     for (; start < end; start += kKeys) {
         const int last = std::min(end, start + kKeys);
-        stage_keys(step, task, start, last, scratch);
+        prefetch_keys(step, task, last, std::min(end, last + kKeys));
         attend_keys(step, task, start, last, scratch, sums);
     }
 }

@@ -120,16 +120,19 @@ inline float max(Vec v) {
     return lanes[0];
 }
 
-// c[Rows, Vectors * kLanes] += a[Rows, depth] b[depth, Vectors * kLanes]; ld*: elements between rows.
+// c[Rows, Vectors * kLanes] += a[Rows, depth] b[depth, Vectors * kLanes]; ld*: elements between rows. Each
+// vector of b's columns begins at a pointer of its own.
 template <int Rows, int Vectors, typename B>
-inline void multiply_tile(const float* a, size_t lda, const B* b, size_t ldb, float* c, size_t ldc,
+inline void multiply_tile(const float* a, size_t lda, const B* const* b, size_t ldb, float* c, size_t ldc,
                           int depth) {
     Vec sums[Rows][Vectors];
+    const B* starts[Vectors];
+    for (int v = 0; v < Vectors; ++v) starts[v] = b[v];
     for (int r = 0; r < Rows; ++r)
         for (int v = 0; v < Vectors; ++v) sums[r][v] = load(c + r * ldc + v * kLanes);
     for (int k = 0; k < depth; ++k) {
         Vec columns[Vectors];
-        for (int v = 0; v < Vectors; ++v) columns[v] = load(b + k * ldb + v * kLanes);
+        for (int v = 0; v < Vectors; ++v) columns[v] = load(starts[v] + k * ldb);
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < Vectors; ++v) sums[r][v] += a[r * lda + k] * columns[v];
     }
@@ -138,7 +141,7 @@ inline void multiply_tile(const float* a, size_t lda, const B* b, size_t ldb, fl
 }
 
 template <int Vectors, typename B>
-inline void multiply_rows(int rows, const float* a, size_t lda, const B* b, size_t ldb, float* c,
+inline void multiply_rows(int rows, const float* a, size_t lda, const B* const* b, size_t ldb, float* c,
                           size_t ldc, int depth) {
     switch (rows) {
         case 1: return multiply_tile<1, Vectors>(a, lda, b, ldb, c, ldc, depth);
@@ -152,17 +155,27 @@ inline void multiply_rows(int rows, const float* a, size_t lda, const B* b, size
     }
 }
 
+// The same for at most kVectors vectors of columns.
+template <typename B>
+inline void multiply_vectors(int rows, int vectors, const float* a, size_t lda, const B* const* b, size_t ldb,
+                             float* c, size_t ldc, int depth) {
+    switch (vectors) {
+        case 1: return multiply_rows<1>(rows, a, lda, b, ldb, c, ldc, depth);
+        case 2: return multiply_rows<2>(rows, a, lda, b, ldb, c, ldc, depth);
+        case 3: return multiply_rows<3>(rows, a, lda, b, ldb, c, ldc, depth);
+        case 4: return multiply_rows<4>(rows, a, lda, b, ldb, c, ldc, depth);
+    }
+}
+
 // c[rows, columns] += a[rows, depth] b[depth, columns]; rows <= kMaxRows, columns a multiple of kLanes.
 template <typename B>
 inline void multiply(int rows, int columns, const float* a, size_t lda, const B* b, size_t ldb, float* c,
                      size_t ldc, int depth) {
-    int done = 0;
-    for (; done + kColumns <= columns; done += kColumns)
-        multiply_rows<kVectors>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
-    switch ((columns - done) / kLanes) {
-        case 1: return multiply_rows<1>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
-        case 2: return multiply_rows<2>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
-        case 3: return multiply_rows<3>(rows, a, lda, b + done, ldb, c + done, ldc, depth);
+    for (int done = 0; done < columns; done += kColumns) {
+        const B* starts[kVectors];
+        for (int v = 0; v < kVectors; ++v) starts[v] = b + done + v * kLanes;
+        const int vectors = columns - done < kColumns ? (columns - done) / kLanes : kVectors;
+        multiply_vectors(rows, vectors, a, lda, starts, ldb, c + done, ldc, depth);
     }
 }
 

@@ -99,7 +99,7 @@ class Decoder:
         return self.norm.add(delta, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden).float()
+        return self.lm_head(hidden.contiguous()).float()
 
 
 def load_decoder(config: EngineConfig, device: torch.device) -> Decoder:
