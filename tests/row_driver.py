@@ -58,7 +58,7 @@ class ToyModel:
             assert positions[starts[request] : starts[request + 1]].tolist() == list(
                 range(length - num_queries, length)
             )
-            hashes += _prefix_hashes(tokens)[-num_queries:]
+            hashes += prefix_hashes(tokens)[-num_queries:]
         is_bad = torch.tensor([token in self.bad_tokens for token in input_ids.tolist()])
         hidden = torch.tensor(hashes, dtype=torch.float64)[:, None]
         return torch.where(is_bad[:, None], torch.nan, hidden)
@@ -71,7 +71,8 @@ class ToyModel:
         return torch.where(hidden.isnan(), torch.nan, logits)
 
 
-def _prefix_hashes(tokens: list[int]) -> list[int]:
+def prefix_hashes(tokens: list[int]) -> list[int]:
+    """What the toy model knows of a sequence after each of its tokens."""
     state, hashes = 17, []
     for token in tokens:
         state = (state * 31_337 + token + 1) % MODULUS

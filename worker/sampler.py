@@ -199,7 +199,6 @@ def _find_top_p(falling: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     0 where it does not: if rounding keeps even a whole row short of its target, nothing is cut off.
     """
-    is_short = falling.double().cumsum(dim=1) < targets[:, None]
-    is_found = ~is_short[:, -1]
-    place = is_short.sum(dim=1, keepdim=True).clamp_(max=falling.shape[1] - 1)
-    return falling.gather(1, place)[:, 0] * is_found, is_found
+    place = torch.searchsorted(falling.double().cumsum(dim=1), targets[:, None])
+    is_found = place[:, 0] < falling.shape[1]
+    return falling.gather(1, place.clamp_(max=falling.shape[1] - 1))[:, 0] * is_found, is_found

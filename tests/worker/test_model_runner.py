@@ -10,7 +10,8 @@ import torch
 from quire.ipc.config import RopeConfig
 from quire.ipc.messages import LogprobsBlock
 from quire.ipc.sampling_params import SamplingParams
-from row_driver import Driver, make_prompt, toy_config
+from quire.worker.noise import uniform_noise
+from row_driver import Driver, ToyModel, make_prompt, prefix_hashes, toy_config
 
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -101,18 +102,37 @@ def test_a_resumed_request_continues_as_if_undisturbed(
     }
 
 
+# With a row that needs its history each step's tokens are read before the next is sampled, without one after.
+@pytest.mark.parametrize("names", [list(PARAMS), ["greedy", "filtered", "min_tokens"]])
 @pytest.mark.parametrize("reads_late", [False, True])
 def test_steps_launched_ahead_of_the_tokens_give_the_same_tokens(
-    reads_late: bool, undisturbed: dict[str, list[int]]
+    reads_late: bool, names: list[str], undisturbed: dict[str, list[int]]
 ) -> None:
     driver = Driver(reads_late=reads_late)
-    _enter_all(driver)
+    _enter_all(driver, names)
     in_flight = [driver.launch({n: r.num_known for n, r in driver.requests.items()})]
     for _ in range(15):
         in_flight.append(driver.launch(dict.fromkeys(driver.requests, 1)))
         driver.collect(in_flight.pop(0))
     driver.collect(in_flight.pop())
-    assert {name: request.tokens for name, request in driver.requests.items()} == undisturbed
+    assert {name: request.tokens for name, request in driver.requests.items()} == {
+        name: undisturbed[name] for name in names
+    }
+
+
+def test_noise_is_asked_for_by_seed_and_number_of_output_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[int], list[int]]] = []
+
+    def record(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        asked.append((seeds.tolist(), positions.tolist()))
+        return uniform_noise(seeds, positions)
+
+    monkeypatch.setattr("quire.worker.sampler.uniform_noise", record)
+    driver = Driver()
+    driver.enter("new", 0, make_prompt(9), SamplingParams(seed=5))
+    driver.enter("resumed", 1, make_prompt(3), SamplingParams(seed=-1 - 5), output=[4, 4, 4])
+    driver.run(3)
+    assert asked == [([5, 2**64 - 6], [count, count + 3]) for count in range(3)]
 
 
 @pytest.mark.parametrize("reads_late", [False, True])
@@ -222,9 +242,7 @@ def test_prompt_logprobs_are_those_of_the_prompt_in_any_chunks(
 
 
 def _logits_after(tokens: list[int]) -> torch.Tensor:
-    from row_driver import ToyModel, _prefix_hashes
-
-    hidden = torch.tensor(_prefix_hashes(tokens), dtype=torch.float64)[:, None]
+    hidden = torch.tensor(prefix_hashes(tokens), dtype=torch.float64)[:, None]
     return ToyModel(61).compute_logits(hidden)
 
 
