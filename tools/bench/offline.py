@@ -209,7 +209,10 @@ def format_results(
     for name in options.workloads:
         by_name = measurements[name]
         own = by_name[QUIRE].rate
-        row = [f"{name} {WORKLOADS[name].summary}", *(_format_measurement(by_name[n]) for n in names)]
+        row = [
+            f"{name} {WORKLOADS[name].summary}",
+            *(_format_measurement(by_name[n], options.rounds) for n in names),
+        ]
         if options.peers:
             best = max((by_name[peer].rate or 0.0 for peer in options.peers), default=0.0)
             row.append(f"{own / best:.2f}x" if own and best else "-")
@@ -223,7 +226,9 @@ def format_results(
     ]
     if any(m.is_sample for by_name in measurements.values() for m in by_name.values()):
         notes.append("* measured on an even sample of the requests (one at a time, so the rate is the same)")
-    if any(m.is_slow for by_name in measurements.values() for m in by_name.values()):
+    if any(
+        0 < len(m.results) < options.rounds for by_name in measurements.values() for m in by_name.values()
+    ):
         notes.append(f"' one round only, because it took longer than {_SLOW_ROUND_S:.0f} s")
     if rates:
         notes.append(
@@ -241,12 +246,12 @@ def _compute_ceiling(name: str, facts: ModelFacts, rates: MachineRates) -> float
     return workload.num_output_tokens / compute_floor_s(workload, facts.size, rates, has_prefix)
 
 
-def _format_measurement(measurement: Measurement) -> str:
+def _format_measurement(measurement: Measurement, rounds: int) -> str:
     rate = measurement.rate
     if rate is None:
         return "failed" if measurement.error else "-"
-    has_one_round = measurement.is_slow and len(measurement.results) == 1
-    return format_rate(rate) + ("*" if measurement.is_sample else "") + ("'" if has_one_round else "")
+    is_cut = len(measurement.results) < rounds
+    return format_rate(rate) + ("*" if measurement.is_sample else "") + ("'" if is_cut else "")
 
 
 def format_processes(contestants: list[Contestant]) -> str:

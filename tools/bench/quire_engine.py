@@ -22,7 +22,8 @@ class QuireEngine(Engine):
     """LLM.generate on token ids, without detokenizing: no contestant makes text."""
 
     def __init__(self, model: str, engine_args: dict[str, Any]) -> None:
-        self._llm = LLM(model=model, **{"max_model_len": MAX_TOTAL_LEN, **engine_args})
+        defaults = {"max_model_len": MAX_TOTAL_LEN, "skip_tokenizer_init": True}
+        self._llm = LLM(model=model, **{**defaults, **engine_args})
         self.pids: dict[str, int] = dict(self._llm.llm_engine.facts.pids)
 
     def run(self, workload: Workload) -> JobResult:
