@@ -146,3 +146,12 @@ def test_rotate_and_write_equals_its_reference(
     assert_within(actual, expected, roundings * largest)
     assert_within(k_actual, k_expected, roundings * largest)
     assert torch.equal(v_actual, v_expected)
+
+
+def test_the_exponential_is_good_to_two_units_in_the_last_place(library: ctypes.CDLL) -> None:
+    x = torch.cat([torch.linspace(-80, 80, 200_001), torch.linspace(-1, 1, 100_001), torch.zeros(1)])
+    gate_up = torch.stack([x, torch.ones_like(x)])
+    actual = launch_silu_and_multiply(library, gate_up.t().contiguous()).flatten().double()
+    expected = x.double() * torch.sigmoid(x.double())
+    # x / (1 + e^-x): two units of the exponential, then half a unit each for the sum and the quotient.
+    assert_within(actual, expected, 3 * EPS * expected.abs())
