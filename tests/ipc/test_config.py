@@ -1,0 +1,65 @@
+"""EngineConfig's own checks; what reads config.json and the user's arguments is tested in frontend."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fakes import make_config
+from quire.ipc.config import CacheConfig, EngineConfig, ModelShape, ParallelConfig, SchedulerConfig
+from quire.ipc.errors import ConfigError, EngineStartError, ModelError, did_you_mean, raise_remote
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        (CacheConfig, "block_size", 12),
+        (CacheConfig, "num_gpu_blocks_override", 0),
+        (CacheConfig, "kv_cache_memory_bytes", -1),
+        (CacheConfig, "gpu_memory_utilization", 1.5),
+        (SchedulerConfig, "max_num_batched_tokens", 0),
+        (SchedulerConfig, "max_num_seqs", 0),
+        (SchedulerConfig, "run_ahead", 3),
+        (ParallelConfig, "device", "tpu"),
+        (ParallelConfig, "executor_backend", "ray"),
+        (ParallelConfig, "tensor_parallel_size", 2),
+        (ParallelConfig, "num_threads", 0),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(part: type[msgspec.Struct], field: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        part(**{field: value})
+    assert caught.value.field == field
+
+
+def test_without_chunked_prefill_a_step_must_hold_the_longest_prompt() -> None:
+    scheduler = SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=64)
+    with pytest.raises(ConfigError, match="max_model_len=128"):
+        make_config(max_model_len=128, scheduler=scheduler)
+
+
+def test_a_config_survives_the_launch_pipe() -> None:
+    config = make_config(max_model_len=96)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+    assert config.max_blocks_per_request == 12
+    assert config.block_size_bytes == 2 * 1 * 1 * 8 * 4 * 8
+
+
+def test_a_layers_window_follows_the_layers_list() -> None:
+    base = make_config().model.shape
+    every: ModelShape = msgspec.structs.replace(base, sliding_window=8)
+    some: ModelShape = msgspec.structs.replace(every, num_layers=2, layer_is_sliding=(False, True))
+    assert (base.window_of(0), base.max_window) == (None, None)
+    assert (every.window_of(0), every.max_window) == (8, 8)
+    assert (some.window_of(0), some.window_of(1), some.max_window) == (None, 8, None)
+
+
+def test_a_remote_error_keeps_the_class_of_a_user_error_only() -> None:
+    with pytest.raises(ModelError, match=r"^model='x': a folder$"):
+        raise_remote("ModelError", "model='x': a folder")
+    with pytest.raises(EngineStartError, match="boom"):
+        raise_remote("SystemExit", "boom")
+
+
+def test_a_close_name_is_suggested() -> None:
+    assert did_you_mean("temprature", ["temperature", "top_p"]) == ", did you mean 'temperature'?"
+    assert did_you_mean("zzz", ["temperature", "top_p"]) == ""
