@@ -125,12 +125,11 @@ class LedgerEntry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerReady(msgspec.Struct, array_like=True, frozen=True):
-    """The worker can execute steps. `phases`: (name, seconds) whose sum is the time since it started."""
+    """The worker can execute steps."""
 
     num_gpu_blocks: int
     device: str
     ledger: list[LedgerEntry]
-    phases: list[tuple[str, float]]
 
 
 class WorkerFailed(msgspec.Struct, array_like=True, frozen=True):

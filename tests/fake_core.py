@@ -37,7 +37,7 @@ class FakeProcessExecutor(Executor):
         self._is_dead = False
         self._worker.lose()
         self._tell(WorkerProgress("load fake weights", 1.0))
-        self._tell(WorkerReady(NUM_BLOCKS, "fake", [LedgerEntry("weights", 1)], []))
+        self._tell(WorkerReady(NUM_BLOCKS, "fake", [LedgerEntry("weights", 1)]))
 
     def submit(self, step: SchedulerOutput) -> None:
         if self._is_dead:

@@ -1,8 +1,8 @@
-"""Drives a GPUModelRunner by hand: a toy model whose logits depend on every earlier token, and a small scheduler.
+"""Drives a GPUModelRunner by hand: a toy model whose logits depend on every earlier token, a small scheduler.
 
-The model reads a request's tokens back from the KV cache through its block table, so a token in a wrong slot, a
-wrong position or a foreign block changes all logits after it. Its arithmetic is exact: chunks, batches and order
-cannot change a bit, and tests compare with equality.
+The model reads a request's tokens back from the KV cache through its block table, so a token in a wrong
+slot, a wrong position or a foreign block changes all logits after it. Its arithmetic is exact: chunks,
+batches and order cannot change a bit, and tests compare with equality.
 """
 
 from __future__ import annotations

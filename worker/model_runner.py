@@ -70,7 +70,7 @@ class GPUModelRunner:
         self._model = model
         self._kv_caches = kv_caches
         self._device = device
-        self._reads_late = device.type != "cpu" if reads_late is None else reads_late
+        self.reads_late = device.type != "cpu" if reads_late is None else reads_late
         self._has_dynamic_rope = config.model.shape.rope.type == "dynamic"
         self._num_launches = 0
         self._in_flight: deque[LaunchedStep] = deque()
@@ -103,7 +103,7 @@ class GPUModelRunner:
         prompt_logprobs = self._score_prompts(inputs, hidden)
         sampled = self._sample(inputs, hidden)
         launched = self._advance(step.step_id, inputs, sampled, prompt_logprobs)
-        if not self._reads_late:
+        if not self.reads_late:
             self._commit_through(launched)
         launched.execute_s = time.perf_counter() - started
         return launched
@@ -210,7 +210,7 @@ class GPUModelRunner:
         positions = rows.num_known[row_ids]
         rows.num_known[row_ids] += 1
         rows.late_launch[row_ids] = self._num_launches
-        if self._reads_late:
+        if self.reads_late:
             self._last_tokens[to_device(row_ids, self._device)] = sampled.token_ids
         tensors = [sampled.token_ids, sampled.is_bad]
         for _, logprobs in (*sampled.logprobs, *prompt_logprobs):

@@ -1,11 +1,10 @@
 """Worker: one device from its start to its steps. It puts the parts together and knows no sockets.
 
-Start-up is a row of phases, each announced as it begins and timed; their times add up to the whole.
+Start-up is a row of phases, each announced as it begins; who listens times them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -16,40 +15,12 @@ from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, WorkerReady
 from ..ipc.token_ids import encode_token_ids
 from .kv_cache import allocate_kv_caches, plan_memory
-from .model_runner import GPUModelRunner
+from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
 from .threads import choose_num_threads, count_cores
 
 # Enough to reach the code of prefill and decode; more tokens would only take time.
 _WARM_UP_TOKENS = 4
-
-
-class PhaseClock:
-    """Names and times the phases of a start: one begins where the last one ends."""
-
-    def __init__(self, on_phase: Callable[[str], None]) -> None:
-        self._on_phase = on_phase
-        self._since = time.perf_counter()
-        self._name: str | None = None
-        self._phases: list[tuple[str, float]] = []
-
-    def begin(self, name: str) -> None:
-        """End the running phase and announce the next."""
-        self._end()
-        self._name = name
-        self._on_phase(name)
-
-    def finish(self) -> list[tuple[str, float]]:
-        """(phase, seconds) in order; the sum is the time since this clock was made."""
-        self._end()
-        return self._phases
-
-    def _end(self) -> None:
-        now = time.perf_counter()
-        if self._name is not None:
-            self._phases.append((self._name, now - self._since))
-            self._since = now
-        self._name = None
 
 
 class Worker:
@@ -65,27 +36,41 @@ class Worker:
 
         Raises ModelError for a model that cannot be loaded and ConfigError for what does not fit the device.
         """
-        clock = PhaseClock(self._on_phase)
-        clock.begin("set up device")
+        self._on_phase("set up device")
         config, parallel = self._config, self._config.parallel
         device = resolve_device(parallel.device)
         torch.set_grad_enabled(False)
         torch.set_num_threads(parallel.num_threads or count_cores())
-        clock.begin("load weights")
+        self._on_phase("load weights")
         model = load_model(config, device)
         torch.set_num_threads(choose_num_threads(parallel.num_threads, model.weight_bytes))
-        clock.begin("allocate KV cache")
+        self._on_phase("allocate KV cache")
         plan = plan_memory(config, device, model.weight_bytes)
         kv_caches = allocate_kv_caches(config, plan.num_blocks, device)
-        self._runner = GPUModelRunner(config, model, kv_caches, device)
-        clock.begin("warm up")
-        _warm_up(self._runner, config)
-        return WorkerReady(plan.num_blocks, str(device), plan.ledger, clock.finish())
+        runner = self._runner = GPUModelRunner(config, model, kv_caches, device)
+        self._on_phase("warm up")
+        _warm_up(runner, config)
+        return WorkerReady(plan.num_blocks, str(device), plan.ledger)
+
+    @property
+    def reads_late(self) -> bool:
+        """True if a step may be launched before the one ahead of it is collected (on a GPU)."""
+        assert self._runner is not None
+        return self._runner.reads_late
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Execute one step. After an exception the rows are undefined until `reset_rows`."""
+        return self.collect(self.launch(step))
+
+    def launch(self, step: SchedulerOutput) -> LaunchedStep:
+        """Queue a step's work on the device. After an exception as `execute`."""
         assert self._runner is not None
-        return self._runner.execute(step)
+        return self._runner.launch(step)
+
+    def collect(self, launched: LaunchedStep) -> ModelRunnerOutput:
+        """Wait for the oldest launched step's tokens. After an exception as `execute`."""
+        assert self._runner is not None
+        return self._runner.collect(launched)
 
     def reset_rows(self) -> None:
         """Forget every request."""

@@ -10,6 +10,8 @@ import os
 import signal
 import time
 import traceback
+from collections import deque
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -27,6 +29,9 @@ from ..ipc.step import (
     WorkerFailed,
     WorkerProgress,
 )
+
+if TYPE_CHECKING:  # it loads torch
+    from .model_runner import LaunchedStep
 
 _log = logging.getLogger(__name__)
 
@@ -62,12 +67,21 @@ class WorkerProcess:
         return EXIT_OK
 
     def _serve(self) -> None:
+        launched: deque[LaunchedStep] = deque()
+        max_ahead = 1 if self._worker.reads_late else 0
         while True:
+            # While the device works, a waiting message comes first: it may be the next step to launch.
+            if launched and (len(launched) > max_ahead or not self._socket.poll(0)):
+                self._collect_step(launched.popleft())
+                continue
             message = self._codec.decode(self._socket.recv_multipart())
             match message:
                 case SchedulerOutput():
-                    self._send(self._execute(message))
+                    step = self._launch_step(message)
+                    if step is not None:
+                        launched.append(step)
                 case ResetRows():
+                    launched.clear()  # their rows are void, and the core has forgotten them
                     self._worker.reset_rows()
                     self._failed_step = False
                 case StopWorker():
@@ -75,14 +89,28 @@ class WorkerProcess:
                 case _:
                     _log.warning("message %s is not for a worker", type(message).__name__)
 
-    def _execute(self, step: SchedulerOutput) -> msgspec.Struct:
+    def _launch_step(self, step: SchedulerOutput) -> LaunchedStep | None:
         if self._failed_step:  # rows may be half updated until the core has them reset
-            return StepFailed(step.step_id, "an earlier step failed")
+            self._send(StepFailed(step.step_id, "an earlier step failed"))
+            return None
         try:
-            return self._worker.execute(step)
+            return self._worker.launch(step)
         except Exception as error:  # whatever a step raises is that step's answer; the process lives on
-            self._failed_step = True
-            return StepFailed(step.step_id, f"{type(error).__name__}: {error}", traceback.format_exc())
+            self._fail(step.step_id, error)
+            return None
+
+    def _collect_step(self, launched: LaunchedStep) -> None:
+        if self._failed_step:
+            self._send(StepFailed(launched.step_id, "an earlier step failed"))
+            return
+        try:
+            self._send(self._worker.collect(launched))
+        except Exception as error:  # on a GPU a step's failure may show only here
+            self._fail(launched.step_id, error)
+
+    def _fail(self, step_id: int, error: Exception) -> None:
+        self._failed_step = True
+        self._send(StepFailed(step_id, f"{type(error).__name__}: {error}", traceback.format_exc()))
 
     def _note_phase(self, phase: str) -> None:
         self._send(WorkerProgress(phase, time.time()))

@@ -1,8 +1,7 @@
-"""Worker from start to steps, on real checkpoints: phases, ledger, threads, and transformers' own tokens."""
+"""Worker from start to steps, on real checkpoints: ledger, threads, and transformers' own tokens."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,15 +91,11 @@ def test_greedy_tokens_equal_transformers(
     assert _generate(worker, chunk, SamplingParams(temperature=0.0)) == golden
 
 
-def test_start_reports_phases_that_add_up_and_a_ledger(llama: Checkpoint) -> None:
+def test_start_announces_its_phases_and_reports_a_ledger(llama: Checkpoint) -> None:
     announced: list[str] = []
     worker = Worker(_config(llama), announced.append)
-    started = time.perf_counter()
     ready = worker.start()
-    elapsed = time.perf_counter() - started
-    assert [name for name, _ in ready.phases] == announced
-    # The clock starts inside `start` and ends just before it returns.
-    assert elapsed - 0.02 <= sum(seconds for _, seconds in ready.phases) <= elapsed
+    assert announced == ["set up device", "load weights", "allocate KV cache", "warm up"]
     assert [entry.name for entry in ready.ledger] == ["weights", "activations", "KV cache", "reserve"]
     assert ready.ledger[0].size_bytes > 0
     assert ready.num_gpu_blocks == 256 * 8
