@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..ipc.config import EngineConfig
+from ..ipc.config import DTYPE_SIZE_BYTES, EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, WorkerReady
@@ -17,7 +17,7 @@ from ..ipc.token_ids import encode_token_ids
 from .kv_cache import allocate_kv_caches, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
-from .threads import choose_num_threads, count_cores
+from .threads import ThreadRule, count_cores
 
 # Enough to reach the code of prefill and decode; more tokens would only take time.
 _WARM_UP_TOKENS = 4
@@ -30,6 +30,7 @@ class Worker:
         self._config = config
         self._on_phase = on_phase
         self._runner: GPUModelRunner | None = None
+        self._threads: ThreadRule | None = None
 
     def start(self) -> WorkerReady:
         """Take the device, load the model, allocate the KV cache and run a step of each kind once.
@@ -43,7 +44,9 @@ class Worker:
         torch.set_num_threads(parallel.num_threads or count_cores())
         self._on_phase("load weights")
         model = load_model(config, device)
-        torch.set_num_threads(choose_num_threads(parallel.num_threads, model.weight_bytes))
+        if device.type == "cpu":
+            dtype_size_bytes = DTYPE_SIZE_BYTES[config.model.dtype]
+            self._threads = ThreadRule(parallel.num_threads, model.weight_bytes, dtype_size_bytes)
         self._on_phase("allocate KV cache")
         plan = plan_memory(config, device, model.weight_bytes)
         kv_caches = allocate_kv_caches(config, plan.num_blocks, device)
@@ -65,6 +68,10 @@ class Worker:
     def launch(self, step: SchedulerOutput) -> LaunchedStep:
         """Queue a step's work on the device. After an exception as `execute`."""
         assert self._runner is not None
+        if self._threads is not None:
+            num_threads = self._threads.choose(sum(step.num_tokens))
+            if num_threads != torch.get_num_threads():
+                torch.set_num_threads(num_threads)
         return self._runner.launch(step)
 
     def collect(self, launched: LaunchedStep) -> ModelRunnerOutput:

@@ -15,7 +15,7 @@ from quire.ipc.errors import ConfigError
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
-from quire.worker.threads import choose_num_threads, count_cores
+from quire.worker.threads import ThreadRule, count_cores
 from quire.worker.worker import Worker, resolve_device
 
 PROMPT_LENGTHS = {0: 37, 3: 5, 6: 18}
@@ -117,9 +117,11 @@ def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:
 
 
 def test_threads_follow_the_config_then_the_size_of_the_weights(llama: Checkpoint) -> None:
-    assert choose_num_threads(3, 1) == 3
-    assert choose_num_threads(None, 1 << 20) == 1
-    assert choose_num_threads(None, 1 << 30) == count_cores()
+    assert ThreadRule(3, 1, 4).choose(1) == 3
+    small = ThreadRule(None, 4 << 20, 4)
+    assert small.choose(1) == 1
+    assert small.choose(1000) == count_cores()
+    assert ThreadRule(None, 1 << 30, 2).choose(1) == count_cores()
     Worker(_config(llama), lambda _: None).start()
     assert torch.get_num_threads() == 1
     Worker(_config(llama, num_threads=2), lambda _: None).start()
