@@ -50,9 +50,9 @@ class Worker:
         self._on_phase("allocate KV cache")
         plan = plan_memory(config, device, model.weight_bytes)
         kv_caches = allocate_kv_caches(config, plan.num_blocks, device)
-        runner = self._runner = GPUModelRunner(config, model, kv_caches, device)
+        self._runner = GPUModelRunner(config, model, kv_caches, device)
         self._on_phase("warm up")
-        _warm_up(runner, config)
+        self._warm_up()
         return WorkerReady(plan.num_blocks, str(device), plan.ledger)
 
     @property
@@ -84,6 +84,26 @@ class Worker:
         assert self._runner is not None
         self._runner.reset_rows()
 
+    def _warm_up(self) -> None:
+        """A prefill and a decode with sampling, so that the first request pays for no first call."""
+        config = self._config
+        num_tokens = min(_WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, config.model.max_model_len)
+        request = NewRequestData(
+            row=0,
+            request_id="warm-up",
+            prompt_token_ids=encode_token_ids([0] * num_tokens),
+            output_token_ids=b"",
+            sampling_params=SamplingParams(temperature=1.0, top_p=0.9, seed=0),
+            eos_token_ids=[],
+            bad_words_token_ids=[],
+            block_ids=[0],
+            num_computed_tokens=0,
+        )
+        self.execute(SchedulerOutput(0, [0], [num_tokens], [request]))
+        if num_tokens < config.model.max_model_len:
+            self.execute(SchedulerOutput(1, [0], [1]))
+        self.reset_rows()
+
 
 def resolve_device(name: str) -> torch.device:
     """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError."""
@@ -93,23 +113,3 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu" or not has_cuda:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _warm_up(runner: GPUModelRunner, config: EngineConfig) -> None:
-    """A prefill and a decode with sampling, so that the first request pays for no first call."""
-    num_tokens = min(_WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, config.model.max_model_len)
-    request = NewRequestData(
-        row=0,
-        request_id="warm-up",
-        prompt_token_ids=encode_token_ids([0] * num_tokens),
-        output_token_ids=b"",
-        sampling_params=SamplingParams(temperature=1.0, top_p=0.9, seed=0),
-        eos_token_ids=[],
-        bad_words_token_ids=[],
-        block_ids=[0],
-        num_computed_tokens=0,
-    )
-    runner.execute(SchedulerOutput(0, [0], [num_tokens], [request]))
-    if num_tokens < config.model.max_model_len:
-        runner.execute(SchedulerOutput(1, [0], [1]))
-    runner.reset_rows()

@@ -116,7 +116,7 @@ def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:
         Worker(config, lambda _: None).start()
 
 
-def test_threads_follow_the_config_then_the_size_of_the_weights(llama: Checkpoint) -> None:
+def test_threads_follow_the_config_then_the_size_of_the_step(llama: Checkpoint) -> None:
     assert ThreadRule(3, 1, 4).choose(1) == 3
     small = ThreadRule(None, 4 << 20, 4)
     assert small.choose(1) == 1
