@@ -1,4 +1,4 @@
-"""How many torch threads a CPU worker uses for a step: a small one loses more at each join than a core brings.
+"""How many torch threads a CPU worker uses for a step. Small steps lose more by joining than a core brings.
 
 Measured on 2 cores, tokens/s with 1 and 2 threads: the pocket model (3 M weights) one request 600 and 550,
 256 requests 5,200 and 8,100; the bench's `tiny` (0.9 M) one request 900 and 700, 256 requests 15,000 and
