@@ -11,8 +11,8 @@ from typing import Any, Self
 from ..ipc.errors import EngineDeadError, QuireError, RequestFailedError
 from ..ipc.messages import EngineFacts, SchedulerStats, UtilityMethod
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
+from .async_engine_core_client import AsyncMPClient, make_async_client
 from .engine_args import EngineArgs
-from .engine_core_client import AsyncMPClient, make_async_client
 from .input_processor import EngineInput, InputProcessor, Prompt
 from .llm_engine import load_model_tokenizer, make_default_sampling_params
 from .output_processor import OutputProcessor

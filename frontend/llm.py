@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -11,7 +12,7 @@ from ..ipc.errors import InputError, PromptError
 from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .engine_args import EngineArgs
-from .input_processor import Prompt, TokenizedPrompt
+from .input_processor import EngineInput, Prompt, TokenizedPrompt
 from .llm_engine import LLMEngine
 from .model_folder import POCKET
 from .outputs import RequestOutput
@@ -25,13 +26,14 @@ class LLM:
     """A model, its engine and its processes. Use it with `with`, or call `close`, or just drop it.
 
     Takes the arguments of EngineArgs by name. Calls wait until all their requests have finished; an exception
-    or Ctrl-C in one ends its requests and leaves the engine usable. One thread at a time.
+    or Ctrl-C in one ends its requests and leaves the engine usable. Threads take turns.
     """
 
     def __init__(self, model: str = POCKET, **engine_args: Any) -> None:
         """Start the engine. Raises ConfigError, ModelError (both ValueErrors) or EngineStartError."""
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict({"model": model, **engine_args}))
         self._request_numbers = itertools.count()
+        self._lock = threading.Lock()  # one conversation with the engine: a second thread waits its turn
 
     def generate(
         self,
@@ -136,18 +138,23 @@ class LLM:
         requests = [make(*parts) for parts in zip(ids, prompts, params, priorities, strict=True)]
         for request in requests:
             request.params.output_kind = RequestOutputKind.FINAL_ONLY
-        progress = _make_progress(use_tqdm, len(ids))
+        with self._lock:
+            finished = self._run_requests(requests, _make_progress(use_tqdm, len(ids)))
+        return [finished[request_id] for request_id in ids]
+
+    def _run_requests(self, requests: list[EngineInput], progress: Any) -> dict[str, RequestOutput]:
+        """Add the requests and wait for all of them; on any exception none of them runs on."""
+        ids = [request.request_id for request in requests]
         try:
             for request in requests:
                 self.llm_engine.add_input(request)
-            finished = self._run(set(ids), progress)
+            return self._run(set(ids), progress)
         except BaseException:  # Ctrl-C too: what was added would run on for nobody
             self.llm_engine.forget_requests(ids)
             raise
         finally:
             if progress is not None:
                 progress.close()
-        return [finished[request_id] for request_id in ids]
 
     def _run(self, waiting: set[str], progress: Any) -> dict[str, RequestOutput]:
         finished: dict[str, RequestOutput] = {}

@@ -83,8 +83,12 @@ class LLMEngine:
     def add_input(self, request: EngineInput) -> None:
         """Hand a request to the engine that `input_processor` has made."""
         self._output_processor.add_request(request)
-        for sequence in request.sequences:
-            self._client.add_request(sequence)
+        try:
+            for sequence in request.sequences:
+                self._client.add_request(sequence)
+        except BaseException:  # what the engine has of it would run for nobody
+            self.forget_requests([request.request_id])
+            raise
 
     def step(self) -> list[RequestOutput]:
         """Wait for what the engine generates next and return what is to be delivered of it, perhaps nothing.

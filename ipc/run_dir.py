@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 
 from .errors import ConfigError
-from .sockets import make_ipc_address
+from .sockets import MAX_IPC_PATH_BYTES, make_ipc_address
 
 _PRIVATE_PREFIX = "p-"
 _LOCK_NAME = "lock"
+_LONGEST_SOCKET_NAME = "worker.sock"
 
 
 class RunDirectory:
@@ -31,9 +32,10 @@ class RunDirectory:
     @classmethod
     def create_private(cls) -> RunDirectory:
         """A new directory with a random name. Leftovers of dead owners beside it are removed on the way."""
-        base = find_base()
+        name = f"{_PRIVATE_PREFIX}{secrets.token_hex(4)}"
+        base = find_base(longest_name=f"{name}/{_LONGEST_SOCKET_NAME}")
         remove_leftovers(base)
-        path = base / f"{_PRIVATE_PREFIX}{secrets.token_hex(4)}"
+        path = base / name
         # Locked under another name first: a half-made directory must not look like a leftover.
         staging = base / f".{path.name}"
         staging.mkdir(mode=0o700)
@@ -55,17 +57,20 @@ class RunDirectory:
         self._lock_fd = None
 
 
-def find_base() -> Path:
+def find_base(longest_name: str = "") -> Path:
     """The folder that holds this user's run directories, made if missing.
 
-    `$XDG_RUNTIME_DIR/quire`, or `quire-<uid>` in the temporary folder. Raises ConfigError if somebody else
-    owns it or others may enter it, since whoever can write there can speak to the engine.
+    `$XDG_RUNTIME_DIR/quire`, or `quire-<uid>` in the temporary folder or /tmp: the first that can be used and
+    leaves room for a socket path that ends in `longest_name`. Raises ConfigError if somebody else owns it or
+    others may enter it, since whoever can write there can speak to the engine.
     """
+    candidates: list[Path] = []
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
-        base = Path(runtime) / "quire"
-    else:
-        base = Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"
+        candidates.append(Path(runtime) / "quire")
+    candidates += [Path(folder) / f"quire-{os.getuid()}" for folder in (tempfile.gettempdir(), "/tmp")]
+    fitting = [base for base in candidates if len(os.fsencode(base / longest_name)) <= MAX_IPC_PATH_BYTES]
+    base = (fitting or candidates)[0]
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = base.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import zmq
 from fakes import expected_output, make_config, make_request
-from quire.frontend import engine_core_client
-from quire.frontend.engine_core_client import AsyncMPClient, SyncMPClient, make_async_client
+from quire.frontend import engine_link
+from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
+from quire.frontend.engine_core_client import SyncMPClient
 from quire.ipc.codec import make_client_codec
 from quire.ipc.errors import EngineDeadError, ModelError, ProtocolError
 from quire.ipc.messages import (
@@ -35,7 +36,7 @@ CONFIG = make_config()
 @pytest.fixture(autouse=True)
 def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
-    monkeypatch.setattr(engine_core_client, "CORE_MODULE", "fake_core")
+    monkeypatch.setattr(engine_link, "CORE_MODULE", "fake_core")
 
 
 @pytest.fixture
@@ -259,6 +260,53 @@ def test_the_async_client_does_the_same() -> None:
         client.close()
 
     asyncio.run(run())
+
+
+def test_async_requests_that_come_at_any_moment_all_end() -> None:
+    async def run() -> None:
+        client = await make_async_client(CONFIG)
+        waiting: dict[str, asyncio.Future[None]] = {}
+
+        async def deliver() -> None:
+            while True:
+                for output in await client.get_outputs():
+                    if output.finish_reason is not None:
+                        waiting.pop(output.request_id).set_result(None)
+
+        async def request_in_a_loop(name: str) -> None:
+            for i in range(60):  # sends and receives interleave in every way
+                request_id = f"{name}-{i}"
+                waiting[request_id] = asyncio.get_running_loop().create_future()
+                client.add_request(make_request(request_id, [i + 1], max_tokens=1 + i % 7))
+                await waiting[request_id]
+
+        delivery = asyncio.create_task(deliver())
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(request_in_a_loop(f"loop{n}") for n in range(12)))
+        delivery.cancel()
+        client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on, with threads
+def test_a_fork_of_the_owner_is_told_so(client: SyncMPClient) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client.add_request(make_request("r", [1]))
+        except EngineDeadError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert b"fork" in os.read(reader, 1000)
+    os.close(reader)
+    os.close(writer)
+    request = make_request("mine", [1, 2], max_tokens=5)
+    client.add_request(request)
+    assert_undisturbed(request, collect(client, {"mine"})["mine"])
 
 
 def test_an_async_start_that_fails_raises_the_workers_error() -> None:

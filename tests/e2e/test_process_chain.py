@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -132,6 +133,28 @@ def test_async_requests_stream_and_a_cancelled_one_is_aborted() -> None:
         engine.shutdown()
 
     asyncio.run(run())
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12)
+    expected = generate(llm, params)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: generate(llm, params), range(8)))
+    assert results == [expected] * 8
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = llm.llm_engine
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._client, "add_request", lambda _request: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.add_request("bad", "Once", SamplingParams(n=2))
+    assert not engine.has_unfinished_requests()
+    engine.add_request("bad", "Once", SamplingParams(max_tokens=3))  # its id is free again
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 def test_a_killed_worker_costs_no_token(llm: LLM) -> None:

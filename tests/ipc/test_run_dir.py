@@ -58,6 +58,21 @@ def test_a_folder_that_others_may_enter_is_refused() -> None:
         find_base()
 
 
+def test_a_runtime_dir_too_long_for_sockets_is_passed_over(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = runtime_dir / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    directory = RunDirectory.create_private()
+    try:
+        assert directory.path.parent == Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"
+        assert directory.address_of("worker.sock")
+        assert list(long.iterdir()) == []
+    finally:
+        directory.remove()
+
+
 def test_a_socket_path_over_the_kernels_limit_is_refused() -> None:
     assert make_ipc_address("/" + "x" * 106).startswith("ipc:///x")
     with pytest.raises(ConfigError, match="107 bytes"):
