@@ -64,6 +64,20 @@ def make_engine_facts(
     )
 
 
+def format_startup(facts: EngineFacts) -> list[str]:
+    """Lines for a person: what runs where, how the start took its time, and the device's memory ledger."""
+    seconds = sum(seconds for _, seconds in facts.startup)
+    phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in facts.startup)
+    num_tokens = facts.num_gpu_blocks * facts.block_size
+    lines = [
+        f"{facts.served_model_name} ({facts.dtype}) on {facts.device}, ready in {seconds:.2f} s: {phases}",
+        f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
+        f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
+    ]
+    lines += [f"  {name:<12} {size_bytes / 1e6:>12,.1f} MB" for name, size_bytes in facts.ledger]
+    return lines
+
+
 def call_utility(core: EngineCore, call: UtilityCall) -> UtilityResult:
     """Answer a utility call from the core alone."""
     match call.method:

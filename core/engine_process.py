@@ -22,7 +22,7 @@ import zmq
 
 from ..ipc.codec import make_client_codec
 from ..ipc.errors import ProtocolError
-from ..ipc.launch import CoreLaunch
+from ..ipc.launch import PACKAGE_DIR, CoreLaunch
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -48,7 +48,7 @@ from ..ipc.step import (
     WorkerReady,
 )
 from .engine_core import EngineCore
-from .engine_facts import StartupClock, call_utility, make_engine_facts
+from .engine_facts import StartupClock, call_utility, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
 from .outbox import Outbox
 
@@ -69,6 +69,7 @@ class EngineCoreProcess:
 
     def __init__(self, launch: CoreLaunch, lifeline_fd: int, started_at: float) -> None:
         self._config = launch.config
+        self._starter_package_dir = launch.package_dir
         self._epoch = secrets.token_hex(8)
         self._codec = make_client_codec()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -106,6 +107,13 @@ class EngineCoreProcess:
     # One turn of the loop.
 
     def _start(self) -> None:
+        if self._starter_package_dir != PACKAGE_DIR:
+            reason = (
+                f"the frontend runs quire from {self._starter_package_dir}, its engine core from "
+                f"{PACKAGE_DIR}: start Python in another folder, or install the checkout with pip install -e"
+            )
+            self._refuse_all(reason, "EngineStartError")
+            return
         self._note_phase("start worker", time.time())
         self._executor.register(self._poller)
         self._executor.start()
@@ -294,6 +302,8 @@ class EngineCoreProcess:
         self._core = EngineCore(self._config, ready.num_gpu_blocks, clock=time.time)
         pids = {"core": os.getpid(), **self._executor.pids}
         self._facts = make_engine_facts(self._config, ready, pids, self._startup)
+        for line in format_startup(self._facts):
+            _log.info("%s", line)
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it
         welcome = Welcome(PROTOCOL_VERSION, self._epoch, self._facts)
         for identity in self._outboxes:
@@ -355,5 +365,5 @@ def main() -> NoReturn:
     lifeline = Lifeline()
     lifeline.watch(on_lost=lambda: None, grace_s=PARENT_LOST_GRACE_S)
     launch = msgspec.msgpack.decode(lifeline.launch, type=CoreLaunch)
-    logging.basicConfig(level=launch.config.log_level, format="quire core: %(message)s")
+    logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
     sys.exit(EngineCoreProcess(launch, lifeline.fd, started_at).run())

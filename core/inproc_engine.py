@@ -4,6 +4,7 @@ and executor interface as engine_process.py; only the sockets are missing.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from ..ipc.errors import raise_remote
 from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, UtilityCall, UtilityResult
 from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 from .engine_core import EngineCore
-from .engine_facts import StartupClock, call_utility, make_engine_facts
+from .engine_facts import StartupClock, call_utility, format_startup, make_engine_facts
 from .executor import InProcessExecutor
+
+_log = logging.getLogger(__name__)
 
 _CLIENT = b"inproc"
 
@@ -37,6 +40,8 @@ class InprocEngine:
                 case WorkerReady():
                     self._core = EngineCore(config, event.num_gpu_blocks, clock=time.time)
                     self.facts = make_engine_facts(config, event, {"core": os.getpid()}, startup)
+                    for line in format_startup(self.facts):
+                        _log.info("%s", line)
                 case WorkerFailed():
                     raise_remote(event.kind, event.reason)
                 case _:

@@ -149,6 +149,7 @@ class SyncMPClient(SyncClient):
                     pass
 
     def close(self) -> None:
+        self._dead_reason = self._dead_reason or "the engine was closed"
         self._finalizer()
 
     def _wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from .config import EngineConfig
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
+PACKAGE_DIR = str(Path(__file__).resolve().parents[1])
 
 
 class CoreLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +19,7 @@ class CoreLaunch(msgspec.Struct, frozen=True, kw_only=True):
     client_address: str
     worker_address: str
     config: EngineConfig
+    package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,7 +138,7 @@ class Terminal:
             except KeyboardInterrupt:
                 print("\nCtrl-D or /bye leaves")
                 continue
-            if message == "/bye":
+            if message in ("/bye", "/exit", "/quit"):
                 return ExitCode.OK
             try:
                 self._take(message)

@@ -37,7 +37,6 @@ REQUIRED_PACKAGES = (
 OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
     "uvloop": "a faster event loop around AsyncLLM",
-    "triton": "GPU kernels",
 }
 _PROBE_TIMEOUT_S = 300.0  # the native kernel may be compiled on the way
 

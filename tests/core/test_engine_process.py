@@ -17,7 +17,7 @@ from quire.frontend import engine_link
 from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.engine_core_client import SyncMPClient
 from quire.ipc.codec import make_client_codec
-from quire.ipc.errors import EngineDeadError, ModelError, ProtocolError
+from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -150,6 +150,23 @@ def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) 
     for request in requests:
         assert_undisturbed(request, outputs[request.request_id])
     assert any(out[-1].times.num_preemptions for out in outputs.values() if out[-1].times)
+
+
+def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import functools
+
+    from quire.ipc.launch import CoreLaunch
+
+    monkeypatch.setattr(engine_link, "CoreLaunch", functools.partial(CoreLaunch, package_dir="/elsewhere"))
+    with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
+        SyncMPClient(CONFIG)
+
+
+def test_a_closed_client_says_so() -> None:
+    client = SyncMPClient(CONFIG)
+    client.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        client.add_request(make_request("r", [1]))
 
 
 def test_close_ends_the_core_and_removes_its_files() -> None:

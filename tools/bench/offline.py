@@ -130,7 +130,7 @@ def _start_contestants(options: OfflineOptions, facts: ModelFacts, logs: Path) -
         commands[peer] = (f"{here}.transformers_engine", [PEERS[peer], *common])
     if options.peers and find_version("transformers") is None:
         raise InputError(
-            "peer", options.peers[0], "needs transformers: pip install 'quire[bench]', or --peer none"
+            "peer", options.peers[0], "needs transformers: pip install transformers, or --peer none"
         )
     started: list[Contestant] = []
     try:
