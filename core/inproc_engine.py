@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from ..ipc.config import EngineConfig
-from ..ipc.errors import raise_remote
+from ..ipc.errors import EngineDeadError, raise_remote
 from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, UtilityCall, UtilityResult
 from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 from .engine_core import EngineCore
@@ -28,6 +28,7 @@ class InprocEngine:
     def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] | None) -> None:
         startup = StartupClock("start core", time.time())
         self._config = config
+        self._is_closed = False
         self._executor = InProcessExecutor(config)
         startup.begin("start worker", time.time())
         self._executor.start()
@@ -48,7 +49,9 @@ class InprocEngine:
                     raise AssertionError(f"{event} during start-up")
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """As EngineCore.add_request."""
+        """As EngineCore.add_request. Raises EngineDeadError after `close`."""
+        if self._is_closed:
+            raise EngineDeadError("the engine was closed")
         self._core.add_request(_CLIENT, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
@@ -74,6 +77,7 @@ class InprocEngine:
 
     def close(self) -> None:
         """Drop the worker. Idempotent."""
+        self._is_closed = True
         self._executor.stop(0.0)
 
     def _submit_steps(self) -> None:
