@@ -77,7 +77,10 @@ def raise_remote(kind: str, text: str) -> NoReturn:
 
 def shorten(value: object) -> str:
     """`repr(value)`, cut to a length that fits one line."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python converts to text
+        text = f"<{type(value).__name__} too large to show>"
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 

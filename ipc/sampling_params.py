@@ -7,6 +7,7 @@ A field added here is checked here; whatever needs a tokenizer or the model's vo
 from __future__ import annotations
 
 import math
+import operator
 from enum import IntEnum
 from typing import Any
 
@@ -21,6 +22,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_BAD_WORDS = 128
 MAX_SEED = 2**63 - 1
+MAX_INT = 2**31 - 1  # of every other integer: the worker holds them as int32
 
 # Below this a temperature means greedy (vLLM's figure); between it and MIN_TEMPERATURE it is lifted.
 GREEDY_TEMPERATURE = 1e-5
@@ -125,8 +127,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             if self.best_of < self.n:
                 raise SamplingParamsError("best_of", self.best_of, f"must be at least n={self.n}")
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, None)
-        _check_int("min_tokens", self.min_tokens, 0, None)
+            _check_int("max_tokens", self.max_tokens, 1, MAX_INT)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_INT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise SamplingParamsError("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
         if self.seed == -1:
@@ -135,17 +137,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
 
     def _verify_ranges(self) -> None:
-        _check_float("temperature", self.temperature, 0.0, 2.0)
+        self.temperature = _check_float("temperature", self.temperature, 0.0, 2.0)
         if GREEDY_TEMPERATURE <= self.temperature < MIN_TEMPERATURE:
             self.temperature = MIN_TEMPERATURE
-        _check_float("top_p", self.top_p, 0.0, 1.0)
+        self.top_p = _check_float("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise SamplingParamsError("top_p", self.top_p, "a number above 0 and up to 1")
-        _check_int("top_k", self.top_k, -1, None)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None)
+        _check_int("top_k", self.top_k, -1, MAX_INT)
+        self.min_p = _check_float("min_p", self.min_p, 0.0, 1.0)
+        self.presence_penalty = _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _check_float("repetition_penalty", self.repetition_penalty, 0.0, None)
         if self.repetition_penalty == 0.0:
             raise SamplingParamsError("repetition_penalty", self.repetition_penalty, "a number above 0")
 
@@ -160,12 +162,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             if not isinstance(getattr(self, name), bool):
                 raise SamplingParamsError(name, getattr(self, name), "True or False")
         stops = self.stop
-        if stops is not None and not isinstance(stops, str):
-            self.stop = stops = _check_strings("stop", stops, MAX_STOP_STRINGS)
+        if isinstance(stops, str):
+            _check_text("stop", stops, f"a text of 1 to {MAX_STOP_LENGTH} characters")
+        elif stops is not None:
+            self.stop = _check_strings("stop", stops, MAX_STOP_STRINGS)
         if self.stop_strings and not self.detokenize:
             raise SamplingParamsError("stop", self.stop, "only with detokenize=True")
-        if stops == "":
-            raise SamplingParamsError("stop", stops, "a text that is not empty")
         if self.stop_token_ids is not None:
             self.stop_token_ids = list(
                 dict.fromkeys(_check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS))
@@ -183,7 +185,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
                 value = 1 if value else None
                 setattr(self, name, value)
             if value is not None:
-                _check_int(name, value, -1, None)
+                _check_int(name, value, -1, MAX_INT)
 
     def _verify_token_sets(self) -> None:
         if self.logit_bias is not None:
@@ -206,20 +208,33 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         self.top_k = max(self.top_k, 0)
 
 
-def _check_int(name: str, value: Any, low: int, high: int | None) -> None:
-    allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise SamplingParamsError(name, value, allowed)
-    if value < low or (high is not None and value > high):
-        raise SamplingParamsError(name, value, allowed)
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise SamplingParamsError(name, value, f"an integer from {low} to {high}")
 
 
-def _check_float(name: str, value: Any, low: float, high: float | None) -> None:
+def _check_float(name: str, value: Any, low: float, high: float | None) -> float:
+    """The value as a float, which an integer too large for one cannot become."""
     allowed = f"a finite number of at least {low:g}" if high is None else f"a number from {low:g} to {high:g}"
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise SamplingParamsError(name, value, allowed)
-    if value < low or (high is not None and value > high):
+    try:
+        number = float(value)
+    except OverflowError:
+        raise SamplingParamsError(name, value, allowed) from None
+    if not math.isfinite(number) or number < low or (high is not None and number > high):
         raise SamplingParamsError(name, value, allowed)
+    return number
+
+
+def _check_text(name: str, text: Any, allowed: str) -> None:
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
+        raise SamplingParamsError(name, text, allowed)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = f"lone surrogate at character {error.start}"
+        raise SamplingParamsError(name, text, f"text that UTF-8 can hold ({where})") from None
 
 
 def _check_strings(name: str, values: Any, max_count: int) -> list[str]:
@@ -231,23 +246,32 @@ def _check_strings(name: str, values: Any, max_count: int) -> list[str]:
     if len(texts) > max_count:
         raise SamplingParamsError(name, f"{len(texts)} texts", allowed)
     for text in texts:
-        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise SamplingParamsError(name, text, allowed)
+        _check_text(name, text, allowed)
     return texts
 
 
 def _check_ids(name: str, values: Any, max_count: int | None) -> list[int]:
-    allowed = "a list of token ids (integers from 0)"
+    """Ids as plain integers; other libraries' integer scalars and arrays are taken too."""
+    allowed = f"a list of token ids (integers from 0 to {MAX_INT})"
     try:
         ids = list(values)
     except TypeError:
         raise SamplingParamsError(name, values, allowed) from None
+    if isinstance(values, (bytes, bytearray, memoryview)):  # iterable, and yet no list of ids
+        raise SamplingParamsError(name, values, allowed)
     if max_count is not None and len(ids) > max_count:
         raise SamplingParamsError(name, f"{len(ids)} ids", f"at most {max_count} token ids")
-    for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < 2**31:
-            raise SamplingParamsError(name, token_id, allowed)
-    return ids
+    return [_check_id(name, one, allowed) for one in ids]
+
+
+def _check_id(name: str, value: Any, allowed: str) -> int:
+    try:
+        token_id = operator.index(value)
+    except TypeError:
+        raise SamplingParamsError(name, value, allowed) from None
+    if isinstance(value, bool) or not 0 <= token_id <= MAX_INT:
+        raise SamplingParamsError(name, value, allowed)
+    return token_id
 
 
 def _check_bias(bias: Any) -> dict[int, float]:
@@ -256,11 +280,13 @@ def _check_bias(bias: Any) -> dict[int, float]:
         raise SamplingParamsError("logit_bias", bias, allowed)
     checked: dict[int, float] = {}
     for key, value in bias.items():  # pyright: ignore[reportUnknownVariableType]
-        try:  # OpenAI's JSON has string keys
+        try:
             token_id, number = int(key), float(value)  # pyright: ignore[reportUnknownArgumentType]
-        except (TypeError, ValueError):
-            raise SamplingParamsError("logit_bias", bias, allowed) from None
-        if token_id < 0 or not math.isfinite(number):
+        except (TypeError, ValueError, OverflowError):
+            raise SamplingParamsError("logit_bias", {key: value}, allowed) from None
+        # OpenAI's JSON has string keys; of all else, int() must not have changed the value.
+        is_id = isinstance(key, str) or (token_id == key and not isinstance(key, bool))
+        if not is_id or not 0 <= token_id <= MAX_INT or not math.isfinite(number):
             raise SamplingParamsError("logit_bias", {key: value}, allowed)
         checked[token_id] = min(100.0, max(-100.0, number))
     return checked

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from quire.ipc.errors import SamplingParamsError
-from quire.ipc.sampling_params import MAX_N, MAX_STOP_STRINGS, RequestOutputKind, SamplingParams
+from quire.ipc.sampling_params import (
+    MAX_INT,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    RequestOutputKind,
+    SamplingParams,
+)
+
+FLOATS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+INTEGERS = ["max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs"]
 
 
 def test_defaults_are_vllms() -> None:
@@ -57,13 +68,63 @@ def test_defaults_are_vllms() -> None:
         ("bad_words", "word"),
         ("bad_words", [""]),
         ("output_kind", 7),
+        *((name, 10**400) for name in FLOATS),
+        *((name, 2**31) for name in INTEGERS),
+        ("max_tokens", 10**5000),
+        ("logit_bias", {1: 10**400}),
+        ("logit_bias", {float("inf"): 1}),
+        ("logit_bias", {2**31: 1}),
+        ("logit_bias", {1.5: 1}),
+        ("logit_bias", {True: 1}),
+        ("logit_bias", {b"5": 1}),
+        ("stop", "\ud800"),
+        ("stop", ["fine", "a\ud800"]),
+        ("stop", "x" * (MAX_STOP_LENGTH + 1)),
+        ("bad_words", ["\ud800"]),
+        ("stop_token_ids", b"ab"),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", [np.True_]),
+        ("stop_token_ids", [np.float32(1.0)]),
+        ("stop_token_ids", [np.int64(2**31)]),
+        ("allowed_token_ids", bytearray(b"ab")),
     ],
+    ids=lambda value: repr(value)[:40] if value != 10**5000 else "5001 digits",
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(SamplingParamsError) as caught:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
     assert str(caught.value).startswith(f"{field}=")
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_integers_upper_bound_is_allowed_and_named(name: str) -> None:
+    others = {"max_tokens": MAX_INT} if name == "min_tokens" else {}
+    assert getattr(SamplingParams(**{name: MAX_INT}, **others), name) == MAX_INT
+    with pytest.raises(SamplingParamsError, match=r"an integer from -?\d to 2147483647$"):
+        SamplingParams(**{name: MAX_INT + 1})
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_numbers_are_kept_as_plain_floats(name: str) -> None:
+    for value in (1, np.float64(1.0)):
+        assert type(getattr(SamplingParams(**{name: value}), name)) is float
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("ids", [[np.int64(5), 6, np.uint8(7)], np.array([5, 6, 7]), (5, 6, 7)], ids=repr)
+def test_integers_of_other_libraries_become_plain_ids(name: str, ids: object) -> None:
+    kept = getattr(SamplingParams(**{name: ids}), name)  # type: ignore[arg-type]
+    assert kept == [5, 6, 7]
+    assert {type(one) for one in kept} == {int}
+
+
+def test_a_biased_id_may_be_text_or_an_integral_number() -> None:
+    assert SamplingParams(logit_bias={"5": 1, 6.0: 2, np.int64(7): 3}).logit_bias == {5: 1.0, 6: 2.0, 7: 3.0}  # type: ignore[dict-item]
+
+
+def test_a_text_at_the_cap_is_a_stop() -> None:
+    assert SamplingParams(stop="x" * MAX_STOP_LENGTH).stop_strings == ["x" * MAX_STOP_LENGTH]
 
 
 def test_a_bad_combination_is_refused() -> None:
