@@ -7,6 +7,7 @@ config.json is read and arguments are held against each other; nothing here star
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -32,13 +33,16 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_SEQS = 256
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
+_DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
+DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
 
 _UNIT_BYTES = {"": 1, "b": 1} | {
     unit: base**power
     for power, letter in enumerate("kmgt", start=1)
     for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+# Twenty digits hold every size and keep the product far from what a float cannot hold.
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def _arg(default: Any, group: str, help_text: str, choices: tuple[str, ...] | None = None) -> Any:
@@ -49,7 +53,8 @@ def _arg(default: Any, group: str, help_text: str, choices: tuple[str, ...] | No
 class EngineArgs:
     """Arguments of an engine; None means that Quire chooses.
 
-    `create_engine_config` resolves them. An unknown name raises ConfigError, at construction too.
+    `create_engine_config` resolves them. An unknown name raises ConfigError, at construction too. `model` and
+    `tokenizer` may be given as a path object; they are kept as text.
     """
 
     model: str = _arg(POCKET, "model", "a folder, a hub name, or 'pocket', the model that ships with Quire")
@@ -60,7 +65,7 @@ class EngineArgs:
     )
     trust_remote_code: bool = _arg(False, "model", "must stay off: Quire never runs code from a checkpoint")
     load_format: str = _arg("auto", "model", "'dummy' fills the weights with noise", get_args(LoadFormat))
-    dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", ("auto", *get_args(Dtype)))
+    dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", DTYPES)
     seed: int | None = _arg(0, "model", "seed of dummy weights; a request has its own in SamplingParams")
     max_model_len: int | None = _arg(None, "model", "most tokens of prompt and output; default: the model's")
     max_logprobs: int = _arg(20, "model", "most logprobs of a request; -1: the whole vocabulary")
@@ -110,6 +115,12 @@ class EngineArgs:
         _check_names(kwargs)
         return super().__new__(cls)
 
+    def __post_init__(self) -> None:
+        for name in ("model", "tokenizer"):
+            value = getattr(self, name)
+            if isinstance(value, os.PathLike):
+                setattr(self, name, os.fspath(cast(os.PathLike[str], value)))
+
     def create_engine_config(self) -> EngineConfig:
         """Find the model, check its files and every argument, and fix all decisions that need no device.
 
@@ -138,7 +149,7 @@ class EngineArgs:
                 num_threads=self.num_threads,
             ),
             log_level=self.log_level.upper(),
-            ready_timeout_s=float(self.ready_timeout_s),
+            ready_timeout_s=self.ready_timeout_s,
         )
 
     @classmethod
@@ -179,17 +190,17 @@ class EngineArgs:
             value = getattr(self, name)
             if (name == "model" or value is not None) and not (isinstance(value, str) and value):
                 raise ConfigError(name, value, "a text that is not empty")
-        for name in ("gpu_memory_utilization", "ready_timeout_s"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-                raise ConfigError(name, value, "a number above 0")
+        value = self.gpu_memory_utilization
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("gpu_memory_utilization", value, "a number above 0")
 
     def _create_model_config(self, folder: ModelFolder) -> ModelConfig:
         shape = read_model_shape(folder.config)
         # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
         # what the model says, and keeps float16 on a CPU too.
         auto = self.dtype == "auto"
-        dtype = read_dtype(folder.config, folder.stored_dtype) if auto else cast(Dtype, self.dtype)
+        named = _DTYPE_ALIASES.get(self.dtype, cast(Dtype, self.dtype))
+        dtype = read_dtype(folder.config, folder.stored_dtype) if auto else named
         seed = 0 if self.seed is None else self.seed
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError("seed", seed, "an integer from 0 to 2**63 - 1, or None")
@@ -244,7 +255,8 @@ def parse_size_bytes(name: str, value: int | str | None) -> int | None:
     unit = _UNIT_BYTES.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
         raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
-    return int(float(match.group(1)) * unit)
+    number = match.group(1)
+    return int(float(number) * unit) if "." in number else int(number) * unit
 
 
 def _check_names(values: dict[str, Any]) -> None:

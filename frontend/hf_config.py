@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from ..ipc.config import NATIVE_ARCHITECTURES, Activation, Dtype, ModelShape, RopeConfig, RopeType
+from ..ipc.config import MAX_INT, NATIVE_ARCHITECTURES, Activation, Dtype, ModelShape, RopeConfig, RopeType
 from ..ipc.errors import ConfigError, ModelError, shorten
 
 _ARCHITECTURE_OF_TYPE = {
@@ -72,8 +72,8 @@ class _Fields:
     def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
         value = self._values.get(key)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise self.error(key, value, f"an integer of at least {low}")
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_INT:
+            raise self.error(key, value, f"an integer from {low} to {MAX_INT}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -82,9 +82,13 @@ class _Fields:
         value = default if value is None else value
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self.error(key, value, "a number")
-        if not math.isfinite(value) or value <= 0:
+        try:
+            number = float(value)
+        except OverflowError:  # an integer beyond the largest float
+            number = math.inf
+        if not math.isfinite(number) or number <= 0:
             raise self.error(key, value, "a finite number above 0")
-        return float(value)
+        return number
 
     def optional_number(self, key: str) -> float | None:
         """As `number`; an absent key, null and 0 are None (transformers tests them for truth)."""
@@ -187,7 +191,7 @@ def compute_max_model_len(shape: ModelShape, requested: int | None) -> int:
     if rope.type == "yarn" and rope.original_max_position_embeddings is not None:
         limit = rope.original_max_position_embeddings
     if rope.type in ("linear", "dynamic", "yarn"):
-        limit = int(limit * rope.factor)
+        limit = int(min(limit * rope.factor, MAX_INT))
     if requested is None:
         return limit
     if not isinstance(requested, int) or isinstance(requested, bool) or requested < 1:  # pyright: ignore[reportUnnecessaryIsInstance]

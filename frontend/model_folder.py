@@ -65,10 +65,14 @@ def find_model_folder(model: str, revision: str | None = None, field_name: str =
         if not folder.is_dir():
             raise ModelError(field_name, model, f"the packaged model is missing from {folder}")
         return folder
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.exists():
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path.resolve()
+        is_file = path.exists()
+    except (OSError, RuntimeError) as error:  # too long a name, no permission, ~ of an unknown user
+        raise ModelError(field_name, model, f"cannot be read ({error}); expected {_ALLOWED_MODEL}") from error
+    if is_file:
         raise ModelError(field_name, model, f"a file, but expected {_ALLOWED_MODEL}")
     if not _HUB_NAME.fullmatch(model) or model.startswith("."):
         raise ModelError(field_name, model, f"no such folder; expected {_ALLOWED_MODEL}")
@@ -106,7 +110,7 @@ def read_json(file: Path) -> dict[str, Any]:
         content = msgspec.json.decode(file.read_bytes())
     except FileNotFoundError:
         return {}
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise ModelError(file.name, str(file), f"readable JSON ({error})") from error
     if not isinstance(content, dict):
         raise ModelError(file.name, str(file), f"a JSON object, not a {type(content).__name__}")
@@ -187,7 +191,7 @@ def _read_header(file: Path) -> _Header:
         tensors = [entry for name, entry in entries.items() if name != "__metadata__"]
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
         dtypes = [str(entry["dtype"]) for entry in tensors]
-    except (msgspec.DecodeError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise ModelError("model", str(file), "a safetensors file (its header does not parse)") from error
     declared = 8 + length + end
     if size < declared:

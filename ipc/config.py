@@ -21,18 +21,28 @@ ExecutorBackend = Literal["mp", "uni"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
+MAX_INT = 2**31 - 1  # of counts and lengths, which the worker holds as int32
+MAX_SIZE_BYTES = 2**63 - 1
+MIN_READY_TIMEOUT_S = 1.0
+MAX_READY_TIMEOUT_S = 86400.0  # a day; a poll cannot wait for any length
+
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Architectures with a native model in worker/models, as config.json names them.
 NATIVE_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
-def _check_range(field: str, value: int, low: int, high: int | None) -> None:
-    allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-    if not isinstance(value, int) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(field, value, allowed)
-    if value < low or (high is not None and value > high):
-        raise ConfigError(field, value, allowed)
+def _check_range(field: str, value: int, low: int, high: int = MAX_INT) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_integer or not low <= value <= high:
+        raise ConfigError(field, value, f"an integer from {low} to {high}")
+
+
+def _check_ready_timeout(value: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not MIN_READY_TIMEOUT_S <= value <= MAX_READY_TIMEOUT_S:  # nan compares false
+        allowed = f"seconds from {MIN_READY_TIMEOUT_S:g} to {MAX_READY_TIMEOUT_S:g}"
+        raise ConfigError("ready_timeout_s", value, allowed)
 
 
 def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -113,10 +123,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_range("max_model_len", self.max_model_len, 1, None)
+        _check_range("max_model_len", self.max_model_len, 1)
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
-        _check_range("max_logprobs", self.max_logprobs, -1, None)
+        _check_range("max_logprobs", self.max_logprobs, -1)
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -132,9 +142,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError("block_size", self.block_size, "one of 8, 16, 32, 64, 128")
         if self.num_gpu_blocks_override is not None:
-            _check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 1, None)
+            _check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 1)
         if self.kv_cache_memory_bytes is not None:
-            _check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, None)
+            _check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MAX_SIZE_BYTES)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 "gpu_memory_utilization", self.gpu_memory_utilization, "a number above 0 and up to 1"
@@ -153,10 +163,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     run_ahead: int = 2  # steps scheduled before the oldest one's tokens are known; 1 is lock-step
 
     def __post_init__(self) -> None:
-        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, None)
+        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _check_range("max_num_seqs", self.max_num_seqs, 1, 65536)
         _check_choice("scheduling_policy", self.policy, get_args(SchedulingPolicy))
-        _check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, None)
+        _check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         _check_range("run_ahead", self.run_ahead, 1, 2)
 
 
@@ -188,6 +198,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ready_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
+        _check_ready_timeout(self.ready_timeout_s)
         budget = self.scheduler.max_num_batched_tokens
         if not self.scheduler.enable_chunked_prefill and budget < self.model.max_model_len:
             raise ConfigError(

@@ -101,13 +101,25 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"trust_remote_code": True}, "runs no code from a checkpoint"),
         ({"enforce_eager": 1}, "True or False"),
         ({"max_model_len": 4096}, "max_model_len=4096: at most 2048"),
-        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0: an integer of at least 1"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0: an integer from 1 to 2147483647"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"block_size": 13}, "block_size=13: one of 8, 16, 32, 64, 128"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5"),
         ({"gpu_memory_utilization": "much"}, "gpu_memory_utilization='much'"),
         ({"kv_cache_memory_bytes": "2 apples"}, "2GiB"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes=0"),
+        (
+            {"kv_cache_memory_bytes": 10**20},
+            "kv_cache_memory_bytes=100000000000000000000: an integer from 1 to",
+        ),
+        ({"kv_cache_memory_bytes": "9" * 20 + "TiB"}, "kv_cache_memory_bytes="),
+        ({"kv_cache_memory_bytes": "9" * 400}, "2GiB"),
+        ({"ready_timeout_s": 10**400}, "ready_timeout_s="),
+        ({"ready_timeout_s": float("nan")}, "ready_timeout_s=nan: seconds from 1 to 86400"),
+        ({"max_model_len": 2**70}, "max_model_len=1180591620717411303424: at most 2048"),
+        ({"max_logprobs": 2**31}, "max_logprobs=2147483648"),
+        ({"model": "x" * 5000}, "model='xxx"),
+        ({"tokenizer": "x" * 5000}, "tokenizer='xxx"),
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override=0"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
         ({"num_threads": 0}, "num_threads=0"),
@@ -182,6 +194,17 @@ def test_the_command_line_offers_every_field_and_gives_the_same_arguments():
         async_scheduling=True,
         scheduling_policy="priority",
     )
+
+
+@pytest.mark.parametrize(("alias", "dtype"), [("half", "float16"), ("float", "float32")])
+def test_number_formats_have_vllms_aliases(alias: str, dtype: str):
+    assert EngineArgs(dtype=alias).create_engine_config().model.dtype == dtype
+
+
+def test_folders_may_be_path_objects():
+    folder = pocket_folder()
+    model = EngineArgs.from_dict({"model": folder, "tokenizer": folder}).create_engine_config().model
+    assert (model.model, model.tokenizer, model.served_model_name) == (str(folder), str(folder), str(folder))
 
 
 def test_names_of_other_commands_in_a_namespace_are_ignored():

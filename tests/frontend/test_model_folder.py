@@ -47,6 +47,19 @@ def test_a_config_json_that_is_no_object_is_refused_by_name(tmp_path: Path, cont
         inspect_model_folder(tmp_path)
 
 
+def test_a_config_json_nested_too_deep_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "~nobody-of-this-name/model"])
+def test_a_name_that_no_file_system_takes_is_refused(model: str):
+    with pytest.raises(ModelError, match=r"cannot be read .*hub name") as caught:
+        find_model_folder(model)
+    assert caught.value.value == model
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
 def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path, name: str):
     (tmp_path / "config.json").write_text("{}")

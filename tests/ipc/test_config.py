@@ -23,12 +23,23 @@ from quire.ipc.errors import ConfigError, EngineStartError, ModelError, did_you_
         (ParallelConfig, "executor_backend", "ray"),
         (ParallelConfig, "tensor_parallel_size", 2),
         (ParallelConfig, "num_threads", 0),
+        (CacheConfig, "num_gpu_blocks_override", 2**31),
+        (CacheConfig, "kv_cache_memory_bytes", 2**63),
+        (SchedulerConfig, "max_num_batched_tokens", 2**31),
+        (SchedulerConfig, "long_prefill_token_threshold", 2**31),
+        (SchedulerConfig, "max_num_seqs", 10**400),
     ],
 )
 def test_a_bad_value_is_refused_by_name(part: type[msgspec.Struct], field: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         part(**{field: value})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 0, -1, 0.5, 86401, 10**400, "60", True])
+def test_a_ready_timeout_is_a_wait_that_a_poll_can_make(seconds: object) -> None:
+    with pytest.raises(ConfigError, match=r"^ready_timeout_s=.*: seconds from 1 to 86400$"):
+        msgspec.structs.replace(make_config(), ready_timeout_s=seconds)
 
 
 def test_without_chunked_prefill_a_step_must_hold_the_longest_prompt() -> None:
