@@ -5,6 +5,7 @@ tokenizer or the model's limits. All PromptErrors come from here, before anythin
 from __future__ import annotations
 
 import copy
+import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,7 @@ class InputProcessor:
             return tokenizer.encode_batch(texts, add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             for one in raw:
-                _check_encodable(one)
+                _check_encodable(one.name, one.text or "")
             raise PromptError(raw[0].name, raw[0].text, f"a text that can be tokenized ({error})") from error
 
     def _check_prompt(self, raw: _RawPrompt) -> TokenizedPrompt:
@@ -198,9 +199,12 @@ class InputProcessor:
 
     def _check_num_logprobs(self, name: str, asked: int | None) -> None:
         cap = self._facts.max_logprobs
-        if asked is None or cap == -1:
+        size = self._facts.vocab_size
+        if asked is None:
             return
-        if asked > cap or (asked == -1 and self._facts.vocab_size > cap):
+        if asked > size:
+            raise SamplingParamsError(name, asked, f"at most {size}, the vocabulary, or -1 for all of it")
+        if cap != -1 and (asked > cap or (asked == -1 and size > cap)):
             raise SamplingParamsError(name, asked, f"at most max_logprobs={cap} (an engine argument)")
 
     def _encode_bad_words(self, words: list[str]) -> list[list[int]]:
@@ -253,9 +257,21 @@ def _parse_prompt(name: str, prompt: Any) -> _RawPrompt:
         return _RawPrompt(name, prompt, None, "")
     if isinstance(prompt, Mapping):
         return _parse_dict(name, cast(Mapping[str, Any], prompt))
-    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-        return _RawPrompt(name, None, cast(Any, prompt), "")
-    raise PromptError(name, prompt, _ALLOWED_PROMPT)
+    return _RawPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "")
+
+
+def _as_sequence(name: str, values: Any, allowed: str) -> Sequence[Any]:
+    """Token ids as a sequence, whose range is unchecked; an array of any library turns itself into a list."""
+    ids = values
+    if not isinstance(values, Sequence) and hasattr(values, "tolist"):
+        ids = values.tolist()
+    # Bytes are a sequence of integers that nobody meant as ids, and bools would be packed as 0 and 1.
+    if not isinstance(ids, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise PromptError(name, values, allowed)
+    ids = cast(Sequence[Any], ids)
+    if bool in set(map(type, ids)):
+        raise PromptError(name, next(one for one in ids if isinstance(one, bool)), "integers as token ids")
+    return ids
 
 
 def _parse_dict(name: str, prompt: Mapping[str, Any]) -> _RawPrompt:
@@ -268,14 +284,16 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> _RawPrompt:
         raise PromptError(name, dict(prompt), _ALLOWED_PROMPT)
     if text is not None and not isinstance(text, str):
         raise PromptError(f"{name}.prompt", text, "a text")
-    if token_ids is not None and (isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Sequence)):
-        raise PromptError(f"{name}.prompt_token_ids", token_ids, "a list of token ids")
-    salt = prompt.get("cache_salt")
+    if token_ids is not None:
+        token_ids = _as_sequence(f"{name}.prompt_token_ids", token_ids, "a list of token ids")
+    return _RawPrompt(name, text, token_ids, _parse_salt(f"{name}.cache_salt", prompt.get("cache_salt")))
+
+
+def _parse_salt(name: str, salt: Any) -> str:
     if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
-        raise PromptError(
-            f"{name}.cache_salt", salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None"
-        )
-    return _RawPrompt(name, text, token_ids, salt or "")
+        raise PromptError(name, salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None")
+    _check_encodable(name, salt or "")
+    return salt or ""
 
 
 def _check_request_id(request_id: Any) -> None:
@@ -285,17 +303,19 @@ def _check_request_id(request_id: Any) -> None:
         raise InputError("request_id", request_id, "printable characters")
 
 
-def _check_encodable(raw: _RawPrompt) -> None:
-    text = raw.text or ""
+def _check_encodable(name: str, text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise PromptError(
-            raw.name,
+            name,
             text[error.start : error.start + 1],
             f"text that UTF-8 can hold (lone surrogate at character {error.start})",
         ) from None
 
 
 def _is_int32(value: Any) -> bool:
-    return isinstance(value, int) and -(2**31) <= value < 2**31
+    try:
+        return -(2**31) <= operator.index(value) < 2**31
+    except TypeError:
+        return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 from typing import Any
 
+import numpy as np
 import pytest
 from frontend_fakes import make_facts, prompt_ids
 from quire.frontend.input_processor import InputProcessor
@@ -31,7 +33,18 @@ def test_texts_are_tokenized_with_the_models_special_tokens(metaspace: Tokenizer
 
 
 @pytest.mark.parametrize(
-    "prompt", [[5, 6], (5, 6), {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": (5, 6), "cache_salt": "s"}]
+    "prompt",
+    [
+        [5, 6],
+        (5, 6),
+        np.array([5, 6]),
+        [np.int64(5), np.int32(6)],
+        array.array("i", [5, 6]),
+        {"prompt_token_ids": [5, 6]},
+        {"prompt_token_ids": (5, 6), "cache_salt": "s"},
+        {"prompt_token_ids": np.array([5, 6], dtype=np.uint16)},
+    ],
+    ids=repr,
 )
 def test_token_ids_are_taken_as_they_are(processor: InputProcessor, prompt: Any):
     request = processor.process("a", prompt, SamplingParams())
@@ -72,6 +85,16 @@ def test_many_prompts_are_tokenized_as_one_by_one(processor: InputProcessor):
         ({"promt": "x"}, "prompt.promt", "did you mean 'prompt'?"),
         ({"prompt": "x", "cache_salt": ""}, "prompt.cache_salt", "1 to 128 characters"),
         ({"prompt": "x", "cache_salt": "s" * 129}, "prompt.cache_salt", "1 to 128 characters"),
+        ({"prompt": "x", "cache_salt": "s\ud800"}, "prompt.cache_salt", "lone surrogate at character 1"),
+        ([3, True], "prompt", "prompt=True: integers"),
+        (np.array([True]), "prompt", "prompt=True: integers"),
+        ({"prompt": "x", "prompt_token_ids": [False]}, "prompt.prompt_token_ids", "=False: integers"),
+        ([np.int64(3), "x"], "prompt", "prompt='x': token ids from 0 to "),
+        (np.array([1.5]), "prompt", "prompt=1.5: token ids from 0 to "),
+        (np.array([[1, 2]]), "prompt", "prompt=[1, 2]: token ids from 0 to "),
+        (np.array(5), "prompt", "a text, a list of token ids"),
+        (memoryview(b"ab"), "prompt", "a text, a list of token ids"),
+        ({"prompt_token_ids": bytearray(b"ab")}, "prompt.prompt_token_ids", "a list of token ids"),
         ("a \ud800 b", "prompt", "lone surrogate at character 2"),
         ([1] * 64, "prompt", "'64 tokens': at most 63 (max_model_len=64"),
         ("fox " * 500, "prompt", "at most 63 (max_model_len=64"),
@@ -128,8 +151,11 @@ def test_parameters_outside_the_models_limits_are_refused(
 @pytest.mark.parametrize("cap", [-1, 1000])
 def test_the_whole_vocabularys_logprobs_need_the_cap_to_allow_it(byte_level: Tokenizer, cap: int):
     processor = InputProcessor(make_facts(max_logprobs=cap), byte_level)
-    request = processor.process("a", [1], SamplingParams(logprobs=-1, prompt_logprobs=1000))
+    request = processor.process("a", [1], SamplingParams(logprobs=-1, prompt_logprobs=500))
     assert request.sequences[0].sampling_params.logprobs == -1
+    for name in ("logprobs", "prompt_logprobs"):
+        with pytest.raises(SamplingParamsError, match=f"^{name}=501: at most 500, the vocabulary"):
+            processor.process("a", [1], SamplingParams(**{name: 501}))
 
 
 def test_parameters_are_checked_again_and_cloned(processor: InputProcessor):
