@@ -74,14 +74,19 @@ def test_stored_types_are_converted(checkpoint: Checkpoint, stored: torch.dtype)
         assert 0 < (actual - expected).abs().max() < 64 * rounding * expected.abs().max()
 
 
-def test_a_checkpoint_without_lm_head_uses_the_embedding(checkpoint: Checkpoint) -> None:
+def test_a_tied_checkpoint_uses_the_embedding_with_and_without_a_stored_lm_head(
+    checkpoint: Checkpoint,
+) -> None:
     def tie(tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
+    shape = msgspec.structs.replace(checkpoint.shape, tie_word_embeddings=True)
+    with_a_foreign_copy = logits_of(checkpoint, shape=shape)
     rewrite(checkpoint, tie)
     expected = logits_of(checkpoint)
-    rewrite(checkpoint, lambda tensors: tensors.pop("lm_head.weight"))
-    assert torch.equal(logits_of(checkpoint), expected)
+    assert torch.equal(with_a_foreign_copy, expected)
+    rewrite(checkpoint, drop_the_lm_head_from)
+    assert torch.equal(logits_of(checkpoint, shape=shape), expected)
 
 
 def test_stored_rotary_tables_are_ignored(checkpoint: Checkpoint) -> None:
@@ -100,6 +105,14 @@ def test_loaded_weights_outlive_their_file(checkpoint: Checkpoint) -> None:
     run = PagedRun(model, config)
     run.add("a", [3, 1, 4, 1, 5, 9, 2, 6])
     assert torch.equal(run.run("a"), expected)
+
+
+def drop_the_lm_head_from(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.pop("lm_head.weight")
+
+
+def drop_the_lm_head(checkpoint: Checkpoint) -> None:
+    rewrite(checkpoint, drop_the_lm_head_from)
 
 
 def drop_a_tensor(checkpoint: Checkpoint) -> None:
@@ -163,6 +176,7 @@ def index_is_empty(checkpoint: Checkpoint) -> None:
     ("spoil", "named"),
     [
         (drop_a_tensor, [Q_PROJ]),
+        (drop_the_lm_head, ["'lm_head.weight'"]),
         (misshape_a_tensor, [Q_PROJ, "[64, 47]", "[64, 48]"]),
         (quantize_a_tensor, [Q_PROJ, "int8"]),
         (add_a_tensor, ["model.layers.1.extra"]),

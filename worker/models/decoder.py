@@ -193,9 +193,12 @@ class _Builder:
         return RMSNorm(weight, self._shape.norm_eps)
 
     def _lm_head(self, table: Tensor) -> Linear:
-        """The projection to logits: its own weight, or the embedding's table where the two are tied."""
+        """The projection to logits: its own weight, or the embedding's table where config.json ties the two.
+
+        A tied checkpoint may hold a second copy, which is not read.
+        """
         name = "lm_head.weight"
-        if self._shape.tie_word_embeddings or not self._weights.has(name):
+        if self._shape.tie_word_embeddings:
             self._weights.skip(name)
             linear = make_linear(table)
         else:
