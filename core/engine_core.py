@@ -30,7 +30,8 @@ from .request import Request
 from .scheduler import Scheduler, Step
 from .stats import EngineCounters
 
-BAD_LOGITS = "logits are not finite"
+# The sampler tells neither case from the other: both leave a row without a number to choose.
+BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
 
 
 class EngineCore:
