@@ -40,6 +40,9 @@ examples:
 
 def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command line to its exit code. Nothing is raised; errors are one line on stderr."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        # Closed by the caller, so nobody reads; and the next file opened would become file descriptor 1.
+        return ExitCode.OUTPUT_CLOSED
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a reader that left can still be answered quietly

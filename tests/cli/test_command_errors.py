@@ -23,7 +23,11 @@ def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.Completed
         (["xyz"], "'xyz': not a command, one of generate, chat, bench, doctor"),
         (["generate", "--temprature", "1", "x"], "--temprature: not an option of 'quire generate', did you"),
         (["generate", "--max-tokens", "many", "x"], "max_tokens='many': an integer"),
-        (["generate", "--max-tokens", "0", "x"], "max_tokens=0: an integer of at least 1"),
+        (["generate", "--max-tokens", "0", "x"], "max_tokens=0: an integer from 1 to 2147483647"),
+        (
+            ["generate", "--max-tokens", "9" * 23, "x"],
+            f"max_tokens={'9' * 23}: an integer from 1 to 2147483647",
+        ),
         (["generate", "--temperature", "3", "x"], "temperature=3.0: a number from 0 to 2"),
         (["generate", "--top-p", "0", "x"], "top_p=0.0: a number above 0 and up to 1"),
         (["generate", "--stop", "", "x"], "stop='': at most 64 texts of 1 to 1024 characters"),
@@ -101,6 +105,17 @@ def test_a_reader_that_leaves_is_not_an_error_to_complain_about() -> None:
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_closed_standard_output_is_answered_as_a_reader_that_left() -> None:
+    command = [sys.executable, "-m", "quire", "generate", "x"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (141, b"", b"")
 
 
 def test_the_script_of_pyproject_is_the_commands_main() -> None:
