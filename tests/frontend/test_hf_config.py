@@ -264,6 +264,7 @@ def test_end_tokens_come_from_the_generation_config_first():
         ({"type": "dynamic", "factor": 2.0}, 1024),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
         ({"type": "yarn", "factor": 4.0}, 2048),
+        ({"type": "linear", "factor": 1e308}, 2**31 - 1),
         (ROPES["old llama3"]["rope_scaling"], 512),
     ],
     ids=str,
