@@ -36,6 +36,27 @@ GENERATION_CONFIGS = ("auto", "vllm")
 _DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
 DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
 
+# vLLM's arguments that scripts carry along, with the values that ask for nothing.
+_VLLM_OFF_VALUES: dict[str, tuple[Any, ...]] = {
+    "cpu_offload_gb": (0, 0.0),
+    "data_parallel_size": (1,),
+    "disable_custom_all_reduce": (False, True),
+    "disable_log_stats": (False, True),
+    "download_dir": (None,),
+    "enable_lora": (False,),
+    "hf_overrides": (None,),
+    "kv_cache_dtype": ("auto",),
+    "limit_mm_per_prompt": (None,),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),
+    "runner": ("auto", "generate"),
+    "speculative_config": (None,),
+    "swap_space": (0, 0.0, 4, 4.0),
+    "task": ("auto", "generate"),
+    "tokenizer_mode": ("auto",),
+    "tokenizer_revision": (None,),
+}
+
 _UNIT_BYTES = {"": 1, "b": 1} | {
     unit: base**power
     for power, letter in enumerate("kmgt", start=1)
@@ -107,7 +128,7 @@ class EngineArgs:
     async_scheduling: bool | None = _arg(
         None, "scheduler", "schedule a step while the one before it runs; default on"
     )
-    log_level: str = _arg("WARNING", "process", "what the engine's processes log", LOG_LEVELS)
+    log_level: str = _arg("INFO", "process", "what the engine's processes log to standard error", LOG_LEVELS)
     ready_timeout_s: float = _arg(600.0, "process", "how long an engine may take to start")
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
@@ -154,9 +175,13 @@ class EngineArgs:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build from keyword arguments; unknown names raise ConfigError with the nearest known one."""
-        _check_names(values)
-        return cls(**values)
+        """Build from keyword arguments; unknown names raise ConfigError with the nearest known one.
+
+        vLLM's arguments for what Quire does not have are taken at the value that leaves it off.
+        """
+        known = {name: value for name, value in values.items() if not _is_switched_off(name, value)}
+        _check_names(known)
+        return cls(**known)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -259,9 +284,18 @@ def parse_size_bytes(name: str, value: int | str | None) -> int | None:
     return int(float(number) * unit) if "." in number else int(number) * unit
 
 
+def _is_switched_off(name: str, value: Any) -> bool:
+    return name in _VLLM_OFF_VALUES and any(
+        value == off and type(value) is type(off) for off in _VLLM_OFF_VALUES[name]
+    )
+
+
 def _check_names(values: dict[str, Any]) -> None:
     known = EngineArgs.__dataclass_fields__
     for name, value in values.items():
+        if name in _VLLM_OFF_VALUES:
+            off = " or ".join(map(repr, _VLLM_OFF_VALUES[name]))
+            raise ConfigError(name, value, f"{off}: Quire does not have it")
         if name not in known:
             raise ConfigError(name, value, f"no such engine argument{did_you_mean(name, known)}")
 

@@ -183,7 +183,7 @@ def _is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
     """A list is many prompts, unless it holds token ids."""
     if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         return False
-    return not prompts or isinstance(prompts[0], (str, Mapping, Sequence))
+    return not prompts or isinstance(prompts[0], (str, Mapping, Sequence)) or hasattr(prompts[0], "__len__")
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -274,5 +274,6 @@ def _make_parser() -> Parser:
         "sampling options", "Defaults: the model's own, else temperature 0; as long as the model goes on."
     )
     EngineArgs.add_cli_args(parser)
+    parser.set_defaults(log_level="WARNING")  # a text is not to be preceded by a table
     add_sampling_options(sampling)  # after the engine's, whose --seed it takes over
     return parser

@@ -156,5 +156,6 @@ def _make_parser() -> Parser:
         "sampling options", "Defaults: the model's own, else temperature 0.7, top_p 0.95; at most 256 tokens."
     )
     EngineArgs.add_cli_args(parser)
+    parser.set_defaults(log_level="WARNING")  # a text is not to be preceded by a table
     add_sampling_options(sampling)  # after the engine's, whose --seed it takes over
     return parser

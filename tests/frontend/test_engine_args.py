@@ -209,3 +209,11 @@ def test_folders_may_be_path_objects():
 
 def test_names_of_other_commands_in_a_namespace_are_ignored():
     assert EngineArgs.from_cli_args(argparse.Namespace(command="x", seed=3)) == EngineArgs(seed=3)
+
+
+def test_vllms_arguments_are_taken_at_the_value_that_asks_for_nothing() -> None:
+    off = {"tokenizer_mode": "auto", "quantization": None, "enable_lora": False, "pipeline_parallel_size": 1}
+    assert EngineArgs.from_dict({"max_num_seqs": 3, **off}) == EngineArgs(max_num_seqs=3)
+    for name, value in {"quantization": "awq", "enable_lora": True, "pipeline_parallel_size": True}.items():
+        with pytest.raises(ConfigError, match=name):
+            EngineArgs.from_dict({name: value})

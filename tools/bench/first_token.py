@@ -30,7 +30,7 @@ class ColdStart(msgspec.Struct, frozen=True, kw_only=True):
 def measure_cold_start(spawned_at: float, model: str, idle_s: float) -> ColdStart:
     """Start, generate one token, watch; ends the engine before it returns."""
     imported_at = time.monotonic()
-    with LLM(model=model) as llm:
+    with LLM(model=model, log_level="WARNING") as llm:
         ready_at = time.monotonic()
         llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
         first_token_at = time.monotonic()
