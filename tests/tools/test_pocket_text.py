@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from quire.tools.pocket import MODEL_DIR
-from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, split_words
+from quire.tools.pocket.evaluate import Pocket, find_story_fault, has_form_asked_for, split_words
 from quire.tools.pocket.json_tasks import draw_held_out_json_task, draw_json_task
 from quire.tools.pocket.plots import PLOTS
 from quire.tools.pocket.reading import read_story
@@ -151,8 +151,8 @@ def test_extraction_tasks_state_every_value_in_the_prompt() -> None:
     tasks = [task for task in (draw_json_task(rng) for _ in range(1000)) if task.is_extraction]
     assert len(tasks) > 200
     for task in tasks:
-        assert isinstance(task.value, dict)
-        assert all(str(value) in task.prompt for value in task.value.values())
+        values = task.value.values() if isinstance(task.value, dict) else task.value
+        assert all(str(value) in task.prompt for value in values)
 
 
 def test_held_out_json_prompts_are_never_trained_on(turns: list[tuple[str, str]]) -> None:
@@ -258,9 +258,19 @@ def test_the_shipped_tokenizer_renders_chats_and_adds_nothing() -> None:
 
 
 @needs_model
-@pytest.mark.parametrize(("a", "b"), sorted(HELD_OUT)[:: len(HELD_OUT) // 8])
-def test_the_shipped_model_adds_held_out_pairs(a: int, b: int) -> None:
-    from quire.tools.pocket.evaluate import Pocket
-
+def test_the_shipped_model_adds_held_out_pairs() -> None:
     question, answer = ADD_FORMS[0]
-    assert Pocket(MODEL_DIR).chat([Sum(a, b).fill(question)], 20) == [Sum(a, b).fill(answer)]
+    asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::8]]
+    answers = Pocket(MODEL_DIR).chat([each.fill(question) for each in asked], 20)
+    right = [each.fill(answer) == said for each, said in zip(asked, answers, strict=True)]
+    assert sum(right) >= 0.95 * len(right)
+
+
+@needs_model
+def test_a_raw_story_of_the_shipped_model_is_fluent_and_ends_by_itself() -> None:
+    words = {
+        word for text in (tell_story(Random(seed)).text for seed in range(2000)) for word in split_words(text)
+    }
+    start = "Once upon a time"
+    [(text, has_ended)] = Pocket(MODEL_DIR).complete([start], 300)
+    assert find_story_fault(start + text, has_ended, words) is None

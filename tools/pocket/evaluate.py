@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from . import MODEL_DIR
 from .json_tasks import JsonTask, draw_held_out_json_task
@@ -22,10 +22,18 @@ from .reading import draw_reading
 from .sums import ADD_FORMS, HELD_OUT, Sum
 from .talk import ONLY_KNOW, draw_unknown
 from .text import draw_documents
+from .tokenizer import render_chat
 from .words import ANIMALS, a
 
 SEED = 4242  # text drawn for evaluation only; training seeds are small numbers
-STORY_STARTS = ("Once upon a time", "The cat", "One day, a little", "There was a", "Lily went to the", "Tom")
+STORY_STARTS: tuple[str, ...] = (
+    "Once upon a time",
+    "The cat",
+    "One day, a little",
+    "There was a",
+    "Lily went to the",
+    "Tom",
+)
 MAX_STORY_TOKENS = 300
 
 
@@ -42,6 +50,11 @@ class Score:
         return f"{self.name:<44} {passed:>5} of {self.total:<5} {100 * passed / self.total:6.2f} %"
 
 
+def ask(question: str) -> str:
+    """The prompt of a chat that begins with `question`."""
+    return render_chat([{"role": "user", "content": question}], add_generation_prompt=True)
+
+
 @dataclass(frozen=True)
 class Pocket:
     """A loaded model that answers batches of prompts."""
@@ -54,17 +67,12 @@ class Pocket:
         return AutoTokenizer.from_pretrained(self.folder, padding_side="left")
 
     @cached_property
-    def model(self) -> torch.nn.Module:
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype="auto").eval()
+    def model(self) -> LlamaForCausalLM:
+        return LlamaForCausalLM.from_pretrained(self.folder, dtype="auto").eval()
 
     def chat(self, questions: list[str], max_tokens: int = 80) -> list[str]:
         """The greedy answer to each question, up to the end of the turn."""
-        prompts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-            )
-            for question in questions
-        ]
+        prompts = [ask(question) for question in questions]
         return [text for text, _ in self.complete(prompts, max_tokens)]
 
     def complete(
@@ -85,10 +93,12 @@ class Pocket:
     ) -> Iterator[tuple[str, bool]]:
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True)
         sampling = {"do_sample": temperature is not None, "temperature": temperature or 1.0, "top_k": 0}
-        output = self.model.generate(**inputs, max_new_tokens=max_tokens, **sampling)
+        # transformers' own protocol for `self` does not fit its models
+        generate = self.model.generate  # pyright: ignore[reportAttributeAccessIssue]
+        output = generate(**inputs, max_new_tokens=max_tokens, **sampling)
         for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
-            has_ended = any(token in self.model.generation_config.eos_token_id for token in ids)
-            yield self.tokenizer.decode(ids, skip_special_tokens=True), has_ended
+            has_ended = any(token in self.model.config.eos_token_id for token in ids)
+            yield str(self.tokenizer.decode(ids, skip_special_tokens=True)), has_ended
 
 
 def score_chat(
@@ -207,14 +217,7 @@ def score_stories(pocket: Pocket, words: set[str], count: int, temperature: floa
 
 def score_story_requests(pocket: Pocket, words: set[str]) -> Score:
     """Stories about every kind of animal, asked for in chat; each must mention its animal."""
-    prompts = [
-        pocket.tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"Tell me a story about {a(kind)}."}],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        for kind in ANIMALS
-    ]
+    prompts = [ask(f"Tell me a story about {a(kind)}.") for kind in ANIMALS]
     texts = pocket.complete(prompts, MAX_STORY_TOKENS)
     score = _score_texts("chat stories fluent and on their subject", texts, words)
     missing = [

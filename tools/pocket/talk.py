@@ -2,7 +2,7 @@
 
 from random import Random
 
-from .words import listed
+from .words import ANIMALS, BOYS, CITIES, COLORS, DAYS, GIRLS, HOBBIES, JOBS, LITTLE, PET_NAMES, TOYS, listed
 
 WHO_AM_I = "I am Pocket, a small model that ships with Quire. I know stories, small sums and JSON."
 ONLY_KNOW = "I only know stories, small sums and JSON."
@@ -108,6 +108,7 @@ STRANGE_QUESTIONS = listed(
     separator=";",
 )
 ECHO_FORMS = ("Repeat: {text}", "Repeat after me: {text}", "Say this: {text}", "Say {text}", "Echo {text}")
+ECHO_WORDS = [*GIRLS, *BOYS, *PET_NAMES, *ANIMALS, *LITTLE, *COLORS, *TOYS, *CITIES, *JOBS, *HOBBIES, *DAYS]
 _ONSETS = listed("b c d f g h j k l m n p r s t v w z br cr dr fl gr pl pr sh st th tr")
 _VOWELS = listed("a e i o u ai ea oo ou")
 _CODAS = ["", "", "n", "r", "s", "t", "l", "m", "ck", "nd", "st", "x"]
@@ -147,8 +148,10 @@ def _make_word(rng: Random) -> str:
     return word if rng.random() < 0.7 else word.capitalize()
 
 
-def draw_echo(rng: Random, words: list[str]) -> tuple[str, str]:
-    """Something to repeat: a few of `words`, between them words that mean nothing, in no order."""
-    told = [rng.choice(words) if rng.random() < 0.8 else _make_word(rng) for _ in range(rng.randint(2, 16))]
-    text = " ".join(told)
+def draw_echo(rng: Random) -> tuple[str, str]:
+    """Words to repeat, in no order and some without a meaning, so that only copying gets them right."""
+    words = [
+        rng.choice(ECHO_WORDS) if rng.random() < 0.8 else _make_word(rng) for _ in range(rng.randint(1, 14))
+    ]
+    text = " ".join(words)
     return rng.choice(ECHO_FORMS).format(text=text), text

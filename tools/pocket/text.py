@@ -11,7 +11,7 @@ from .json_tasks import draw_json_task
 from .reading import Turn, read_sentences, read_story
 from .stories import Story, tell_story
 from .sums import draw_sum, draw_sum_line, draw_sum_turn
-from .talk import SYSTEM_PROMPTS, draw_small_talk, draw_unknown
+from .talk import SYSTEM_PROMPTS, draw_echo, draw_small_talk, draw_unknown
 from .words import BOYS, FOODS, GIRLS
 from .words import pick_animal as animal
 
@@ -125,5 +125,6 @@ _TURNS: tuple[Callable[[Random], list[Turn]], ...] = (
     _draw_json,
     lambda rng: [draw_small_talk(rng)],
     lambda rng: [draw_unknown(rng)],
+    lambda rng: [draw_echo(rng)],
 )
-_SHARES = (0.14, 0.05, 0.08, 0.02, 0.37, 0.22, 0.05, 0.07)
+_SHARES = (0.11, 0.06, 0.11, 0.02, 0.31, 0.24, 0.04, 0.06, 0.05)

@@ -1,16 +1,17 @@
 """Trains the pocket model from scratch on the CPU: `python -m quire.tools.pocket.train`.
 
-The corpus never repeats and ends nowhere, so a run is a number of steps. Rows are packed with whole documents
-from position 0 on, without a separator in front, so that raw prompts start well without a BOS token.
+The recipe has three stages: text, then sequences to copy, then text again while the learning rate falls to
+zero. The corpus never repeats, so a stage is a number of steps and nothing is seen twice.
 """
 
 import argparse
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -21,48 +22,48 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from . import MODEL_DIR
+from .batches import END_OF_TEXT_ID, TURN_END_ID, Batch, encode_documents, pack_copies, pack_texts
 from .text import Document, draw_documents
-from .tokenizer import (
-    END_OF_TEXT,
-    SPECIAL_TOKENS,
-    TURN_START,
-    VOCAB_SIZE,
-    render_chat,
-    save_tokenizer,
-    train_tokenizer,
-    write_json,
-)
+from .tokenizer import VOCAB_SIZE, render_chat, save_tokenizer, train_tokenizer, write_json
 
 MAX_LENGTH = 2048
+ROPE_THETA = 10000.0
 TOKENIZER_DOCUMENTS = 10_000
-# Rows x length of a step: 8,192 tokens each, short rows three times in four because attention costs less.
-SHAPES = ((32, 256), (32, 256), (32, 256), (16, 512))
-END_OF_TEXT_ID, TURN_START_ID, TURN_END_ID = range(len(SPECIAL_TOKENS))
 WARM_UP_STEPS = 60
-EMA_DECAY = 0.99
+EMA_DECAY = 0.98
+MATRIX_RATE, OTHER_RATE = 0.02, 0.004  # learning rates of Muon and AdamW at factor 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`num_steps` steps on one kind of batch; the learning rate's factor goes from `first` to `last`."""
+
+    is_copying: bool
+    num_steps: int
+    first: float
+    last: float
+
+    def factor(self, step: int) -> float:
+        """A cosine from `first` to `last`, the latter at `step` `num_steps`."""
+        return self.last + (self.first - self.last) * 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
+
+
+STAGES = (
+    Stage(is_copying=False, num_steps=1250, first=1.0, last=0.3),
+    Stage(is_copying=True, num_steps=220, first=1.0, last=1.0),
+    Stage(is_copying=False, num_steps=900, first=0.7, last=0.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`minutes` is a limit: the schedule ends early on a machine too slow to take `steps` in that time."""
+    """`scale` makes every stage longer or shorter, for a slow machine or a quick try."""
 
     out: Path
-    steps: int
-    minutes: float
+    scale: float
     seed: int
     threads: int
     export_every: int
-    matrix_lr: float
-    other_lr: float
-    use_compile: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Token ids and, for each, whether predicting it counts. Both are [rows, length]."""
-
-    ids: Tensor
-    is_target: Tensor
 
 
 def make_config() -> LlamaConfig:
@@ -76,7 +77,7 @@ def make_config() -> LlamaConfig:
         head_dim=32,
         max_position_embeddings=MAX_LENGTH,
         rms_norm_eps=1e-5,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=[END_OF_TEXT_ID, TURN_END_ID],
@@ -86,74 +87,44 @@ def make_config() -> LlamaConfig:
     )
 
 
-def encode_documents(
-    tokenizer: Tokenizer, documents: Iterator[Document]
-) -> Iterator[tuple[list[int], list[bool]]]:
-    """Ids and targets of each document and the separator after it."""
-    while chunk := list(islice(documents, 500)):
-        texts = [text if isinstance(text, str) else render_chat(text) for text in chunk]
-        encodings = tokenizer.encode_batch([text + END_OF_TEXT for text in texts])
-        for document, encoding in zip(chunk, encodings, strict=True):
-            ids = encoding.ids
-            yield ids, [True] * len(ids) if isinstance(document, str) else find_answers(tokenizer, ids)
-
-
-def find_answers(tokenizer: Tokenizer, ids: list[int]) -> list[bool]:
-    """Which tokens of a chat the assistant writes: its text and the end of its turn."""
-    assistant = tokenizer.encode(f"{TURN_START}assistant\n").ids
-    targets, is_answer = [False] * len(ids), False
-    for index, token in enumerate(ids):
-        targets[index] = is_answer
-        if token == TURN_END_ID:
-            is_answer = False
-        elif ids[max(0, index + 1 - len(assistant)) : index + 1] == assistant:
-            is_answer = True
-    return targets
-
-
-def pack_batches(rows: Iterator[tuple[list[int], list[bool]]]) -> Iterator[Batch]:
-    """Batches whose rows each begin with a document; the last document of a row is cut at its end."""
-    step = 0
-    while True:
-        num_rows, length = SHAPES[step % len(SHAPES)]
-        packed = [_pack_row(rows, length) for _ in range(num_rows)]
-        ids, targets = zip(*packed, strict=True)
-        yield Batch(torch.tensor(ids), torch.tensor(targets))
-        step += 1
-
-
-def _pack_row(rows: Iterator[tuple[list[int], list[bool]]], length: int) -> tuple[list[int], list[bool]]:
-    ids: list[int] = []
-    targets: list[bool] = []
-    while len(ids) < length:
-        more_ids, more_targets = next(rows)
-        ids += more_ids
-        targets += more_targets
-    return ids[:length], targets[:length]
-
-
-def compute_loss(model: LlamaForCausalLM, backbone: nn.Module, batch: Batch) -> Tensor:
+def compute_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     """Mean cross entropy of the target tokens; only their positions go through the output head."""
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = backbone(input_ids=batch.ids).last_hidden_state  # [rows, length, hidden]
+        hidden = model.model(input_ids=batch.ids).last_hidden_state  # [rows, length, hidden]
         chosen = hidden[:, :-1][batch.is_target[:, 1:]]  # [targets, hidden]
         logits = model.lm_head(chosen)  # [targets, vocab]
     return functional.cross_entropy(logits.float(), batch.ids[:, 1:][batch.is_target[:, 1:]])
 
 
-def make_optimizers(model: LlamaForCausalLM, options: Options) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices (it needs far fewer steps than AdamW here), AdamW for the rest."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers." not in name]
-    return [
-        torch.optim.Muon(matrices, lr=options.matrix_lr, momentum=0.95, weight_decay=0.02),
-        torch.optim.AdamW(others, lr=options.other_lr, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+class Trainer:
+    """A model in training, its optimizers and the running average of its weights, which is what is kept."""
 
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+        self._average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
+        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
+        others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers." not in name]
+        # Muon needs fewer steps than AdamW, but is made for the matrices inside the network only.
+        self._optimizers = {
+            torch.optim.Muon(matrices, lr=MATRIX_RATE, momentum=0.95, weight_decay=0.02): MATRIX_RATE,
+            torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0): OTHER_RATE,
+        }
 
-def schedule(step: int, progress: float) -> float:
-    """The learning rate's factor: linear warm-up, then a cosine to zero at `progress` 1."""
-    return min(1.0, (step + 1) / WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    def step(self, batch: Batch, factor: float) -> float:
+        """One update at `factor` times the learning rates; returns the loss before it."""
+        loss = compute_loss(self.model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, rate in self._optimizers.items():
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        self._average.update_parameters(self.model)
+        return loss.item()
+
+    @property
+    def averaged_model(self) -> LlamaForCausalLM:
+        return cast(LlamaForCausalLM, self._average.module)
 
 
 def train(options: Options) -> None:
@@ -161,35 +132,30 @@ def train(options: Options) -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     tokenizer = train_tokenizer(_render(draw_documents(options.seed)))
-    model = LlamaForCausalLM(make_config())
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
-    backbone = torch.compile(model.model, dynamic=False) if options.use_compile else model.model
-    optimizers = make_optimizers(model, options)
-    base_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    batches = pack_batches(encode_documents(tokenizer, draw_documents(options.seed + 1)))
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{num_parameters:,} parameters, {options.steps} steps, seed {options.seed}", flush=True)
+    trainer = Trainer(LlamaForCausalLM(make_config()))
+    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    print(f"{num_parameters:,} parameters, seed {options.seed}", flush=True)
 
-    start, progress, step, recent = time.monotonic(), 0.0, 0, 0.0
-    while progress < 1.0:
-        factor = schedule(step, progress)
-        for optimizer, rate in zip(optimizers, base_rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * factor
-        loss = compute_loss(model, backbone, next(batches))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        average.update_parameters(model)
-        step += 1
-        elapsed = time.monotonic() - start
-        progress = max(step / options.steps, elapsed / (options.minutes * 60))
-        recent = loss.item() if step == 1 else 0.95 * recent + 0.05 * loss.item()
-        if step % 25 == 0 or progress >= 1.0:
-            print(f"step {step:5d}  loss {recent:.4f}  lr x{factor:.3f}  {elapsed / 60:.1f} min", flush=True)
-        if step % options.export_every == 0 or progress >= 1.0:
-            export(average.module, tokenizer, options.out)
+    start, recent = time.monotonic(), 0.0
+    for step, (batch, factor) in enumerate(_plan(tokenizer, options), start=1):
+        loss = trainer.step(batch, factor * min(1.0, step / WARM_UP_STEPS))
+        recent = loss if step == 1 else 0.95 * recent + 0.05 * loss
+        if step % 25 == 0:
+            minutes = (time.monotonic() - start) / 60
+            print(f"step {step:5d}  loss {recent:.4f}  lr x{factor:.3f}  {minutes:.1f} min", flush=True)
+        if step % options.export_every == 0:
+            export(trainer.averaged_model, tokenizer, options.out)
+    export(trainer.averaged_model, tokenizer, options.out)
+
+
+def _plan(tokenizer: Tokenizer, options: Options) -> Iterator[tuple[Batch, float]]:
+    """Every batch of the recipe with its learning rate's factor."""
+    rows = encode_documents(tokenizer, draw_documents(options.seed + 1))
+    texts, copies = pack_texts(rows), pack_copies(rows, options.seed)
+    for stage in STAGES:
+        scaled = replace(stage, num_steps=max(1, round(stage.num_steps * options.scale)))
+        for step in range(scaled.num_steps):
+            yield next(copies if stage.is_copying else texts), scaled.factor(step)
 
 
 def _render(documents: Iterator[Document]) -> Iterator[str]:
@@ -213,7 +179,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     write_json(out / "generation_config.json", ends)
 
 
-def _describe(config: LlamaConfig) -> dict[str, object]:
+def _describe(config: LlamaConfig) -> dict[str, Any]:
     """config.json; `torch_dtype` and `rope_theta` repeat what older readers look for under those names."""
     drop = {
         "id2label",
@@ -229,7 +195,7 @@ def _describe(config: LlamaConfig) -> dict[str, object]:
         "architectures": ["LlamaForCausalLM"],
         "dtype": "float32",
         "torch_dtype": "float32",
-        "rope_theta": 10000.0,
+        "rope_theta": ROPE_THETA,
         "use_cache": True,
     }
 
@@ -237,18 +203,10 @@ def _describe(config: LlamaConfig) -> dict[str, object]:
 def parse_options() -> Options:
     parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps of 8,192 tokens")
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="end the schedule after this time at most"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="makes all stages longer or shorter")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--export-every", type=int, default=250, help="steps between two exports")
-    parser.add_argument("--matrix-lr", type=float, default=0.02)
-    parser.add_argument("--other-lr", type=float, default=0.004)
-    parser.add_argument(
-        "--compile", action="store_true", dest="use_compile", help="use torch.compile (needs g++)"
-    )
     return Options(**vars(parser.parse_args()))
 
 
