@@ -33,10 +33,6 @@ _DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, s
 class WeightSource(Protocol):
     """Named tensors. Every tensor that comes back is the caller's own, on `device` and of `dtype`."""
 
-    def has(self, name: str) -> bool:
-        """Whether a tensor of this name can be taken."""
-        ...
-
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """The tensor; ModelError when it is missing or of another shape."""
         ...
@@ -64,9 +60,6 @@ class SafetensorsSource:
         self._file_of = _find_tensors(folder, self._files)
         self._folder = folder
         self._left = set(self._file_of)
-
-    def has(self, name: str) -> bool:
-        return name in self._file_of
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         out = torch.empty(tuple(shape), dtype=self._dtype, device=self._device)
@@ -125,10 +118,6 @@ class DummySource:
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_DUMMY_POOL, generator=generator) * _DUMMY_STD
         self._pool = pool.to(dtype=dtype, device=device)
-
-    def has(self, name: str) -> bool:
-        del name
-        return True
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         out = torch.empty(tuple(shape), dtype=self._pool.dtype, device=self._pool.device)
