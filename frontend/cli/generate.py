@@ -136,7 +136,7 @@ class JsonPrinter(Printer):
 def _collect_prompts(prompts: list[str]) -> list[str]:
     """The prompts from the command line, or the one that is piped in. Raises PromptError."""
     if not prompts:
-        if sys.stdin.isatty():
+        if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
             raise PromptError("prompt", "", "a PROMPT, or a text piped in")
         prompts = [sys.stdin.read().removesuffix("\n")]
     for prompt in prompts:
