@@ -166,17 +166,6 @@ LIST_FORMS = (
     "Write {count} {words} as a JSON list.",
     "Name {count} {words} as a JSON array.",
 )
-GIVEN_WORDS = [
-    *sorted({*PEOPLE, *PET_NAMES, *(word for words in LISTS.values() for word in words)}),
-    *(f"{toy}s" for toy in TOYS if not toy.endswith("x")),
-    *(many for _, many in FOODS),
-]
-GIVEN_FORMS = (
-    "Write {words} as a JSON list.",
-    "Write these words as a JSON list: {words}.",
-    "Turn {words} into a JSON list.",
-    "Make a JSON array of {words}.",
-)
 COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 
@@ -232,13 +221,6 @@ def _draw_list(rng: Random) -> JsonTask:
     said = COUNTS[count] if rng.random() < 0.7 else str(count)
     prompt = rng.choice(LIST_FORMS).format(count=said, words=kind)
     return JsonTask(prompt, rng.sample(LISTS[kind], count), is_extraction=False)
-
-
-def _draw_given_list(rng: Random) -> JsonTask:
-    """Words of the prompt as a list; a word has other tokens after a quote than after a space."""
-    words = rng.sample(GIVEN_WORDS, rng.randint(2, 8))
-    said = " ".join(words) if rng.random() < 0.3 else rng.choice((", ".join(words), join_and(words)))
-    return JsonTask(rng.choice(GIVEN_FORMS).format(words=said), words, is_extraction=True)
 
 
 def _owns(rng: Random) -> tuple[str, dict[str, Value]]:
@@ -303,5 +285,5 @@ def _goes(rng: Random) -> tuple[str, dict[str, Value]]:
 
 
 _FACTS = (_owns, _owns, _introduces, _works, _pet, _finds, _costs, _goes)
-_DRAWS = (_draw_record, _draw_extraction, _draw_list, _draw_given_list)
-_SHARES = (0.3, 0.45, 0.08, 0.17)
+_DRAWS = (_draw_record, _draw_extraction, _draw_list)
+_SHARES = (0.45, 0.45, 0.1)
