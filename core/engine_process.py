@@ -192,7 +192,7 @@ class EngineCoreProcess:
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
-            self._send(identity, Refusal(reason))
+            self._reply(identity, Refusal(reason))
             return
         self._outboxes.setdefault(identity, Outbox())
         if self._facts is not None:
@@ -363,7 +363,7 @@ def main() -> NoReturn:
     """Entry point of `python -m quire.core`."""
     started_at = time.time()
     lifeline = Lifeline()
-    lifeline.watch(on_lost=lambda: None, grace_s=PARENT_LOST_GRACE_S)
+    lifeline.watch(grace_s=PARENT_LOST_GRACE_S)
     launch = msgspec.msgpack.decode(lifeline.launch, type=CoreLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
     sys.exit(EngineCoreProcess(launch, lifeline.fd, started_at).run())

@@ -71,7 +71,6 @@ def make_step_codec() -> Codec:
         {
             kind.STEP: s.SchedulerOutput,
             kind.RESET_ROWS: s.ResetRows,
-            kind.STOP: s.StopWorker,
             kind.PROGRESS: s.WorkerProgress,
             kind.READY: s.WorkerReady,
             kind.FAILED: s.WorkerFailed,

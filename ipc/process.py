@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 EXIT_OK = 0
 EXIT_CRASHED = 1  # an exception that nobody expected; the traceback is on stderr
@@ -116,20 +115,19 @@ class Lifeline:
         self._parent_pid = os.getppid()
         self.launch = self._read_launch()
 
-    def watch(self, on_lost: Callable[[], None], grace_s: float) -> None:
-        """From a daemon thread: when the parent is gone call `on_lost`, and leave hard after `grace_s`.
+    def watch(self, grace_s: float) -> None:
+        """From a daemon thread: leave hard `grace_s` after the parent is gone.
 
         The parent's pid is checked too: a process that the parent forked may hold the pipe open.
         """
-        threading.Thread(target=self._watch, args=(on_lost, grace_s), name="lifeline", daemon=True).start()
+        threading.Thread(target=self._watch, args=(grace_s,), name="lifeline", daemon=True).start()
 
-    def _watch(self, on_lost: Callable[[], None], grace_s: float) -> None:
+    def _watch(self, grace_s: float) -> None:
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         while os.getppid() == self._parent_pid:
             if poller.poll(_PARENT_CHECK_INTERVAL_S * 1000):
                 break
-        on_lost()
         time.sleep(grace_s)
         os._exit(EXIT_PARENT_LOST)
 

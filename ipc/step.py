@@ -10,7 +10,7 @@ WorkerLaunch (launch.py): in the worker's launch pipe, before any socket. Answer
 SchedulerOutput: execute one step. Answered by ModelRunnerOutput with the same step_id, or StepFailed.
   After StepFailed the worker answers every further step with StepFailed until ResetRows comes.
 ResetRows: forget all rows (the KV cache stays allocated). Not answered.
-StopWorker: leave with exit code 0.
+There is no message to end a worker: its launch pipe is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class StepMessageType(bytes, Enum):
 
     STEP = b"\x02"
     RESET_ROWS = b"\x03"
-    STOP = b"\x04"
     PROGRESS = b"\x11"
     READY = b"\x12"
     FAILED = b"\x13"
@@ -104,10 +103,6 @@ class StepFailed(msgspec.Struct, array_like=True, frozen=True):
 
 class ResetRows(msgspec.Struct, array_like=True, frozen=True):
     """Forget every row."""
-
-
-class StopWorker(msgspec.Struct, array_like=True, frozen=True):
-    """Leave."""
 
 
 class WorkerProgress(msgspec.Struct, array_like=True, frozen=True):

@@ -11,7 +11,7 @@ import signal
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import zmq
@@ -19,13 +19,12 @@ import zmq
 from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
 from ..ipc.launch import WorkerLaunch
-from ..ipc.process import EXIT_OK, EXIT_PARENT_LOST, EXIT_START_FAILED, Lifeline
+from ..ipc.process import EXIT_START_FAILED, Lifeline
 from ..ipc.sockets import connect_dealer
 from ..ipc.step import (
     ResetRows,
     SchedulerOutput,
     StepFailed,
-    StopWorker,
     WorkerFailed,
     WorkerProgress,
 )
@@ -49,7 +48,7 @@ class WorkerProcess:
         self._failed_step = False
 
     def run(self) -> int:
-        """Start the worker and serve until told to stop. Returns the exit code."""
+        """Start the worker and serve until the lifeline ends this process; returns only if that failed."""
         try:
             self._note_phase("import torch")
             from .worker import Worker  # here, so that the core hears of this process before torch loads
@@ -62,11 +61,9 @@ class WorkerProcess:
             return EXIT_START_FAILED
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it
         self._send(ready)
-        self._serve()
-        self._context.destroy(linger=0)
-        return EXIT_OK
+        return self._serve()
 
-    def _serve(self) -> None:
+    def _serve(self) -> NoReturn:
         launched: deque[LaunchedStep] = deque()
         max_ahead = 1 if self._worker.reads_late else 0
         while True:
@@ -84,8 +81,6 @@ class WorkerProcess:
                     launched.clear()  # their rows are void, and the core has forgotten them
                     self._worker.reset_rows()
                     self._failed_step = False
-                case StopWorker():
-                    return
                 case _:
                     _log.warning("message %s is not for a worker", type(message).__name__)
 
@@ -123,7 +118,7 @@ def main() -> None:
     """Entry point of `python -m quire.worker`."""
     lifeline = Lifeline()
     # A worker owns nothing that anybody would miss: without a core it leaves at once.
-    lifeline.watch(on_lost=lambda: os._exit(EXIT_PARENT_LOST), grace_s=0.0)
+    lifeline.watch(grace_s=0.0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(lifeline.launch, type=WorkerLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire worker: %(message)s")

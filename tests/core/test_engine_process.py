@@ -300,6 +300,7 @@ def test_async_requests_that_come_at_any_moment_all_end() -> None:
         delivery = asyncio.create_task(deliver())
         async with asyncio.timeout(20):
             await asyncio.gather(*(request_in_a_loop(f"loop{n}") for n in range(12)))
+        assert not waiting
         delivery.cancel()
         client.close()
 

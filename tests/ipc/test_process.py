@@ -17,7 +17,7 @@ CHILD = """
 import sys, time
 from quire.ipc.process import Lifeline
 lifeline = Lifeline()
-lifeline.watch(on_lost=lambda: None, grace_s=0.0)
+lifeline.watch(grace_s=0.0)
 open(sys.argv[1], "w").write(lifeline.launch.decode() + " " + repr(sys.stdin.read()))
 time.sleep(60)
 """
