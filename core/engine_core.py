@@ -16,6 +16,7 @@ from ..ipc.errors import ProtocolError
 from ..ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
+    ErrorCode,
     FinishReason,
     LogprobsBlock,
     SchedulerStats,
@@ -70,10 +71,7 @@ class EngineCore:
         """Take a request on. One that can never run, or whose id is live, is answered with ERROR at once."""
         refusal = self._find_refusal(request)
         if refusal is not None:
-            start = count_token_ids(request.output_token_ids)
-            self._send(
-                client, EngineCoreOutput(request.request_id, start, [], FinishReason.ERROR, error=refusal)
-            )
+            self._refuse(client, request, refusal, ErrorCode.REFUSED)
             return
         now = self._clock()
         self._num_arrivals += 1
@@ -146,7 +144,7 @@ class EngineCore:
             request for request in self._scheduler.in_flight[0].requests if request.finish_reason is None
         ]
         self._scheduler.preempt_all()
-        self._finish(culprits, FinishReason.ERROR, failed.error)
+        self._finish(culprits, FinishReason.ERROR, failed.error, ErrorCode.STEP_FAILED)
         return True
 
     def preempt_all(self) -> None:
@@ -307,12 +305,25 @@ class EngineCore:
         ]
         for request in failed:
             self._manager.forget_contents(request)
-        self._finish(failed, FinishReason.ERROR, BAD_LOGITS)
+        self._finish(failed, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
 
     def _find_live(self, request_ids: Iterable[str]) -> list[Request]:
         return [self._requests[request_id] for request_id in request_ids]
 
-    def _finish(self, requests: list[Request], reason: FinishReason, error: str | None = None) -> None:
+    def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
+        """Answer a request that was not taken on."""
+        start = count_token_ids(request.output_token_ids)
+        end = FinishReason.ERROR
+        output = EngineCoreOutput(request.request_id, start, [], end, error=error, error_code=code)
+        self._send(client, output)
+
+    def _finish(
+        self,
+        requests: list[Request],
+        reason: FinishReason,
+        error: str | None = None,
+        code: ErrorCode | None = None,
+    ) -> None:
         """End live requests without a further token, and answer each."""
         for request in requests:
             request.finish_reason = reason
@@ -324,6 +335,7 @@ class EngineCore:
                 request.stop_reason,
                 error,
                 times=request.to_times(),
+                error_code=code,
             )
             self._send(request.client, output)
         self._forget(requests)

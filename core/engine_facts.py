@@ -90,3 +90,5 @@ def call_utility(core: EngineCore, call: UtilityCall) -> UtilityResult:
             return UtilityResult(call.call_id, error=None if done else "requests are using the cache")
         case UtilityMethod.CHECK_INTEGRITY:
             return UtilityResult(call.call_id, error="; ".join(core.check_integrity()) or None)
+        case UtilityMethod.SNAPSHOT | UtilityMethod.METRICS:
+            return UtilityResult(call.call_id, error="only an engine in a process of its own has it")

@@ -151,7 +151,7 @@ class AsyncLLM:
             while not is_finished:
                 output = await collector.take()
                 if output.error is not None:
-                    raise RequestFailedError(output.error)
+                    raise RequestFailedError(output.error, output.error_code)
                 is_finished = output.finished
                 yield output
         finally:

@@ -41,6 +41,7 @@ class RequestState:
         "cumulative_logprob",
         "detokenizer",
         "error",
+        "error_code",
         "finish_reason",
         "group",
         "index",
@@ -79,6 +80,7 @@ class RequestState:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.error_code: str | None = None
         self.num_cached_tokens: int | None = None
         self.cumulative_logprob: float | None = None
         self.logprobs: LogprobsTable | None = None
@@ -186,6 +188,7 @@ class RequestState:
         self.finish_reason = _REASON_TEXTS[finish]
         self.stop_reason = output.stop_reason
         self.error = output.error
+        self.error_code = None if output.error_code is None else str(output.error_code)
         self.metrics.num_generation_tokens = len(self.token_ids)
         if output.times is not None:
             self.metrics.take_times(output.times)
@@ -263,6 +266,7 @@ class RequestGroup:
         if self.selects:
             outputs = self._select(outputs)
         first = self.states[0]
+        failed = next((state for state in self.states if state.error is not None), None)
         return RequestOutput(
             self.request.request_id,
             self.request.prompt,
@@ -272,7 +276,8 @@ class RequestGroup:
             is_finished,
             merge_metrics([state.metrics for state in self.states]) if is_finished else None,
             first.num_cached_tokens,
-            next((state.error for state in self.states if state.error is not None), None),
+            failed and failed.error,
+            failed and failed.error_code,
         )
 
     def _select(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
@@ -397,4 +402,5 @@ def _make_output(state: RequestState) -> RequestOutput | None:
         state.metrics if is_finished else None,
         state.num_cached_tokens,
         state.error,
+        state.error_code,
     )

@@ -33,7 +33,8 @@ class RequestOutput(msgspec.Struct):
 
     prompt: None when the prompt was given as token ids. prompt_logprobs[0] is None. outputs: in the order of
     their index. num_cached_tokens: prompt tokens that the prefix cache already held. metrics: with the
-    finished output. error: the cause, when a sequence ended with finish_reason 'error'.
+    finished output. error: the cause, when a sequence ended with finish_reason 'error', and error_code its
+    ErrorCode's name.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class RequestOutput(msgspec.Struct):
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    error_code: str | None = None
 
     def add_delta(self, later: RequestOutput) -> None:
         """Append what a later delta of the same request brings: a slow reader's queue stays one long."""
@@ -66,6 +68,7 @@ class RequestOutput(msgspec.Struct):
         self.finished = later.finished
         self.metrics = later.metrics
         self.error = self.error or later.error
+        self.error_code = self.error_code or later.error_code
         if self.num_cached_tokens is None:
             self.num_cached_tokens = later.num_cached_tokens
 

@@ -55,7 +55,11 @@ class EngineDeadError(QuireError, RuntimeError):
 
 
 class RequestFailedError(QuireError, RuntimeError):
-    """The engine failed this one request; the text is the cause."""
+    """The engine failed this one request; the text is the cause, `code` the name of its ErrorCode."""
+
+    def __init__(self, text: str, code: str | None = None) -> None:
+        self.code = code
+        super().__init__(text)
 
 
 class ProtocolError(QuireError):

@@ -1,13 +1,15 @@
-"""The protocol between frontends and the engine core (version 1).
+"""The protocol between frontends and the engine core (version 2).
 
 A message is two ZeroMQ frames: one byte that names its type (`MessageType`) and a msgpack body.
 The engine binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a
 frame that does not decode costs its sender a ProtocolNotice and nobody else anything.
 
-Hello: frontend, first thing after connecting (and again after a new epoch). Answered by Welcome when the
-  engine is ready, or by Refusal. While the engine starts, StartupProgress comes in between.
-Welcome: the engine's epoch and facts. A changed epoch means that the engine lost its state: the frontend
-  re-adds every unfinished request with the tokens it has (`EngineCoreRequest.output_token_ids`).
+Hello: frontend, first thing after connecting, and again after every reconnection. Answered by Welcome when
+  the engine is ready, or by Refusal. While the engine starts, StartupProgress comes in between. It begins a
+  conversation anew: what the engine still held for this client is dropped without an answer.
+Welcome: the engine's epoch and facts. After a second Welcome the frontend re-adds every unfinished request
+  with the tokens it has (`EngineCoreRequest.output_token_ids`): the engine, restarted (another epoch) or
+  not, has none of them.
 Refusal: version mismatch, failed start, shutting down; the reason is final for this connection.
 EngineCoreRequest: frontend, adds a request. Answered by outputs until one has a finish_reason; exactly one
   has. A request that can never run is answered at once with finish_reason ERROR and the cause.
@@ -20,6 +22,10 @@ EngineCoreOutputs: core, at most one a step and client. `EngineCoreOutput.start`
   token among the request's output tokens, so a frontend merges by position and drops what it has.
 EngineDead: core, last message before it exits because it cannot go on; the reason is the root cause.
 ProtocolNotice: core, about a frame that did not decode or is out of place.
+
+Leases: a client's lease is its connection. ZeroMQ heartbeats end the connection of a peer that is dead or
+stopped (`sockets.HEARTBEAT_*`), and when any connection ends the core asks the kernel which clients are gone
+and drops their requests.
 """
 
 from __future__ import annotations
@@ -32,17 +38,23 @@ from msgspec import Meta
 
 from .sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_REQUEST_ID_LENGTH = 256
 MAX_CACHE_SALT_LENGTH = 128
 MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
 MAX_IDS_PER_ABORT = 65536
 MAX_REASON_LENGTH = 65536
+MAX_TENANT_LENGTH = 128
+MAX_CLIENT_WEIGHT = 1000.0
+MAX_TIMEOUT_S = 86400.0 * 7
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
 PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
+Tenant = Annotated[str, Meta(max_length=MAX_TENANT_LENGTH)]
+Weight = Annotated[float, Meta(gt=0.0, le=MAX_CLIENT_WEIGHT)]
+Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
 
 
 class MessageType(bytes, Enum):
@@ -74,6 +86,20 @@ class FinishReason(IntEnum):
         return self.name.lower()
 
 
+class ErrorCode(IntEnum):
+    """Why a request ended with FinishReason ERROR, for programs; `EngineCoreOutput.error` is for people."""
+
+    REFUSED = 0  # it can never run here
+    STEP_FAILED = 1
+    BAD_LOGITS = 2
+    OVERLOADED = 3  # max_num_queued_reqs requests wait already
+    QUEUE_TIMEOUT = 4  # it waited longer than its queue_timeout_s
+    POISON_REQUEST = 5  # it, and no other, made steps fail or workers die
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
 class UtilityMethod(IntEnum):
     """The calls that a frontend can make on the engine; nothing else is callable."""
 
@@ -81,6 +107,8 @@ class UtilityMethod(IntEnum):
     STATS = 1  # -> SchedulerStats
     RESET_PREFIX_CACHE = 2
     CHECK_INTEGRITY = 3  # blocks in = blocks out; the error text lists what is wrong
+    SNAPSHOT = 4  # -> EngineSnapshot
+    METRICS = 5  # -> EngineMetrics
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -89,6 +117,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     protocol_version: int
     client_kind: Annotated[str, Meta(max_length=64)]
     pid: int
+    weight: Weight = 1.0  # its share under the fair policy, in relation to the others'
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +175,9 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     priority: int = 0  # lower runs first
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_LENGTH)] = ""
     bad_words_token_ids: Annotated[list[list[int]], Meta(max_length=512)] = []
+    tenant: Tenant = ""  # whose it is under the fair policy; empty: the client's own
+    timeout_s: Timeout | None = None  # after its arrival it ends with ABORT and what it has
+    queue_timeout_s: Timeout | None = None  # if it has not begun by then it ends with QUEUE_TIMEOUT
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
@@ -180,12 +212,80 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     step_wait_s_total: float  # time blocked on the executor with work in flight
 
 
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One live request as a person sees it."""
+
+    request_id: str
+    client: str  # ClientView.name
+    state: str  # running, waiting or preempted
+    waits_for: str  # why it does not run, '' when it runs
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    max_total_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    age_s: float
+
+
+class ClientView(msgspec.Struct, frozen=True, kw_only=True):
+    """One attached client as a person sees it."""
+
+    name: str
+    kind: str
+    pid: int
+    weight: float
+    num_running: int
+    num_waiting: int
+    tokens_served_total: int
+    num_unsent: int  # outputs that wait for it to read
+    connected_s: float
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What the live views show: the engine at one moment, rates over the last seconds."""
+
+    at: float  # wall clock
+    epoch: str
+    uptime_s: float
+    stats: SchedulerStats
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float
+    steps_per_s: float
+    schedule_ms: float  # a step, mean over the same window; so are the next two
+    update_ms: float
+    step_wait_ms: float
+    requests: list[RequestView]  # the first ones in running, then in waiting order
+    num_hidden_requests: int
+    block_map: bytes  # a cell a block, or a run of equally many: 0 free, 1 free but cached, 2 in use
+    blocks_per_cell: int
+    clients: list[ClientView]
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """`counts[i]` observations were at most `bounds[i]` and above the bound before; the last has no bound."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    sum: float
+
+
+class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is counted since the core started, over all clients; names without the prefix."""
+
+    stats: SchedulerStats
+    histograms: dict[str, Histogram]
+    finished_total: dict[str, int]  # finish reason -> requests
+
+
 class UtilityResult(msgspec.Struct, array_like=True, frozen=True):
-    """Answer to a UtilityCall: an error text, or stats when they were asked for, or neither."""
+    """Answer to a UtilityCall: an error text, or what was asked for, or neither."""
 
     call_id: int
     error: Reason | None = None
     stats: SchedulerStats | None = None
+    snapshot: EngineSnapshot | None = None
+    metrics: EngineMetrics | None = None
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True):
@@ -230,6 +330,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_logprobs: LogprobsBlock | None = None  # positions 1..; may come in parts, in order
     num_cached_tokens: int | None = None  # set once, with the first token
     times: RequestTimes | None = None
+    error_code: ErrorCode | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -69,7 +69,7 @@ class Session:
                 for output in self._engine.step():
                     if output.request_id in ids:
                         if output.error is not None:
-                            raise RequestFailedError(output.error)
+                            raise RequestFailedError(output.error, output.error_code)
                         yield ids[output.request_id], output
         finally:
             self._engine.forget_requests(ids)

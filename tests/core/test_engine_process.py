@@ -19,6 +19,7 @@ from quire.frontend.engine_core_client import SyncMPClient
 from quire.ipc.codec import make_client_codec
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
+    PROTOCOL_VERSION,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
@@ -204,7 +205,7 @@ def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: SyncMPC
     assert isinstance(ask(b"\xee"), ProtocolNotice)
     assert isinstance(ask(*codec.encode(make_request("early", [1]))), ProtocolNotice)
     assert isinstance(ask(*codec.encode(Hello(999, "test", 1))), Refusal)
-    assert isinstance(ask(*codec.encode(Hello(1, "test", 1))), Welcome)
+    assert isinstance(ask(*codec.encode(Hello(PROTOCOL_VERSION, "test", 1))), Welcome)
     context.destroy(linger=0)
     assert_undisturbed(request, collect(client, {"r-1"})["r-1"])
 
@@ -213,7 +214,7 @@ def test_a_second_client_gets_its_own_outputs_only(client: SyncMPClient) -> None
     codec = make_client_codec()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     other = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
-    other.send_multipart(codec.encode(Hello(1, "test", 1)))
+    other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
     assert isinstance(codec.decode(other.recv_multipart()), Welcome)
     mine, theirs = make_request("mine", [1, 2], max_tokens=30), make_request("theirs", [3], max_tokens=30)
     client.add_request(mine)
@@ -234,7 +235,7 @@ def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: Syn
     codec = make_client_codec()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     other = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
-    other.send_multipart(codec.encode(Hello(1, "test", 1)))
+    other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
     assert other.poll(5000)
     other.recv_multipart()
     for i in range(20):
