@@ -83,6 +83,18 @@ class BlockPool:
         self._index.clear()
         self._hashes = [None] * self.num_blocks
 
+    def map_cells(self, num_cells: int) -> tuple[bytes, int]:
+        """The blocks in at most `num_cells` runs, and the length of a run; see `EngineSnapshot.block_map`."""
+        counts, hashes = self._ref_counts, self._hashes
+        length = max(1, -(-self.num_blocks // num_cells))
+        cells = bytearray()
+        for start in range(0, self.num_blocks, length):
+            end = min(start + length, self.num_blocks)
+            num_used = end - start - counts[start:end].count(0)
+            num_cached = end - start - hashes[start:end].count(None)
+            cells += bytes((255 * num_used // (end - start), 255 * num_cached // (end - start)))
+        return bytes(cells), length
+
     def check(self, num_owners: Mapping[int, int]) -> list[str]:
         """What is wrong, given how many owners each block should have; empty if nothing is."""
         problems: list[str] = []

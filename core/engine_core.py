@@ -16,10 +16,12 @@ from ..ipc.errors import ProtocolError
 from ..ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineMetrics,
+    EngineSnapshot,
     ErrorCode,
     FinishReason,
-    LogprobsBlock,
     SchedulerStats,
+    drop_positions,
 )
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
 from ..ipc.token_ids import count_token_ids
@@ -29,7 +31,8 @@ from .block_pool import BlockPool
 from .kv_cache_manager import KVCacheManager
 from .request import Request
 from .scheduler import Scheduler, Step
-from .stats import EngineCounters
+from .snapshot import MAX_BLOCK_CELLS, Surroundings, find_shown, name_clients, view_clients, view_requests
+from .stats import EngineCounters, Observations, RateWindow
 
 # The sampler tells neither case from the other: both leave a row without a number to choose.
 BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
@@ -53,6 +56,9 @@ class EngineCore:
         cache = config.cache
         hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
         self.counters = EngineCounters()
+        self._window = RateWindow(self.counters)
+        self._observations = Observations(config.model.max_model_len)
+        self._accepted_at = -1.0  # when the step before's tokens were taken
         self._config = config
         self._clock = clock
         self._pool = BlockPool(num_blocks)
@@ -63,6 +69,7 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
         self._outbox: dict[bytes, list[EngineCoreOutput]] = {}
+        self._tokens_served: dict[bytes, int] = {}  # client -> tokens of its requests that have ended
         self._num_arrivals = 0
 
     # -- requests
@@ -96,12 +103,15 @@ class EngineCore:
         """End a client's requests without an answer: nobody is there to read it."""
         self._finish(self._find_live(self._ids_of.get(client, set())), FinishReason.ABORT)
         self._outbox.pop(client, None)
+        self._tokens_served.pop(client, None)
 
     # -- steps
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step for the worker; None if run_ahead steps are in flight or nothing can run now."""
         began = self._clock()
+        if self._requests:
+            self._window.note(began, is_start=not self._scheduler.in_flight)
         output = self._scheduler.schedule()
         now = self._clock()
         if output is not None:
@@ -120,7 +130,9 @@ class EngineCore:
         if not self._is_oldest(output.step_id):
             return
         began = self._clock()
+        self._window.note(began, is_start=False)
         step = self._scheduler.complete_step()
+        self._observations.observe_step(step.num_scheduled_tokens)
         if output.rows != step.sampled_rows or len(output.token_ids) != len(output.rows):
             raise ProtocolError(f"step {step.step_id} sampled rows {step.sampled_rows}, not {output.rows}")
         logprobs: dict[int, RowLogprobs] = {}
@@ -174,13 +186,13 @@ class EngineCore:
         """True while some request has no final output yet."""
         return bool(self._requests)
 
-    def stats(self) -> SchedulerStats:
-        """A look at this moment. `num_clients` have live requests; the busy loop adds the time it waited."""
+    def stats(self, num_clients: int | None = None) -> SchedulerStats:
+        """A look at this moment. `num_clients` are attached; None counts those that have live requests."""
         counters = self.counters
         return SchedulerStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            num_clients=len(self._ids_of),
+            num_clients=len(self._ids_of) if num_clients is None else num_clients,
             kv_blocks_used=self._pool.num_blocks - self._pool.num_free,
             kv_blocks_total=self._pool.num_blocks,
             prefix_cache_queries_total=counters.prefix_cache_queries,
@@ -191,7 +203,45 @@ class EngineCore:
             generation_tokens_total=counters.generation_tokens,
             schedule_s_total=counters.schedule_s,
             update_s_total=counters.update_s,
-            step_wait_s_total=0.0,
+            step_wait_s_total=counters.step_wait_s,
+        )
+
+    def snapshot(self, surroundings: Surroundings) -> EngineSnapshot:
+        """What live views show. Tokens a client was served are those of its running and ended requests."""
+        now, scheduler = self._clock(), self._scheduler
+        rates = self._window.measure(now)
+        names = name_clients(surroundings.clients)
+        shown = find_shown(scheduler)
+        served = self._tokens_served.copy()
+        for request in scheduler.running:
+            served[request.client] = served.get(request.client, 0) + request.num_output_tokens
+        block_map, blocks_per_cell = self._pool.map_cells(MAX_BLOCK_CELLS)
+        return EngineSnapshot(
+            at=now,
+            epoch=surroundings.epoch,
+            model=self._config.model.served_model_name,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            uptime_s=max(now - surroundings.started_at, 0.0),
+            stats=self.stats(len(surroundings.clients)),
+            prompt_tokens_per_s=rates.prompt_tokens_per_s,
+            generation_tokens_per_s=rates.generation_tokens_per_s,
+            steps_per_s=rates.steps_per_s,
+            schedule_ms=rates.schedule_ms,
+            update_ms=rates.update_ms,
+            step_wait_ms=rates.step_wait_ms,
+            requests=view_requests(scheduler, shown, names, now),
+            num_hidden_requests=len(self._requests) - len(shown),
+            block_map=block_map,
+            blocks_per_cell=blocks_per_cell,
+            clients=view_clients(surroundings, names, self._ids_of, served, scheduler.running),
+        )
+
+    def metrics(self, num_clients: int | None = None) -> EngineMetrics:
+        """Everything that was counted since the start."""
+        return EngineMetrics(
+            stats=self.stats(num_clients),
+            histograms=self._observations.to_messages(),
+            finished_total=self._observations.finished_total,
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -237,7 +287,8 @@ class EngineCore:
         """Append each sampled token to its request, end those that stop, and put the outputs out."""
         finished: list[Request] = []
         outbox = self._outbox
-        num_accepted = 0
+        num_accepted = num_apart = 0
+        accepted_at, self._accepted_at = self._accepted_at, now
         for i, (request, token_id) in enumerate(zip(step.sampled, token_ids, strict=True)):
             if request.finish_reason is not None:
                 continue  # it ended while this step ran
@@ -250,6 +301,10 @@ class EngineCore:
                 request.finish_reason = request.find_finish()
                 if request.finish_reason is not None:
                     finished.append(request)
+            if request.last_token_time != accepted_at:  # not in the step before
+                num_apart += 1
+                if request.first_token_time is not None:
+                    self._observations.observe_gap(now - request.last_token_time)
             request.last_token_time = now
             if request.finish_reason is None and request.first_token_time is not None and not logprobs:
                 output = EngineCoreOutput(request.request_id, start, [token_id])
@@ -260,6 +315,7 @@ class EngineCore:
             except KeyError:
                 outbox[request.client] = [output]
         self.counters.generation_tokens += num_accepted
+        self._observations.observe_gap(now - accepted_at, num_accepted - num_apart)
         self._forget(finished)
 
     def _describe(
@@ -269,6 +325,8 @@ class EngineCore:
         is_first = request.first_token_time is None
         if is_first:
             request.first_token_time = now
+            if start == 0:
+                self._observations.observe_first_token(request, now)
         return EngineCoreOutput(
             request_id=request.request_id,
             start=start,
@@ -287,7 +345,7 @@ class EngineCore:
             if entry is None or entry.prompt is None or request.finish_reason is not None:
                 continue
             num_known = request.num_prompt_logprobs - step.prompt_starts[row]
-            block = _drop_positions(entry.prompt, num_known)
+            block = drop_positions(entry.prompt, num_known)
             if block.num_positions:
                 request.num_prompt_logprobs += block.num_positions
                 output = EngineCoreOutput(
@@ -312,6 +370,7 @@ class EngineCore:
 
     def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
         """Answer a request that was not taken on."""
+        self._observations.observe_refusal()
         start = count_token_ids(request.output_token_ids)
         end = FinishReason.ERROR
         output = EngineCoreOutput(request.request_id, start, [], end, error=error, error_code=code)
@@ -345,7 +404,10 @@ class EngineCore:
         if not finished:
             return
         self._scheduler.finish(finished)
+        served = self._tokens_served
         for request in finished:
+            self._observations.observe_finish(request)
+            served[request.client] = served.get(request.client, 0) + request.num_output_tokens
             del self._requests[request.request_id]
             own = self._ids_of[request.client]
             own.discard(request.request_id)
@@ -354,18 +416,3 @@ class EngineCore:
 
     def _send(self, client: bytes, output: EngineCoreOutput) -> None:
         self._outbox.setdefault(client, []).append(output)
-
-
-def _drop_positions(block: LogprobsBlock, count: int) -> LogprobsBlock:
-    """The block without its first `count` positions; itself if count is not positive."""
-    if count <= 0:
-        return block
-    count = min(count, block.num_positions)
-    entry_size_bytes = 4 * block.width  # int32 and float32 alike
-    return LogprobsBlock(
-        block.num_positions - count,
-        block.width,
-        block.token_ids[count * entry_size_bytes :],
-        block.logprobs[count * entry_size_bytes :],
-        block.ranks[count * 4 :],
-    )

@@ -11,6 +11,7 @@ from ..ipc.config import EngineConfig
 from ..ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
 from ..ipc.step import WorkerReady
 from .engine_core import EngineCore
+from .snapshot import Surroundings
 
 
 class StartupClock:
@@ -57,6 +58,7 @@ def make_engine_facts(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_logprobs=config.model.max_logprobs,
         eos_token_ids=config.model.eos_token_ids,
+        generation_config=config.model.generation_config,
         pids=pids,
         started_at=startup.started_at,
         startup=startup.measure(),
@@ -78,17 +80,19 @@ def format_startup(facts: EngineFacts) -> list[str]:
     return lines
 
 
-def call_utility(core: EngineCore, call: UtilityCall) -> UtilityResult:
-    """Answer a utility call from the core alone."""
+def call_utility(core: EngineCore, call: UtilityCall, surroundings: Surroundings) -> UtilityResult:
+    """Answer a utility call."""
     match call.method:
         case UtilityMethod.PING:
             return UtilityResult(call.call_id)
         case UtilityMethod.STATS:
-            return UtilityResult(call.call_id, stats=core.stats())
+            return UtilityResult(call.call_id, stats=core.stats(len(surroundings.clients)))
         case UtilityMethod.RESET_PREFIX_CACHE:
             done = core.reset_prefix_cache()
             return UtilityResult(call.call_id, error=None if done else "requests are using the cache")
         case UtilityMethod.CHECK_INTEGRITY:
             return UtilityResult(call.call_id, error="; ".join(core.check_integrity()) or None)
-        case UtilityMethod.SNAPSHOT | UtilityMethod.METRICS:
-            return UtilityResult(call.call_id, error="only an engine in a process of its own has it")
+        case UtilityMethod.SNAPSHOT:
+            return UtilityResult(call.call_id, snapshot=core.snapshot(surroundings))
+        case UtilityMethod.METRICS:
+            return UtilityResult(call.call_id, metrics=core.metrics(len(surroundings.clients)))

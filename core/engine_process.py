@@ -31,6 +31,7 @@ from ..ipc.messages import (
     EngineFacts,
     Goodbye,
     Hello,
+    LeaseCheck,
     ProtocolNotice,
     Refusal,
     StartupProgress,
@@ -47,10 +48,11 @@ from ..ipc.step import (
     WorkerProgress,
     WorkerReady,
 )
+from .clients import Client, LeaseWatch
 from .engine_core import EngineCore
 from .engine_facts import StartupClock, call_utility, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
-from .outbox import Outbox
+from .snapshot import Surroundings
 
 _log = logging.getLogger(__name__)
 
@@ -75,17 +77,19 @@ class EngineCoreProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = bind_router(self._context, launch.client_address)
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
-        self._outboxes: dict[bytes, Outbox] = {}
+        self._clients: dict[bytes, Client] = {}
+        self._leases = LeaseWatch(self._router)
+        self._is_supervised = launch.is_supervised
         self._core: EngineCore | None = None
         self._facts: EngineFacts | None = None
         self._has_worker = False
         self._worker_losses: list[float] = []
         self._exit_code: int | None = None
         self._startup = StartupClock("start core", started_at)
-        self._step_wait_s = 0.0
         self._lifeline_fd = lifeline_fd
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._leases.monitor, zmq.POLLIN)
         self._poller.register(lifeline_fd, zmq.POLLIN)
         self._signal_fd = _make_signal_fd()
         self._poller.register(self._signal_fd, zmq.POLLIN)
@@ -129,6 +133,10 @@ class EngineCoreProcess:
             return
         if self._router in ready:
             self._receive_from_clients()
+        if self._leases.monitor in ready:
+            self._leases.read_events()
+        if self._leases.take_due():
+            self._check_leases()
         for event in self._executor.receive():
             self._on_executor_event(event)
         # 3. Keep the worker fed before anything else, then deliver.
@@ -139,13 +147,23 @@ class EngineCoreProcess:
         in_flight = self._core is not None and self._core.num_in_flight > 0
         if in_flight and not self._executor.pids:
             return dict(self._poller.poll(0))  # in-process: the step's result is already there
-        timeout = OUTBOX_RETRY_MS if any(self._outboxes.values()) else None
+        timeout = self._poll_timeout_ms()
         if not in_flight:
             return dict(self._poller.poll(timeout))
         waited_from = time.perf_counter()
         ready = dict(self._poller.poll(timeout))
-        self._step_wait_s += time.perf_counter() - waited_from
+        assert self._core is not None
+        self._core.counters.step_wait_s += time.perf_counter() - waited_from
         return ready
+
+    def _poll_timeout_ms(self) -> int | None:
+        """Until something has to be done though nothing arrives; None if there is no such thing."""
+        timeouts: list[int] = []
+        if any(client.outbox for client in self._clients.values()):
+            timeouts.append(OUTBOX_RETRY_MS)
+        if (check_at := self._leases.next_check_at) is not None:
+            timeouts.append(1 + max(0, int(1000 * (check_at - time.monotonic()))))
+        return min(timeouts, default=None)
 
     def _submit_steps(self) -> None:
         core = self._core
@@ -177,7 +195,7 @@ class EngineCoreProcess:
         if isinstance(message, Goodbye):
             self._forget_client(identity)
             return
-        if identity not in self._outboxes or self._core is None:
+        if identity not in self._clients or self._core is None:
             raise ProtocolError("Hello and its Welcome come before any other message")
         match message:
             case EngineCoreRequest():
@@ -194,50 +212,61 @@ class EngineCoreProcess:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
             self._reply(identity, Refusal(reason))
             return
-        self._outboxes.setdefault(identity, Outbox())
+        self._forget_client(identity)  # it begins anew and will add again what it still wants
+        self._clients[identity] = Client(hello, time.monotonic())
         if self._facts is not None:
-            self._reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, self._facts))
+            self._welcome(identity, self._facts)
         else:
             self._reply(identity, StartupProgress(self._startup.phase))
 
+    def _welcome(self, identity: bytes, facts: EngineFacts) -> None:
+        number = self._clients[identity].hello.number
+        self._reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, number))
+
     def _call_utility(self, core: EngineCore, call: UtilityCall) -> UtilityResult:
-        result = call_utility(core, call)
-        if result.stats is None:
-            return result
-        stats = msgspec.structs.replace(
-            result.stats, num_clients=len(self._outboxes), step_wait_s_total=self._step_wait_s
-        )
-        return msgspec.structs.replace(result, stats=stats)
+        clients = {identity: client.describe() for identity, client in self._clients.items()}
+        return call_utility(core, call, Surroundings(self._epoch, self._startup.started_at, clients))
 
     def _forget_client(self, identity: bytes) -> None:
-        self._outboxes.pop(identity, None)
-        if self._core is not None:
+        if self._clients.pop(identity, None) is not None and self._core is not None:
             self._core.remove_client(identity)
 
+    def _check_leases(self) -> None:
+        """Forget the clients whose connection has ended."""
+        for identity in list(self._clients):
+            try:
+                self._send(identity, LeaseCheck())
+            except ConnectionResetError:
+                self._on_client_gone(identity)
+
+    def _on_client_gone(self, identity: bytes) -> None:
+        hello = self._clients[identity].hello
+        _log.info("client %s (pid %d) is gone", hello.client_kind, hello.pid)
+        self._forget_client(identity)
+
     def _reply(self, identity: bytes, message: msgspec.Struct) -> None:
-        outbox = self._outboxes.get(identity)
-        if outbox is None:
+        client = self._clients.get(identity)
+        if client is None:
             self._send(identity, message)
         else:
-            outbox.add_reply(message)
+            client.outbox.add_reply(message)
 
     def _deliver(self) -> None:
         if self._core is not None:
             for identity, outputs in self._core.take_outputs().items():
-                outbox = self._outboxes.get(identity)
-                if outbox is not None:
-                    outbox.add_outputs(outputs)
+                client = self._clients.get(identity)
+                if client is not None:
+                    client.outbox.add_outputs(outputs)
         gone: list[bytes] = []
-        for identity, outbox in self._outboxes.items():
-            if not outbox:
+        for identity, client in self._clients.items():
+            if not client.outbox:
                 continue
             try:
-                outbox.flush(lambda message, to=identity: self._send(to, message), self._epoch)
+                client.outbox.flush(lambda message, to=identity: self._send(to, message), self._epoch)
             except ConnectionResetError:
                 gone.append(identity)
         for identity in gone:
-            _log.info("client %s is gone", identity.hex())
-            self._forget_client(identity)
+            self._on_client_gone(identity)
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
@@ -248,7 +277,7 @@ class EngineCoreProcess:
             return False
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                if identity in self._outboxes:
+                if identity in self._clients:
                     raise ConnectionResetError from None
                 return True  # nobody to tell
             raise
@@ -305,28 +334,31 @@ class EngineCoreProcess:
         for line in format_startup(self._facts):
             _log.info("%s", line)
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it
-        welcome = Welcome(PROTOCOL_VERSION, self._epoch, self._facts)
-        for identity in self._outboxes:
-            self._reply(identity, welcome)
+        for identity in self._clients:
+            self._welcome(identity, self._facts)
 
     # Phases and the end.
 
     def _note_phase(self, phase: str, at: float) -> None:
         self._startup.begin(phase, at)
-        for identity in self._outboxes:
+        for identity in self._clients:
             self._reply(identity, StartupProgress(phase))
 
     def _refuse_all(self, reason: str, kind: str) -> None:
-        if not self._outboxes:  # a fast failure: the client that started this has not said Hello yet
+        if not self._clients:  # a fast failure: the client that started this has not said Hello yet
             self._router.poll(FIRST_HELLO_TIMEOUT_MS)
             self._receive_from_clients()
-        for identity in self._outboxes:
+        for identity in self._clients:
             self._reply(identity, Refusal(reason, kind))
         self._say_last_words()
         self._exit_code = EXIT_START_FAILED
 
     def _end(self, reason: str, code: int) -> None:
-        for identity in list(self._outboxes):
+        """Leave the loop. A supervised engine's clients are told nothing: another one will take its place."""
+        if self._is_supervised:
+            self._exit_code = code
+            return
+        for identity in list(self._clients):
             self._reply(identity, EngineDead(reason))
         if code == EXIT_OK:
             self._deliver()  # the client that asked for it is not listening any more
@@ -342,7 +374,7 @@ class EngineCoreProcess:
         """
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
         self._deliver()
-        while self._outboxes and (left_s := deadline - time.monotonic()) > 0:
+        while self._clients and (left_s := deadline - time.monotonic()) > 0:
             if self._router.poll(int(left_s * 1000)):
                 self._receive_from_clients()
             self._deliver()

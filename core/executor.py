@@ -24,7 +24,7 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import QuireError
 from ..ipc.launch import WORKER_MODULE, WorkerLaunch
 from ..ipc.process import ChildProcess
-from ..ipc.sockets import bind_router
+from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
 from ..ipc.step import (
     ModelRunnerOutput,
     ResetRows,
@@ -107,7 +107,7 @@ class ProcessExecutor(Executor):
         self._config = config
         self._address = address
         self._codec = make_step_codec()
-        self._socket = bind_router(context, address)
+        self._socket = bind_router(context, address, heartbeat_timeout_ms=WORKER_HEARTBEAT_TIMEOUT_MS)
         self._child: ChildProcess | None = None
         self._poller: zmq.Poller | None = None
 

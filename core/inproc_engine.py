@@ -16,6 +16,7 @@ from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgre
 from .engine_core import EngineCore
 from .engine_facts import StartupClock, call_utility, format_startup, make_engine_facts
 from .executor import InProcessExecutor
+from .snapshot import AttachedClient, Surroundings
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,10 @@ class InprocEngine:
 
     def call_utility(self, call: UtilityCall) -> UtilityResult:
         """Answer at once."""
-        return call_utility(self._core, call)
+        started_at = self.facts.started_at
+        connected_s = time.time() - started_at
+        client = AttachedClient("inproc", os.getpid(), 1.0, num_unsent=0, connected_s=connected_s)
+        return call_utility(self._core, call, Surroundings("inproc", started_at, {_CLIENT: client}))
 
     def close(self) -> None:
         """Drop the worker. Idempotent."""

@@ -22,6 +22,11 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._replies or self._outputs)
 
+    @property
+    def num_unsent(self) -> int:
+        """Messages and merged outputs that wait."""
+        return len(self._replies) + len(self._outputs)
+
     def add_reply(self, message: msgspec.Struct) -> None:
         """Queue a message that is sent as it is, before any waiting outputs."""
         self._replies.append(message)
@@ -60,6 +65,7 @@ def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCo
         prompt_logprobs=_join(first.prompt_logprobs, second.prompt_logprobs),
         num_cached_tokens=cached,
         times=second.times,
+        error_code=second.error_code,
     )
 
 

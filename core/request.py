@@ -106,6 +106,11 @@ class Request:
         return len(self.output_token_ids)
 
     @property
+    def arrival_time(self) -> float:
+        """When its frontend took it on, or when it came here if that frontend's clock is ahead."""
+        return self.order[1]
+
+    @property
     def priority(self) -> int:
         """Rank under the scheduling policy; lower runs first, all are 0 under fcfs."""
         return self.order[0]

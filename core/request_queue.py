@@ -38,6 +38,19 @@ class RequestQueue:
             heapq.heappop(heap)
         return heap[0][1] if heap else None
 
+    def first(self, count: int) -> list[Request]:
+        """The next `count` requests in order. Walks the heap from its root: the rest costs nothing."""
+        heap = self._heap
+        frontier = [(heap[0][0], 0)] if heap else []
+        found: list[Request] = []
+        while frontier and len(found) < count:
+            _, place = heapq.heappop(frontier)
+            if heap[place][1].status is not RequestStatus.FINISHED:
+                found.append(heap[place][1])
+            for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heapq.heappush(frontier, (heap[child][0], child))
+        return found
+
     def pop(self) -> Request:
         """Take the next request; raises IndexError when nothing waits."""
         request = self.peek()

@@ -97,6 +97,18 @@ class Scheduler:
         if num_stopped:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
 
+    def why_waiting(self, request: Request) -> str:
+        """Why a waiting request does not run, for a person."""
+        if request.num_placeholders:
+            return "tokens of a step in flight"
+        if not self._free_rows:
+            return f"one of max_num_seqs={self._config.max_num_seqs} rows"
+        needed = self._manager.count_blocks(request.num_tokens) + self._reserve
+        free = self._manager.pool.num_free
+        if needed > free:
+            return f"KV blocks: {needed:,} needed, {free:,} free"
+        return "its turn"
+
     def complete_step(self) -> Step:
         """Take the oldest step in flight, whose result has come."""
         return self.in_flight.popleft()

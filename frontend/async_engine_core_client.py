@@ -1,7 +1,8 @@
-"""AsyncMPClient: the EngineCoreClient of an event loop. Owns an engine core process, as SyncMPClient does.
+"""AsyncMPClient: the EngineCoreClient of an event loop, with an engine of its own or a daemon's.
 
 A ZeroMQ socket's descriptor is edge-triggered, and every call on the socket, also a send, may swallow the
 edge. So one rule holds here: nothing but `_pump` touches the socket, and it goes on until both ways are dry.
+The monitor of its connection is another socket, drained by `_follow_connection` in the same way.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ from ..ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from .engine_core_client import UTILITY_TIMEOUT_S, EngineCoreClient
+from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient
 from .engine_link import (
     LAST_WORDS_MS,
     Conversation,
+    DaemonEngine,
+    Engine,
     EngineProcess,
     PhaseCallback,
     close_all,
     connect,
+    read_connection_events,
     say_goodbye,
 )
 
+_LOST_CHECK_S = 0.5  # how often a client without a connection looks whether there is an engine at all
 _MAX_INBOX = 64  # messages read ahead of the consumer; more stay in the socket, whose limit the engine sees
 
 
@@ -49,44 +54,59 @@ async def make_async_client(config: EngineConfig, on_phase: PhaseCallback | None
 
     The engine core is a process of its own in every case.
     """
-    client = AsyncMPClient(config)
-    await client.wait_until_ready(on_phase)
+    client = AsyncMPClient(EngineProcess(config))
+    await client.wait_until_ready(config.ready_timeout_s, on_phase)
+    return client
+
+
+async def attach_async_client(name: str, client_kind: str, weight: float = 1.0) -> AsyncMPClient:
+    """Come to a running daemon. Raises DaemonError when there is none of this name."""
+    client = AsyncMPClient(DaemonEngine(name), client_kind=client_kind, weight=weight)
+    await client.wait_until_ready(ATTACH_TIMEOUT_S)
     return client
 
 
 class AsyncMPClient(EngineCoreClient):
-    """Used from one event loop. `make_async_client` makes one that is ready."""
+    """Used from one event loop. The two functions above make one that is ready.
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._engine = EngineProcess(config)
+    When the connection ends and the engine (or another one in its place) can be reached again, every
+    unfinished request is added again with the tokens that it has, and goes on.
+    """
+
+    def __init__(self, engine: Engine, *, client_kind: str = "private", weight: float = 1.0) -> None:
+        self._engine = engine
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._finalizer = weakref.finalize(self, close_all, self._context, self._engine)
-        self._conversation = Conversation(self._engine)
+        self._socket, self._monitor = connect(self._context, engine)
+        self._finalizer = weakref.finalize(self, close_all, self._context, self._socket, engine)
+        self._conversation = Conversation(engine, client_kind, weight)
+        self._ledger = self._conversation.ledger
         self._codec = self._conversation.codec
-        self._socket = connect(self._context, self._engine)
-        self._outbox: deque[tuple[bytes, bytes]] = deque()
+        self._must_say_hello = False
+        self._outbox: deque[tuple[bytes, bytes]] = deque()  # of the open conversation only
         self._inbox: deque[list[bytes]] = deque()
         self._has_news = asyncio.Event()  # the inbox has grown, or the engine has ended
         self._has_ended = False
         self._call_ids = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[UtilityResult]] = {}
+        self._calls: dict[int, tuple[UtilityCall, asyncio.Future[UtilityResult]]] = {}
         self._loop = asyncio.get_running_loop()
-        self._fd = cast(int, self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._pump)
-        self._loop.add_reader(self._engine.child.pid_fd, self._on_engine_exit)
+        self._fds = [cast(int, socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)]
+        self._loop.add_reader(self._fds[0], self._pump)
+        self._loop.add_reader(self._fds[1], self._follow_connection)
+        self._loop.add_reader(engine.exit_fd, self._on_engine_exit)
+        self._follow_connection()
 
-    async def wait_until_ready(self, on_phase: PhaseCallback | None = None) -> None:
+    @property
+    def is_connected(self) -> bool:
+        """False while the engine is being restarted; requests wait and go on afterwards."""
+        return self._conversation.is_open
+
+    async def wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None = None) -> None:
         """Start-up's other half. Raises like `make_async_client`, and then has ended the engine."""
-        timeout_s = self._config.ready_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                self._outbox.append(self._conversation.hello())
-                self._pump()
-                is_ready = False
-                while not is_ready:
+                while not self._conversation.is_open:
                     frames = await self._receive(EngineStartError)
-                    is_ready = self._conversation.take_welcome(self._socket, frames, on_phase)
+                    self._conversation.take_welcome(self._socket, frames, on_phase)
         except TimeoutError:
             self.close()
             raise EngineStartError(f"the engine was not ready within {timeout_s:g} s") from None
@@ -98,10 +118,14 @@ class AsyncMPClient(EngineCoreClient):
         self.startup = self._conversation.measure_startup(self.facts)
 
     def add_request(self, request: EngineCoreRequest) -> None:
+        self._check_usable()
+        self._ledger.add(request)
         self._send(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
+            self._check_usable()
+            self._ledger.abort(request_ids)
             self._send(AbortRequests(request_ids))
 
     async def get_outputs(self) -> list[EngineCoreOutput]:
@@ -110,11 +134,17 @@ class AsyncMPClient(EngineCoreClient):
         Raises EngineDeadError with the cause when the engine has ended.
         """
         while True:
-            match self._codec.decode(await self._receive(EngineDeadError)):
+            frames = await self._receive(EngineDeadError)
+            if not self._conversation.is_open:
+                if self._conversation.take_welcome(self._socket, frames, None):
+                    self._resume()
+                continue
+            match self._codec.decode(frames):
                 case EngineCoreOutputs(outputs=outputs):
-                    return outputs
+                    if outputs := self._ledger.take(outputs):
+                        return outputs
                 case UtilityResult() as result:
-                    answer = self._answers.pop(result.call_id, None)
+                    _, answer = self._calls.pop(result.call_id, (None, None))
                     if answer is not None and not answer.done():
                         answer.set_result(result)
                 case EngineDead(reason=reason) | Refusal(reason=reason):
@@ -127,8 +157,10 @@ class AsyncMPClient(EngineCoreClient):
 
     async def call_utility(self, method: UtilityMethod) -> UtilityResult:
         """Call the engine; the answer comes through the task that runs `get_outputs`."""
+        self._check_usable()
         call = UtilityCall(next(self._call_ids), method)
-        answer = self._answers[call.call_id] = self._loop.create_future()
+        answer: asyncio.Future[UtilityResult] = self._loop.create_future()
+        self._calls[call.call_id] = call, answer
         self._send(call)
         try:
             async with asyncio.timeout(UTILITY_TIMEOUT_S):
@@ -136,22 +168,33 @@ class AsyncMPClient(EngineCoreClient):
         except TimeoutError:
             raise EngineDeadError(f"no answer to {method.name} within {UTILITY_TIMEOUT_S:g} s") from None
         finally:
-            self._answers.pop(call.call_id, None)
+            self._calls.pop(call.call_id, None)
 
     def close(self) -> None:
         if self._finalizer.alive:
             with contextlib.suppress(RuntimeError):  # the loop may be closed already
-                self._loop.remove_reader(self._engine.child.pid_fd)
-                self._loop.remove_reader(self._fd)
+                for fd in (*self._fds, self._engine.exit_fd):
+                    self._loop.remove_reader(fd)
         self._has_ended = True
         self._has_news.set()
         self._finalizer()
 
-    def _send(self, message: msgspec.Struct) -> None:
+    def _check_usable(self) -> None:
         self._engine.check_owner()
         if self._has_ended:
-            raise EngineDeadError(self._engine.child.describe_exit())
-        self._outbox.append(self._codec.encode(message))
+            raise EngineDeadError(self._engine.describe_end() or "the engine was closed")
+
+    def _send(self, message: msgspec.Struct) -> None:
+        """Send soon; while there is no conversation nothing is sent, and `_resume` makes up for it."""
+        if self._conversation.is_open:
+            self._outbox.append(self._codec.encode(message))
+            self._pump()
+
+    def _resume(self) -> None:
+        assert self._conversation.facts is not None
+        self.facts = self._conversation.facts
+        calls = [call for call, _ in self._calls.values()]
+        self._outbox.extend(map(self._codec.encode, [*self._ledger.resume(), *calls]))
         self._pump()
 
     async def _receive(self, error_class: type[QuireError]) -> list[bytes]:
@@ -162,33 +205,55 @@ class AsyncMPClient(EngineCoreClient):
                 self._conversation.raise_if_dead(error_class)
                 raise error_class("the engine was closed")
             self._has_news.clear()
-            await self._has_news.wait()
+            if self._conversation.is_open or self._conversation.facts is None:
+                await self._has_news.wait()
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOST_CHECK_S):
+                    await self._has_news.wait()
+            self._conversation.raise_if_dead(error_class)
         frames = self._inbox.popleft()
         if not self._inbox and not self._has_ended:
             self._pump()
         return frames
 
+    def _follow_connection(self) -> None:
+        """Learn whether the connection has ended or stands again; a new one begins with Hello."""
+        for is_up in read_connection_events(self._monitor):
+            self._must_say_hello = is_up
+            if not is_up:
+                self._conversation.lose()
+                self._outbox.clear()
+                self._has_news.set()
+        self._pump()
+
     def _pump(self) -> None:
         """Send and receive until neither goes on: only then does the socket raise its edge again."""
         while True:
             with contextlib.suppress(zmq.Again):
-                while self._outbox:
-                    self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK)
-                    self._outbox.popleft()
+                self._send_waiting()
             with contextlib.suppress(zmq.Again):
                 while len(self._inbox) < _MAX_INBOX:
                     self._inbox.append(self._socket.recv_multipart(zmq.NOBLOCK))
             # Asking for the events handles whatever came meanwhile, which a send or receive may put off.
             events = cast(int, self._socket.getsockopt(zmq.EVENTS))
-            can_send = events & zmq.POLLOUT and self._outbox
+            can_send = events & zmq.POLLOUT and (self._outbox or self._must_say_hello)
             can_receive = events & zmq.POLLIN and len(self._inbox) < _MAX_INBOX
             if not (can_send or can_receive):
                 break
         if self._inbox:
             self._has_news.set()
 
+    def _send_waiting(self) -> None:
+        if self._must_say_hello:
+            self._socket.send_multipart(self._conversation.hello(), zmq.NOBLOCK)
+            self._must_say_hello = False
+        while self._outbox:
+            self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK)
+            self._outbox.popleft()
+
     def _on_engine_exit(self) -> None:
-        self._loop.remove_reader(self._engine.child.pid_fd)
+        self._loop.remove_reader(self._engine.exit_fd)
         self._loop.call_later(LAST_WORDS_MS / 1000, self._end)
 
     def _end(self) -> None:

@@ -239,6 +239,7 @@ class EngineArgs:
             load_format=cast(LoadFormat, self.load_format),
             seed=seed,
             max_logprobs=self.max_logprobs,
+            generation_config=self.generation_config,
             eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, shape.vocab_size),
         )
 

@@ -1,12 +1,14 @@
-"""EngineCoreClients: a frontend's tie to an engine core, private to it. The interfaces and two of the three:
+"""EngineCoreClients: a frontend's tie to an engine core. The interfaces and two of the three:
 
-SyncMPClient owns an engine core process and speaks messages.py with it over a socket; InprocClient runs core
-and worker in the calling process (debugging; loads torch there). async_engine_core_client.py has the third.
+SyncMPClient speaks messages.py over a socket, with an engine core process that it owns or with a daemon's;
+InprocClient runs core and worker in the calling process (debugging; loads torch there).
+async_engine_core_client.py has the third.
 A client knows requests and outputs, not what they mean: text, parents and deltas are the processors' work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import time
@@ -36,14 +38,21 @@ from ..ipc.messages import (
 from .engine_link import (
     LAST_WORDS_MS,
     Conversation,
+    DaemonEngine,
+    Engine,
     EngineProcess,
     PhaseCallback,
     close_all,
     connect,
+    read_connection_events,
     say_goodbye,
 )
 
 UTILITY_TIMEOUT_S = 30.0
+ATTACH_TIMEOUT_S = 600.0  # to a daemon whose engine is starting
+_SEND_RETRY_MS = 5
+_HELLO_RETRY_MS = 2  # the connection stands and its queue is about to
+_LOST_CHECK_MS = 500
 
 
 class EngineCoreClient(ABC):
@@ -62,7 +71,7 @@ class EngineCoreClient(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the engine and its processes within 2 s. Idempotent; safe at interpreter exit."""
+        """Leave the engine; a private one ends with its processes within 2 s. Idempotent; safe at exit."""
 
 
 class SyncClient(EngineCoreClient):
@@ -85,36 +94,65 @@ def make_sync_client(config: EngineConfig, on_phase: PhaseCallback | None = None
     EngineStartError."""
     if config.parallel.executor_backend == "uni":
         return InprocClient(config, on_phase)
-    return SyncMPClient(config, on_phase)
+    return SyncMPClient(EngineProcess(config), config.ready_timeout_s, on_phase)
+
+
+def attach_sync_client(name: str, client_kind: str, weight: float = 1.0) -> SyncClient:
+    """Come to a running daemon. Raises DaemonError when there is none of this name."""
+    return SyncMPClient(DaemonEngine(name), ATTACH_TIMEOUT_S, None, client_kind=client_kind, weight=weight)
 
 
 class SyncMPClient(SyncClient):
-    """Owns an engine core process; every call is made from one thread at a time."""
+    """Speaks with an engine core process; every call is made from one thread at a time.
 
-    def __init__(self, config: EngineConfig, on_phase: PhaseCallback | None = None) -> None:
-        self._engine = EngineProcess(config)
+    When the connection ends and the engine (or another one in its place) can be reached again, every
+    unfinished request is added again with the tokens that it has, and goes on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ready_timeout_s: float,
+        on_phase: PhaseCallback | None = None,
+        *,
+        client_kind: str = "private",
+        weight: float = 1.0,
+    ) -> None:
+        self._engine = engine
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._finalizer = weakref.finalize(self, close_all, self._context, self._engine)
-        self._conversation = Conversation(self._engine)
+        self._socket, self._monitor = connect(self._context, engine)
+        self._finalizer = weakref.finalize(self, close_all, self._context, self._socket, engine)
+        self._conversation = Conversation(engine, client_kind, weight)
+        self._ledger = self._conversation.ledger
         self._codec = self._conversation.codec
         self._call_ids = itertools.count(1)
+        self._pending_call: UtilityCall | None = None
         self._kept: deque[EngineCoreOutput] = deque()
+        self._must_say_hello = False
         self._dead_reason: str | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller.register(engine.exit_fd, zmq.POLLIN)
         try:
-            self._socket = connect(self._context, self._engine)
-            self._poller = zmq.Poller()
-            self._poller.register(self._socket, zmq.POLLIN)
-            self._poller.register(self._engine.child.pid_fd, zmq.POLLIN)
-            self._wait_until_ready(config.ready_timeout_s, on_phase)
+            self._wait_until_ready(ready_timeout_s, on_phase)
         except BaseException:
             self.close()
             raise
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        self._send(request)
+        self._check_usable()
+        self._ledger.add(request)
+        try:
+            self._send(request)
+        except BaseException:
+            self._ledger.remove(request.request_id)
+            raise
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
+            self._check_usable()
+            self._ledger.abort(request_ids)
             self._send(AbortRequests(request_ids))
 
     def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:
@@ -124,29 +162,33 @@ class SyncMPClient(SyncClient):
             return outputs
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            message = self._receive(deadline)
-            match message:
+            match self._receive(deadline):
                 case None:
                     return []
                 case EngineCoreOutputs(outputs=outputs):
-                    return outputs
+                    if outputs := self._ledger.take(outputs):
+                        return outputs
                 case _:
                     pass  # the answer to a utility call that timed out
 
     def call_utility(self, method: UtilityMethod) -> UtilityResult:
-        call = UtilityCall(next(self._call_ids), method)
-        self._send(call)
+        self._check_usable()
+        call = self._pending_call = UtilityCall(next(self._call_ids), method)
         deadline = time.monotonic() + UTILITY_TIMEOUT_S
-        while True:
-            match self._receive(deadline):
-                case None:
-                    raise EngineDeadError(f"no answer to {method.name} within {UTILITY_TIMEOUT_S:g} s")
-                case UtilityResult(call_id=call_id) as result if call_id == call.call_id:
-                    return result
-                case EngineCoreOutputs(outputs=outputs):
-                    self._kept.extend(outputs)
-                case _:
-                    pass
+        try:
+            self._send(call)
+            while True:
+                match self._receive(deadline):
+                    case None:
+                        raise EngineDeadError(f"no answer to {method.name} within {UTILITY_TIMEOUT_S:g} s")
+                    case UtilityResult(call_id=call_id) as result if call_id == call.call_id:
+                        return result
+                    case EngineCoreOutputs(outputs=outputs):
+                        self._kept.extend(self._ledger.take(outputs))
+                    case _:
+                        pass
+        finally:
+            self._pending_call = None
 
     def close(self) -> None:
         self._dead_reason = self._dead_reason or "the engine was closed"
@@ -154,48 +196,64 @@ class SyncMPClient(SyncClient):
 
     def _wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None) -> None:
         deadline = time.monotonic() + timeout_s
-        # With ZMQ_IMMEDIATE the first send waits until the core listens, so it needs the deadline too.
-        self._send_frames(self._conversation.hello(), deadline, EngineStartError)
-        while True:
+        while not self._conversation.is_open:
             frames = self._receive_frames(deadline, EngineStartError)
             if frames is None:
                 raise EngineStartError(f"the engine was not ready within {timeout_s:g} s")
-            if self._conversation.take_welcome(self._socket, frames, on_phase):
-                break
+            self._conversation.take_welcome(self._socket, frames, on_phase)
         assert self._conversation.facts is not None
         self.facts = self._conversation.facts
         self.startup = self._conversation.measure_startup(self.facts)
 
-    def _send(self, message: msgspec.Struct) -> None:
+    # Sending.
+
+    def _check_usable(self) -> None:
         self._engine.check_owner()
         if self._dead_reason is not None:
             raise EngineDeadError(self._dead_reason)
-        self._send_frames(self._codec.encode(message), None, EngineDeadError)
 
-    def _send_frames(
-        self, frames: tuple[bytes, bytes], deadline: float | None, error_class: type[QuireError]
-    ) -> None:
+    def _send(self, message: msgspec.Struct) -> None:
+        """Send now; while there is no conversation nothing is sent, and `_resume` makes up for it."""
+        frames = self._codec.encode(message)
         while True:
+            self._follow_connection()
+            if not self._conversation.is_open:
+                self._conversation.raise_if_dead(EngineDeadError)
+                return
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
                 return
             except zmq.Again:
-                self._conversation.raise_if_dead(error_class)
-                if deadline is not None and time.monotonic() > deadline:
-                    raise error_class("the engine does not take messages") from None
-                self._socket.poll(5, zmq.POLLOUT)
+                self._conversation.raise_if_dead(EngineDeadError)
+                self._socket.poll(_SEND_RETRY_MS, zmq.POLLOUT)
+
+    def _follow_connection(self) -> None:
+        """Learn whether the connection has ended or stands again; a new one begins with Hello."""
+        for is_up in read_connection_events(self._monitor):
+            self._must_say_hello = is_up
+            if not is_up:
+                self._conversation.lose()
+        if self._must_say_hello:
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart(self._conversation.hello(), zmq.NOBLOCK)
+                self._must_say_hello = False
+
+    def _resume(self) -> None:
+        for message in self._ledger.resume():
+            self._send(message)
+        if self._pending_call is not None:
+            self._send(self._pending_call)
+
+    # Receiving.
 
     def _receive(self, deadline: float | None) -> Any:
-        """The next message; None at the deadline. Raises EngineDeadError."""
-        self._engine.check_owner()
-        if self._dead_reason is not None:
-            raise EngineDeadError(self._dead_reason)
+        """The next message of an open conversation; None at the deadline. Raises EngineDeadError."""
+        self._check_usable()
         try:
-            frames = self._receive_frames(deadline, EngineDeadError)
+            message = self._receive_message(deadline)
         except EngineDeadError as error:
             self._dead_reason = str(error)
             raise
-        message = None if frames is None else self._codec.decode(frames)
         match message:
             case EngineDead(reason=reason) | Refusal(reason=reason):
                 say_goodbye(self._socket)
@@ -206,18 +264,43 @@ class SyncMPClient(SyncClient):
             case _:
                 return message
 
+    def _receive_message(self, deadline: float | None) -> Any:
+        while True:
+            frames = self._receive_frames(deadline, EngineDeadError)
+            if frames is None:
+                return None
+            if self._conversation.is_open:
+                return self._codec.decode(frames)
+            if self._conversation.take_welcome(self._socket, frames, None):
+                assert self._conversation.facts is not None
+                self.facts = self._conversation.facts
+                self._resume()
+
     def _receive_frames(self, deadline: float | None, error_class: type[QuireError]) -> list[bytes] | None:
         while True:
             try:
                 return self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 pass
-            timeout_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
-            ready = dict(self._poller.poll(timeout_ms))
-            if not ready:
+            ready = self._poll(deadline)
+            if ready is None:
                 return None
-            if self._socket not in ready and not self._socket.poll(LAST_WORDS_MS):
+            if self._monitor in ready or self._must_say_hello:
+                self._follow_connection()
+            # What an ended engine said last may still be on its way.
+            if self._engine.exit_fd in ready and not self._socket.poll(LAST_WORDS_MS):
                 self._conversation.raise_if_dead(error_class)
+            if not self._conversation.is_open:
+                self._conversation.raise_if_dead(error_class)
+
+    def _poll(self, deadline: float | None) -> dict[Any, int] | None:
+        """What is ready, perhaps nothing; None when the deadline has passed."""
+        left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
+        if self._conversation.is_open:
+            return dict(self._poller.poll(left_ms)) or None
+        retry_ms = _HELLO_RETRY_MS if self._must_say_hello else _LOST_CHECK_MS
+        ready = dict(self._poller.poll(retry_ms if left_ms is None else min(retry_ms, left_ms)))
+        return None if not ready and left_ms == 0 else ready
 
 
 class InprocClient(SyncClient):

@@ -1,22 +1,33 @@
-"""A frontend's private engine: its process, its run directory, and the conversation that opens with Hello.
+"""What a client talks to, a private engine that it owns or a daemon's, and the conversation with it.
 
-Shared by the sync and async clients; holds no socket of its own and knows nothing of requests.
+Shared by the sync and async clients; holds no socket of its own and knows nothing of text.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from ..ipc.codec import Codec, make_client_codec
 from ..ipc.config import EngineConfig
-from ..ipc.errors import EngineDeadError, EngineStartError, ProtocolError, QuireError, raise_remote
+from ..ipc.daemon_state import CLIENT_SOCKET_NAME, WORKER_SOCKET_NAME
+from ..ipc.errors import (
+    DaemonError,
+    EngineDeadError,
+    EngineStartError,
+    ProtocolError,
+    did_you_mean,
+    raise_remote,
+)
 from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.messages import (
     PROTOCOL_VERSION,
@@ -29,36 +40,64 @@ from ..ipc.messages import (
     Welcome,
 )
 from ..ipc.process import ChildProcess
-from ..ipc.run_dir import RunDirectory
-from ..ipc.sockets import connect_dealer
+from ..ipc.run_dir import RunDirectory, find_named, find_owner, list_daemons
+from ..ipc.sockets import connect_dealer, make_ipc_address
+from .request_ledger import RequestLedger
 
 STOP_GRACE_S = 1.5  # what the core gets to end itself and its worker before it is killed
 LAST_WORDS_MS = 100  # what an ended engine said may still be on its way through the socket
+RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
 _CLIENT_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
 _GOODBYE = make_client_codec().encode(Goodbye())
 
 PhaseCallback = Callable[[str], None]
 
 
-class EngineProcess:
+class Engine(ABC):
+    """An engine that a client talks to. `exit_fd` becomes readable when it is gone for good."""
+
+    address: str
+    exit_fd: int
+    started_at: float  # wall clock, when this client asked for it
+    linger_ms: int  # how long what was sent last may take to leave
+
+    @abstractmethod
+    def check_owner(self) -> None:
+        """Raise EngineDeadError in a fork of the owner: two processes cannot share one conversation."""
+
+    @abstractmethod
+    def describe_end(self) -> str | None:
+        """How it has ended, None while it lives."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let go of it; a private one ends. Idempotent."""
+
+
+class EngineProcess(Engine):
     """A private engine core: its run directory, process and the way they end."""
+
+    linger_ms = 0
 
     def __init__(self, config: EngineConfig) -> None:
         self.started_at = time.time()
         self.run_dir = RunDirectory.create_private()
-        self.address = self.run_dir.address_of("core.sock")
+        self.address = self.run_dir.address_of(CLIENT_SOCKET_NAME)
         launch = CoreLaunch(
             client_address=self.address,
-            worker_address=self.run_dir.address_of("worker.sock"),
+            worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
             config=config,
         )
         self.child = ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(launch))
+        self.exit_fd = self.child.pid_fd
         self._owner_pid = os.getpid()
 
     def check_owner(self) -> None:
-        """Raise EngineDeadError in a fork of the owner: two processes cannot share one conversation."""
         if os.getpid() != self._owner_pid:
             raise EngineDeadError("this process is a fork of the engine's owner; make an engine of its own")
+
+    def describe_end(self) -> str | None:
+        return None if self.child.exit_code is None else self.child.describe_exit()
 
     def stop(self) -> None:
         """End everything, unless this is a fork of the owner: what it inherited is not its own."""
@@ -68,63 +107,156 @@ class EngineProcess:
         self.run_dir.remove()
 
 
-class Conversation:
-    """The client's side of messages.py without a socket: what to say first, and what answers mean."""
+class DaemonEngine(Engine):
+    """The engine of a running daemon: it stays when this client leaves."""
 
-    def __init__(self, engine: EngineProcess) -> None:
+    linger_ms = 200
+
+    def __init__(self, name: str) -> None:
+        """Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs."""
+        self.started_at = time.time()
+        self._name = name
+        self._owner_pid = os.getpid()
+        directory = find_named(name)
+        self._pid = _find_supervisor(directory.name)
+        try:
+            self.exit_fd = os.pidfd_open(self._pid)
+        except ProcessLookupError:
+            raise DaemonError(f"the daemon {name!r} has just ended") from None
+        self.address = make_ipc_address(str(directory / CLIENT_SOCKET_NAME))
+
+    def check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError("this process is a fork of an attached one; attach by itself")
+
+    def describe_end(self) -> str | None:
+        poller = select.poll()
+        poller.register(self.exit_fd, select.POLLIN)
+        return f"the daemon {self._name!r} (pid {self._pid}) has ended" if poller.poll(0) else None
+
+    def stop(self) -> None:
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
+
+
+def _find_supervisor(name: str) -> int:
+    pid = find_owner(find_named(name))
+    if pid is None:
+        running = list_daemons()
+        hint = did_you_mean(name, running) or (f", running: {', '.join(running)}" if running else "")
+        raise DaemonError(
+            f"no daemon named {name!r} is running{hint}; `quire daemon start --name {name}` starts one"
+        )
+    return pid
+
+
+class Conversation:
+    """The client's side of messages.py without a socket: what to say when, and what answers mean.
+
+    `is_open` from a Welcome until the connection ends. What arrives while it is not is of the past.
+    """
+
+    def __init__(self, engine: Engine, client_kind: str = "private", weight: float = 1.0) -> None:
         self._engine = engine
+        self._kind = client_kind
+        self._weight = weight
+        self._number = 0
         self.codec: Codec = make_client_codec()
         self.facts: EngineFacts | None = None
+        self.ledger = RequestLedger()
+        self.is_open = False
+        self._lost_at: float | None = None
 
     def hello(self) -> tuple[bytes, bytes]:
-        return self.codec.encode(Hello(PROTOCOL_VERSION, "private", os.getpid()))
+        """What to say on a new connection; no earlier Welcome counts from now on."""
+        self._number += 1
+        hello = Hello(PROTOCOL_VERSION, self._kind, os.getpid(), self._weight, self._number)
+        return self.codec.encode(hello)
+
+    def lose(self) -> None:
+        """The connection has ended; the engine may be restarting, or it has dropped this client."""
+        if self.is_open:
+            self.is_open = False
+            self._lost_at = time.monotonic()
 
     def take_welcome(
         self, socket: zmq.Socket[bytes], frames: list[bytes], on_phase: PhaseCallback | None
     ) -> bool:
-        """One message of the start; True when the engine is ready. Raises what a refusal stands for."""
+        """One message before the conversation is open; True when it is. Raises what a refusal stands for.
+
+        A start that was refused raises as the error that it stands for, a restart as EngineDeadError.
+        """
         message = self.codec.decode(frames)
         if isinstance(message, (Refusal, EngineDead)):
             say_goodbye(socket)
         match message:
-            case Welcome(facts=facts):
+            case Welcome(facts=facts, number=number) if number == self._number:
                 self.facts = facts
+                self.is_open = True
+                self._lost_at = None
             case StartupProgress(phase=phase):
                 if on_phase is not None:
                     on_phase(phase)
+            case Refusal(reason=reason) | EngineDead(reason=reason) if self.facts is not None:
+                raise EngineDeadError(reason)
             case Refusal(reason=reason, kind=kind):
                 raise_remote(kind, reason)
             case EngineDead(reason=reason):
                 raise EngineStartError(reason)
+            case _ if self.facts is not None or isinstance(message, Welcome):
+                pass  # left over from before the connection ended
             case _:
                 raise ProtocolError(f"{type(message).__name__} came before Welcome")
-        return self.facts is not None
+        return self.is_open
 
     def measure_startup(self, facts: EngineFacts) -> list[tuple[str, float]]:
         """The start-up table: rows add up to the time since the engine was asked for."""
+        elapsed = time.time() - self._engine.started_at
+        if facts.started_at < self._engine.started_at:  # it was there already
+            return [("attach", elapsed)]
         known = sum(seconds for _, seconds in facts.startup)
         first = facts.started_at - self._engine.started_at
-        last = time.time() - self._engine.started_at - first - known
-        return [("start core process", first), *facts.startup, ("handshake", last)]
+        return [("start core process", first), *facts.startup, ("handshake", elapsed - first - known)]
 
-    def raise_if_dead(self, error_class: type[QuireError]) -> None:
-        if self._engine.child.exit_code is not None:
-            raise error_class(self._engine.child.describe_exit())
+    def raise_if_dead(self, error_class: type[Exception]) -> None:
+        """Raise when the engine is gone for good, or has been away for longer than any restart takes."""
+        end = self._engine.describe_end()
+        if end is not None:
+            raise error_class(end)
+        if self._lost_at is not None and time.monotonic() - self._lost_at > RECONNECT_TIMEOUT_S:
+            raise error_class(f"no connection to the engine for {RECONNECT_TIMEOUT_S:g} s")
 
 
 def say_goodbye(socket: zmq.Socket[bytes]) -> None:
-    """Answer the engine's last words, so that it need not wait. If it has left already, so be it."""
+    """Leave, or answer the engine's last words so that it need not wait. If it is gone, so be it."""
     with contextlib.suppress(zmq.ZMQError):
         socket.send_multipart(_GOODBYE, zmq.NOBLOCK)
 
 
-def connect(context: zmq.Context[Any], engine: EngineProcess) -> zmq.Socket[bytes]:
-    """A DEALER to the engine; nothing has been said yet."""
+def connect(context: zmq.Context[Any], engine: Engine) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """A DEALER to the engine, on which nothing has been said yet, and the monitor of its connection."""
     socket = context.socket(zmq.DEALER)
-    return connect_dealer(socket, engine.address, high_water_mark=_CLIENT_HIGH_WATER_MARK)
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    connect_dealer(socket, engine.address, high_water_mark=_CLIENT_HIGH_WATER_MARK)
+    return socket, monitor
 
 
-def close_all(context: zmq.Context[Any], engine: EngineProcess) -> None:
-    """End the engine, then the sockets; for a finalizer."""
+def read_connection_events(monitor: zmq.Socket[bytes]) -> list[bool]:
+    """What has happened to the connection since the last call, in order: True up, False down."""
+    events: list[bool] = []
+    with contextlib.suppress(zmq.Again):
+        while True:
+            event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+            events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    return events
+
+
+def close_all(context: zmq.Context[Any], socket: zmq.Socket[bytes], engine: Engine) -> None:
+    """Leave the engine, or end it if it is private, then the sockets; for a finalizer."""
+    with contextlib.suppress(EngineDeadError):
+        engine.check_owner()
+        if engine.linger_ms:
+            say_goodbye(socket)
     engine.stop()
-    context.destroy(linger=0)
+    context.destroy(linger=engine.linger_ms)

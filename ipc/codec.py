@@ -60,6 +60,7 @@ def make_client_codec() -> Codec:
             kind.UTILITY_RESULT: m.UtilityResult,
             kind.ENGINE_DEAD: m.EngineDead,
             kind.NOTICE: m.ProtocolNotice,
+            kind.LEASE_CHECK: m.LeaseCheck,
         }
     )
 

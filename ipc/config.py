@@ -120,6 +120,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     load_format: LoadFormat = "auto"
     seed: int = 0  # dummy weights; requests without a seed draw from the system's entropy
     max_logprobs: int = 20
+    generation_config: str = "auto"  # where sampling defaults come from; for frontends that attach
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

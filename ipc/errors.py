@@ -50,6 +50,10 @@ class EngineStartError(QuireError, RuntimeError):
     """The engine did not become ready; the text is the root cause."""
 
 
+class DaemonError(QuireError, RuntimeError):
+    """A daemon is not there, is there already, or does not answer; the text names it."""
+
+
 class EngineDeadError(QuireError, RuntimeError):
     """The engine has ended and this request cannot be continued."""
 

@@ -23,9 +23,9 @@ EngineCoreOutputs: core, at most one a step and client. `EngineCoreOutput.start`
 EngineDead: core, last message before it exits because it cannot go on; the reason is the root cause.
 ProtocolNotice: core, about a frame that did not decode or is out of place.
 
-Leases: a client's lease is its connection. ZeroMQ heartbeats end the connection of a peer that is dead or
-stopped (`sockets.HEARTBEAT_*`), and when any connection ends the core asks the kernel which clients are gone
-and drops their requests.
+LeaseCheck: core, to every client when some connection has ended, to learn whose: a client's lease is its
+  connection, and ZeroMQ heartbeats (`sockets.py`) end that of a peer which is dead or stopped. Requests of a
+  client that is gone are dropped. Not answered.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class MessageType(bytes, Enum):
     UTILITY_RESULT = b"\x15"
     ENGINE_DEAD = b"\x16"
     NOTICE = b"\x17"
+    LEASE_CHECK = b"\x18"
 
 
 class FinishReason(IntEnum):
@@ -118,6 +119,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     client_kind: Annotated[str, Meta(max_length=64)]
     pid: int
     weight: Weight = 1.0  # its share under the fair policy, in relation to the others'
+    number: int = 0  # of this conversation; Welcome repeats it, so that an old one is known as old
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +138,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_logprobs: int
     eos_token_ids: tuple[int, ...]
+    generation_config: str  # 'auto': sampling defaults come from generation_config.json in `model`
     pids: dict[str, int]  # role -> pid
     started_at: float  # wall clock, when the core process began
     startup: list[tuple[str, float]]  # (phase, seconds) of core and worker in order, from started_at to ready
@@ -148,6 +151,7 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
     protocol_version: int
     epoch: str
     facts: EngineFacts
+    number: int = 0
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
@@ -247,6 +251,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float  # wall clock
     epoch: str
+    model: str  # as served
+    max_num_seqs: int
     uptime_s: float
     stats: SchedulerStats
     prompt_tokens_per_s: float
@@ -257,7 +263,9 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     step_wait_ms: float
     requests: list[RequestView]  # the first ones in running, then in waiting order
     num_hidden_requests: int
-    block_map: bytes  # a cell a block, or a run of equally many: 0 free, 1 free but cached, 2 in use
+    # A cell is a run of equally many blocks in the order of their ids; the last may be shorter. It has two
+    # bytes: the share of its blocks in use, and the share with contents to be found again, 0 to 255 each.
+    block_map: bytes
     blocks_per_cell: int
     clients: list[ClientView]
 
@@ -307,6 +315,21 @@ class LogprobsBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ranks: bytes
 
 
+def drop_positions(block: LogprobsBlock, count: int) -> LogprobsBlock:
+    """The block without its first `count` positions; itself if count is not positive."""
+    if count <= 0:
+        return block
+    count = min(count, block.num_positions)
+    entry_size_bytes = 4 * block.width  # int32 and float32 alike
+    return LogprobsBlock(
+        block.num_positions - count,
+        block.width,
+        block.token_ids[count * entry_size_bytes :],
+        block.logprobs[count * entry_size_bytes :],
+        block.ranks[count * 4 :],
+    )
+
+
 class RequestTimes(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Sent with a request's last output; times in seconds of the core's wall clock."""
 
@@ -344,6 +367,10 @@ class EngineDead(msgspec.Struct, array_like=True, frozen=True):
     """The engine ends; nothing can be continued."""
 
     reason: Reason
+
+
+class LeaseCheck(msgspec.Struct, array_like=True, frozen=True):
+    """Nothing: that it can be sent says that its receiver is there."""
 
 
 class ProtocolNotice(msgspec.Struct, array_like=True, frozen=True):

@@ -1,25 +1,29 @@
 """Run directories: where an engine's sockets live, private to one user, one owner at a time.
 
 A directory has mode 0700 and a `lock` file that its owner holds (flock) for as long as it lives, so a
-directory whose lock can be taken belongs to a dead owner and may be removed.
+directory whose lock can be taken belongs to a dead owner and may be removed or taken over. A private engine's
+has a random name that begins with `p-`; a daemon's has the daemon's name.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
 from pathlib import Path
 
-from .errors import ConfigError
+from .errors import ConfigError, DaemonError
 from .sockets import MAX_IPC_PATH_BYTES, make_ipc_address
 
 _PRIVATE_PREFIX = "p-"
 _LOCK_NAME = "lock"
+_NUM_LOCK_TRIES = 5
 _LONGEST_SOCKET_NAME = "worker.sock"
+_DAEMON_NAME = re.compile(r"(?!p-)[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
 class RunDirectory:
@@ -44,6 +48,27 @@ class RunDirectory:
         staging.rename(path)
         return cls(path, lock_fd)
 
+    @classmethod
+    def create_named(cls, name: str) -> RunDirectory:
+        """A daemon's directory; what a dead daemon of this name left is removed first.
+
+        Raises ConfigError for a name that cannot be one, DaemonError with the owner's pid while one lives.
+        """
+        path = find_named(name)
+        for _ in range(_NUM_LOCK_TRIES):
+            path.mkdir(mode=0o700, exist_ok=True)
+            lock_fd = _lock(path)
+            if lock_fd is None:
+                owner = find_owner(path)
+                if owner is not None:
+                    raise DaemonError(f"a daemon named {name!r} is running already (pid {owner})")
+                continue  # removed by its owner just now
+            for leftover in path.iterdir():
+                if leftover.name != _LOCK_NAME:
+                    leftover.unlink()
+            return cls(path, lock_fd)
+        raise DaemonError(f"the run directory {path} is being made and removed by others")
+
     def address_of(self, name: str) -> str:
         """The ipc address of a socket in this directory. Raises ConfigError if its path is too long."""
         return make_ipc_address(str(self.path / name))
@@ -55,6 +80,38 @@ class RunDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock_fd)
         self._lock_fd = None
+
+
+def find_named(name: str) -> Path:
+    """Where a daemon of this name has its directory. Raises ConfigError for a name that cannot be one."""
+    if not _DAEMON_NAME.fullmatch(name):
+        raise ConfigError(
+            "name", name, "1 to 32 letters, digits, '_' or '-', with a letter or digit first and not 'p-'"
+        )
+    return find_base(longest_name=f"{name}/{_LONGEST_SOCKET_NAME}") / name
+
+
+def list_daemons() -> list[str]:
+    """Names of the daemons of this user that run now."""
+    folders = [path for path in find_base().iterdir() if _DAEMON_NAME.fullmatch(path.name)]
+    return sorted(path.name for path in folders if find_owner(path) is not None)
+
+
+def find_owner(directory: Path) -> int | None:
+    """The pid of the process that holds the directory's lock, None if nobody does."""
+    try:
+        fd = os.open(directory / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(fd, 32, 0)
+        return int(text) if text.isdigit() else None
+    else:
+        return None
+    finally:
+        os.close(fd)
 
 
 def find_base(longest_name: str = "") -> Path:
@@ -89,13 +146,18 @@ def remove_leftovers(base: Path) -> None:
 
 def _lock(directory: Path) -> int | None:
     """Take the directory's lock: its file descriptor, or None if somebody holds it (or it is gone)."""
+    path = directory / _LOCK_NAME
     try:
-        fd = os.open(directory / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(path).st_ino != os.fstat(fd).st_ino:
+            raise FileNotFoundError(path)  # removed by its owner between the two calls
     except OSError:
         os.close(fd)
         return None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd

@@ -16,8 +16,12 @@ from .codec import MAX_BODY_BYTES
 from .errors import ConfigError
 
 HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees EAGAIN
-HEARTBEAT_INTERVAL_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 5000
+HEARTBEAT_INTERVAL_MS = 500
+HEARTBEAT_TIMEOUT_MS = (
+    1500  # a client's lease: one that is stopped is dropped, and comes back when it goes on
+)
+WORKER_HEARTBEAT_TIMEOUT_MS = 5000
+RECONNECT_INTERVAL_MS = 20  # a restarted engine is found this soon
 LINGER_MS = 500  # last words (an EngineDead, a Goodbye) get this long to leave
 MAX_IPC_PATH_BYTES = 107  # sockaddr_un holds 108 with the closing zero
 IDENTITY_BYTES = 16
@@ -34,23 +38,36 @@ def make_ipc_address(path: str) -> str:
     return f"ipc://{path}"
 
 
-def bind_router(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+def bind_router(
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    *,
+    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
+) -> zmq.Socket[bytes]:
     """A listening ROUTER. Sends raise zmq.Again (slow peer) or EHOSTUNREACH (gone) rather than drop."""
-    socket = _configure(context.socket(zmq.ROUTER))
+    socket = _configure(context.socket(zmq.ROUTER), heartbeat_timeout_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(
+        zmq.ROUTER_HANDOVER, 1
+    )  # a client that comes back must not find its old self in the way
     socket.bind(address)
     return socket
 
 
 def connect_dealer(
-    socket: _SocketT, address: str, identity: bytes | None = None, *, high_water_mark: int = HIGH_WATER_MARK
+    socket: _SocketT,
+    address: str,
+    identity: bytes | None = None,
+    *,
+    high_water_mark: int = HIGH_WATER_MARK,
+    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
 ) -> _SocketT:
     """Set up a fresh DEALER `socket` (of a plain or asyncio context) and connect it.
 
     `identity` defaults to a random one. Nothing is queued before the connection stands (ZMQ_IMMEDIATE), so
     nothing can be handed to an engine that was not there when it was sent.
     """
-    _configure(socket)
+    _configure(socket, heartbeat_timeout_ms)
     socket.setsockopt(zmq.SNDHWM, high_water_mark)
     socket.setsockopt(zmq.IDENTITY, identity or b"c" + secrets.token_bytes(IDENTITY_BYTES - 1))
     socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -58,11 +75,12 @@ def connect_dealer(
     return socket
 
 
-def _configure(socket: _SocketT) -> _SocketT:
+def _configure(socket: _SocketT, heartbeat_timeout_ms: int) -> _SocketT:
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
     return socket

@@ -15,7 +15,7 @@ import zmq
 from fakes import expected_output, make_config, make_request
 from quire.frontend import engine_link
 from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
-from quire.frontend.engine_core_client import SyncMPClient
+from quire.frontend.engine_core_client import SyncMPClient, make_sync_client
 from quire.ipc.codec import make_client_codec
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
@@ -42,7 +42,7 @@ def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def client() -> Iterator[SyncMPClient]:
-    client = SyncMPClient(CONFIG)
+    client = make_sync_client(CONFIG)
     yield client
     client.close()
 
@@ -118,7 +118,7 @@ def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: SyncMPC
 
 def test_startup_rows_add_up_to_the_wall_time() -> None:
     before = time.time()
-    client = SyncMPClient(CONFIG)
+    client = make_sync_client(CONFIG)
     elapsed = time.time() - before
     client.close()
     assert [phase for phase, _ in client.startup][:2] == ["start core process", "start core"]
@@ -130,7 +130,7 @@ def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
 
     model = msgspec.structs.replace(CONFIG.model, served_model_name="missing")
     with pytest.raises(ModelError, match="model='missing': a folder"):
-        SyncMPClient(msgspec.structs.replace(CONFIG, model=model))
+        make_sync_client(msgspec.structs.replace(CONFIG, model=model))
 
 
 @pytest.mark.parametrize(("request_id", "cause"), [("lethal-1", "SIGKILL"), ("crash-1", "code 7")])
@@ -160,18 +160,18 @@ def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(engine_link, "CoreLaunch", functools.partial(CoreLaunch, package_dir="/elsewhere"))
     with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
-        SyncMPClient(CONFIG)
+        make_sync_client(CONFIG)
 
 
 def test_a_closed_client_says_so() -> None:
-    client = SyncMPClient(CONFIG)
+    client = make_sync_client(CONFIG)
     client.close()
     with pytest.raises(EngineDeadError, match="closed"):
         client.add_request(make_request("r", [1]))
 
 
 def test_close_ends_the_core_and_removes_its_files() -> None:
-    client = SyncMPClient(CONFIG)
+    client = make_sync_client(CONFIG)
     pid = client.facts.pids["core"]
     run_dir = client._engine.run_dir.path
     client.add_request(make_request("r", [1], max_tokens=None))

@@ -54,3 +54,17 @@ def test_removed_requests_do_not_stay_in_memory():
     assert len(queue) == 10
     assert len(queue._heap) <= 2 * 10 + 64
     assert sorted(r.order for r in requests[990:]) == [queue.pop().order for _ in range(10)]
+
+
+def test_the_first_few_are_found_in_order_without_those_that_have_ended():
+    rng = random.Random(2)
+    queue = RequestQueue()
+    requests = [make_waiting(0, rng.random(), i) for i in range(300)]
+    for request in requests:
+        queue.add(request)
+    for request in requests[:40]:
+        finish(queue, request)
+    expected = sorted(requests[40:], key=lambda request: request.order)
+    assert queue.first(50) == expected[:50]
+    assert queue.first(1000) == expected
+    assert RequestQueue().first(3) == []

@@ -100,6 +100,7 @@ def make_facts(**changes: Any) -> EngineFacts:
         "max_num_batched_tokens": 64,
         "max_logprobs": 5,
         "eos_token_ids": (2,),
+        "generation_config": "auto",
         "pids": {},
         "started_at": 0.0,
         "startup": [],

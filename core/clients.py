@@ -1,0 +1,65 @@
+"""The core's clients: who they are, what each is still owed, and which of them may be gone.
+
+A ROUTER does not say who has left: its monitor tells only that some connection has ended. Sending to a peer
+that is gone fails, so after such an event every client is sent a LeaseCheck. The event may overtake the
+socket's own bookkeeping, hence a few rounds of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+import zmq
+
+from ..ipc.messages import Hello
+from .outbox import Outbox
+from .snapshot import AttachedClient
+
+_CHECKS_AFTER_S = (0.0, 0.05, 0.5)
+
+
+@dataclass(slots=True)
+class Client:
+    """One conversation with a frontend, from its Hello on."""
+
+    hello: Hello
+    connected_at: float  # monotonic
+    outbox: Outbox = field(default_factory=Outbox)
+
+    def describe(self) -> AttachedClient:
+        """What a snapshot says of it."""
+        connected_s, hello = time.monotonic() - self.connected_at, self.hello
+        return AttachedClient(hello.client_kind, hello.pid, hello.weight, self.outbox.num_unsent, connected_s)
+
+
+class LeaseWatch:
+    """Says when clients are to be checked."""
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        self.monitor: zmq.Socket[bytes] = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._due: list[float] = []  # monotonic, sorted
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When the next check is due, None if none is."""
+        return self._due[0] if self._due else None
+
+    def read_events(self) -> None:
+        """Take what the monitor says."""
+        has_news = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self.monitor.recv_multipart(zmq.NOBLOCK)
+                has_news = True
+        if has_news:
+            now = time.monotonic()
+            self._due = sorted(now + after_s for after_s in _CHECKS_AFTER_S)
+
+    def take_due(self) -> bool:
+        """True once for each check whose time has come."""
+        if not self._due or self._due[0] > time.monotonic():
+            return False
+        del self._due[0]
+        return True

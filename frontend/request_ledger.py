@@ -1,0 +1,110 @@
+"""RequestLedger: a client's unfinished requests with the tokens it has received: the truth about them.
+
+An engine that was restarted, or that has dropped this client, is brought up to date from it: every request
+is added again with its tokens and goes on at the next position. Knows no socket and no text.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ..ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, drop_positions
+
+_LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there was no engine
+
+
+class _Entry:
+    __slots__ = ("added_at", "is_aborted", "num_prompt_logprobs", "num_repeated", "output", "request")
+
+    def __init__(self, request: EngineCoreRequest, now: float) -> None:
+        self.request = request
+        self.added_at = now
+        self.output = array("i")
+        self.output.frombytes(request.output_token_ids)
+        self.is_aborted = False
+        self.num_prompt_logprobs = 0  # positions that were delivered
+        self.num_repeated = 0  # positions among them that the engine has said again since it was resumed
+
+
+class RequestLedger:
+    """Unfinished requests by id. A call costs in proportion to what it is given, `resume` to what is here."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Enter a request that the engine gets, or will get when there is one again."""
+        self._entries[request.request_id] = _Entry(request, self._clock())
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request that could not be handed over."""
+        self._entries.pop(request_id, None)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Note that these are to end; an engine that is resumed meanwhile is told so again."""
+        for request_id in request_ids:
+            entry = self._entries.get(request_id)
+            if entry is not None:
+                entry.is_aborted = True
+
+    def take(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        """Enter what the engine sent and return what is to be delivered of it.
+
+        Outputs of requests that are not here are dropped. Tokens that were delivered before stay in: whoever
+        reads merges by position.
+        """
+        kept: list[EngineCoreOutput] = []
+        for output in outputs:
+            entry = self._entries.get(output.request_id)
+            if entry is None:
+                continue
+            num_known = len(entry.output) - output.start
+            if num_known == 0:
+                entry.output.extend(output.new_token_ids)
+            elif num_known > 0:
+                entry.output.extend(output.new_token_ids[num_known:])
+            if output.prompt_logprobs is not None:
+                output = _drop_repeated(entry, output)
+            if output.finish_reason is not None:
+                del self._entries[output.request_id]
+            kept.append(output)
+        return kept
+
+    def resume(self) -> list[EngineCoreRequest | AbortRequests]:
+        """What an engine that knows none of these requests must be sent, in order of their arrival."""
+        now = self._clock()
+        aborted = [request_id for request_id, entry in self._entries.items() if entry.is_aborted]
+        messages: list[EngineCoreRequest | AbortRequests] = []
+        for entry in self._entries.values():
+            entry.num_repeated = 0
+            messages.append(_resumed(entry, now))
+        if aborted:
+            messages.append(AbortRequests(aborted))
+        return messages
+
+
+def _resumed(entry: _Entry, now: float) -> EngineCoreRequest:
+    request = entry.request
+    timeout_s = request.timeout_s
+    if timeout_s is not None:
+        timeout_s = max(_LEAST_TIMEOUT_S, timeout_s - (now - entry.added_at))
+    return msgspec.structs.replace(request, output_token_ids=entry.output.tobytes(), timeout_s=timeout_s)
+
+
+def _drop_repeated(entry: _Entry, output: EngineCoreOutput) -> EngineCoreOutput:
+    """The output without prompt positions that were delivered before the engine was resumed."""
+    block = output.prompt_logprobs
+    assert block is not None
+    num_known = entry.num_prompt_logprobs - entry.num_repeated
+    entry.num_repeated += block.num_positions
+    entry.num_prompt_logprobs = max(entry.num_prompt_logprobs, entry.num_repeated)
+    block = drop_positions(block, num_known)
+    return msgspec.structs.replace(output, prompt_logprobs=block if block.num_positions else None)
