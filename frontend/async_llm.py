@@ -8,13 +8,13 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Self
 
-from ..ipc.errors import EngineDeadError, QuireError, RequestFailedError
-from ..ipc.messages import EngineFacts, SchedulerStats, UtilityMethod
+from ..ipc.errors import ConfigError, EngineDeadError, QuireError, RequestFailedError
+from ..ipc.messages import EngineFacts, EngineMetrics, EngineSnapshot, SchedulerStats, UtilityMethod
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
-from .async_engine_core_client import AsyncMPClient, make_async_client
+from .async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, InputProcessor, Prompt
-from .llm_engine import load_model_tokenizer, make_default_sampling_params
+from .llm_engine import load_model_tokenizer, load_served_tokenizer, make_default_sampling_params
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .tokenizer import Tokenizer
@@ -60,14 +60,31 @@ class OutputCollector:
 
 
 class AsyncLLM:
-    """An engine for an asyncio program. Made by `from_engine_args`; started by `start`, `async with` or the
-    first `generate`; ended by `shutdown`.
+    """An engine for an asyncio program: one of its own, or with `attach` the one of a running daemon.
+
+    Started by `start`, `async with` or the first `generate`; `shutdown` ends it, or leaves a daemon running.
     """
 
-    def __init__(self, engine_args: EngineArgs) -> None:
-        """Check the arguments; nothing is started. Raises ConfigError or ModelError."""
-        self._config = engine_args.create_engine_config()
-        self._generation_config = engine_args.generation_config
+    def __init__(
+        self,
+        engine_args: EngineArgs | None = None,
+        *,
+        attach: str | None = None,
+        client_kind: str = "AsyncLLM",
+        client_weight: float = 1.0,
+    ) -> None:
+        """Check the arguments; nothing is started. Raises ConfigError or ModelError.
+
+        attach: a daemon's name, instead of engine_args. client_kind: what people who look at the daemon see;
+        client_weight: this client's share there under the fair policy.
+        """
+        if attach is not None and engine_args is not None:
+            raise ConfigError(
+                "attach", attach, "given without engine arguments: the daemon's engine has its own"
+            )
+        self._attach = attach
+        self._client_kind, self._client_weight = client_kind, client_weight
+        self._config = (engine_args or EngineArgs()).create_engine_config() if attach is None else None
         self._start_lock = asyncio.Lock()
         self._client: AsyncMPClient | None = None
         self._collectors: dict[str, OutputCollector] = {}
@@ -92,21 +109,37 @@ class AsyncLLM:
                 raise EngineDeadError("this AsyncLLM has been shut down")
             if self._client is not None:
                 return
-            loading = asyncio.create_task(asyncio.to_thread(load_model_tokenizer, self._config))
-            try:
-                client = await make_async_client(self._config, on_phase)
-            except BaseException:
-                loading.cancel()
-                raise
-            try:
-                self.tokenizer = await loading
-            except BaseException:
-                client.close()
-                raise
+            client = await (self._come_to_daemon() if self._config is None else self._start_own(on_phase))
             self._input_processor = InputProcessor(client.facts, self.tokenizer)
             self._output_processor = OutputProcessor(self.tokenizer)
             self._client = client
             self._output_task = asyncio.create_task(self._deliver_outputs(client))
+
+    async def _start_own(self, on_phase: Callable[[str], None] | None) -> AsyncMPClient:
+        """A private engine; the tokenizer is read while it starts in its own processes."""
+        assert self._config is not None
+        loading = asyncio.create_task(asyncio.to_thread(load_model_tokenizer, self._config))
+        try:
+            client = await make_async_client(self._config, on_phase)
+        except BaseException:
+            loading.cancel()
+            raise
+        try:
+            self.tokenizer = await loading
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    async def _come_to_daemon(self) -> AsyncMPClient:
+        assert self._attach is not None
+        client = await attach_async_client(self._attach, self._client_kind, self._client_weight)
+        try:
+            self.tokenizer = await asyncio.to_thread(load_served_tokenizer, client.facts)
+        except BaseException:
+            client.close()
+            raise
+        return client
 
     @property
     def facts(self) -> EngineFacts:
@@ -120,6 +153,11 @@ class AsyncLLM:
     @property
     def is_running(self) -> bool:
         return self._client is not None and not self.errored and not self._is_shut_down
+
+    @property
+    def is_recovering(self) -> bool:
+        """True while the engine is being restarted: requests wait, and go on afterwards."""
+        return self.is_running and self._client is not None and not self._client.is_connected
 
     async def generate(
         self,
@@ -172,7 +210,7 @@ class AsyncLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when it is given none."""
-        return make_default_sampling_params(self._running_client().facts, self._generation_config)
+        return make_default_sampling_params(self.facts, self.facts.generation_config)
 
     async def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
@@ -180,6 +218,20 @@ class AsyncLLM:
         if result.stats is None:
             raise RequestFailedError(result.error or "the engine gave no stats")
         return result.stats
+
+    async def snapshot(self) -> EngineSnapshot:
+        """What live views show: requests, blocks, clients, and rates over the last seconds."""
+        result = await self._running_client().call_utility(UtilityMethod.SNAPSHOT)
+        if result.snapshot is None:
+            raise RequestFailedError(result.error or "the engine gave no snapshot")
+        return result.snapshot
+
+    async def metrics(self) -> EngineMetrics:
+        """What the engine has counted since it started, over all its clients."""
+        result = await self._running_client().call_utility(UtilityMethod.METRICS)
+        if result.metrics is None:
+            raise RequestFailedError(result.error or "the engine gave no metrics")
+        return result.metrics
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while requests hold them."""

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import QuireError, RequestFailedError
-from ..ipc.messages import EngineFacts, SchedulerStats, UtilityMethod
+from ..ipc.messages import EngineFacts, EngineMetrics, EngineSnapshot, SchedulerStats, UtilityMethod
 from ..ipc.sampling_params import SamplingParams
 from .engine_args import EngineArgs
-from .engine_core_client import SyncClient, make_sync_client
+from .engine_core_client import SyncClient, attach_sync_client, make_sync_client
 from .hf_config import read_default_sampling
 from .input_processor import EngineInput, InputProcessor, Prompt
 from .model_folder import read_json
@@ -55,6 +55,19 @@ class LLMEngine:
             client = make_sync_client(config, on_phase)
         try:
             return cls(client, loading.result(), engine_args.generation_config)
+        except BaseException:
+            client.close()
+            raise
+
+    @classmethod
+    def attach(cls, name: str, *, client_kind: str = "LLMEngine", weight: float = 1.0) -> Self:
+        """Come to the running daemon `name`; `close` leaves it running.
+
+        Raises DaemonError if there is none, ConfigError for a name that cannot be one.
+        """
+        client = attach_sync_client(name, client_kind, weight)
+        try:
+            return cls(client, load_served_tokenizer(client.facts), client.facts.generation_config)
         except BaseException:
             client.close()
             raise
@@ -141,6 +154,20 @@ class LLMEngine:
             raise RequestFailedError(result.error or "the engine gave no stats")
         return result.stats
 
+    def snapshot(self) -> EngineSnapshot:
+        """What live views show: requests, blocks, clients, and rates over the last seconds."""
+        result = self._client.call_utility(UtilityMethod.SNAPSHOT)
+        if result.snapshot is None:
+            raise RequestFailedError(result.error or "the engine gave no snapshot")
+        return result.snapshot
+
+    def metrics(self) -> EngineMetrics:
+        """What the engine has counted since it started, over all its clients."""
+        result = self._client.call_utility(UtilityMethod.METRICS)
+        if result.metrics is None:
+            raise RequestFailedError(result.error or "the engine gave no metrics")
+        return result.metrics
+
     def check_integrity(self) -> str | None:
         """What is wrong with the engine's block accounting, None if nothing is."""
         return self._client.call_utility(UtilityMethod.CHECK_INTEGRITY).error
@@ -159,6 +186,11 @@ class LLMEngine:
 def load_model_tokenizer(config: EngineConfig) -> Tokenizer | None:
     """The tokenizer that a config names, None when it names none."""
     return load_tokenizer(config.model.tokenizer) if config.model.tokenizer else None
+
+
+def load_served_tokenizer(facts: EngineFacts) -> Tokenizer | None:
+    """The tokenizer of an engine that runs, None when it has none."""
+    return load_tokenizer(facts.tokenizer) if facts.tokenizer else None
 
 
 def make_default_sampling_params(facts: EngineFacts, generation_config: str) -> SamplingParams:

@@ -1,0 +1,145 @@
+"""/metrics: the engine's counts in Prometheus' text format, with the names that vLLM's users know.
+
+The engine counts, not this process: any of N HTTP processes over one engine gives the same `quire:` series.
+Only the `process_` and `python_` series are of the process that answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from fastapi import FastAPI
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from ...ipc.messages import EngineMetrics, Histogram, SchedulerStats
+from ..async_llm import AsyncLLM
+
+PREFIX = "quire:"
+_ENGINE = "0"  # vLLM's label of a data-parallel rank
+
+_HELP_OF_HISTOGRAM = {
+    "time_to_first_token_seconds": "From a request's arrival to its first token.",
+    "inter_token_latency_seconds": "Between two tokens of a request.",
+    "e2e_request_latency_seconds": "From a request's arrival to its last token.",
+    "request_queue_time_seconds": "From entering the engine to the first step.",
+    "request_prefill_time_seconds": "From the first step to the first token.",
+    "request_decode_time_seconds": "From the first token to the last.",
+    "request_inference_time_seconds": "From the first step to the last token.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Generated tokens of a request.",
+    "iteration_tokens_total": "Tokens computed in a step.",
+}
+
+
+def add_routes(app: FastAPI, llm: AsyncLLM) -> None:
+    """Serve /metrics. An engine that is gone raises EngineDeadError, for the app to answer."""
+    own = CollectorRegistry()
+    ProcessCollector(registry=own)
+    PlatformCollector(registry=own)
+    GCCollector(registry=own)
+
+    async def show_metrics() -> Response:
+        metrics = await llm.metrics()
+        body = format_metrics(metrics, llm.facts.served_model_name) + generate_latest(own)
+        return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    app.add_api_route("/metrics", show_metrics, summary="Prometheus metrics", response_class=Response)
+
+
+def format_metrics(metrics: EngineMetrics, model_name: str) -> bytes:
+    """The engine's series in the text format."""
+    registry = CollectorRegistry()
+    registry.register(_EngineCollector(metrics, model_name))
+    return generate_latest(registry)
+
+
+class _EngineCollector(Collector):
+    """One scrape's answer."""
+
+    def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
+        self._metrics = metrics
+        self._labels = {"model_name": model_name, "engine": _ENGINE}
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._gauges(self._metrics.stats)
+        yield from self._counters(self._metrics.stats)
+        yield self._ends(self._metrics.finished_total)
+        yield self._step_times(self._metrics.stats)
+        for name, histogram in self._metrics.histograms.items():
+            yield self._histogram(name, histogram)
+
+    def _gauges(self, stats: SchedulerStats) -> Iterator[Metric]:
+        used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+        for name, text, value in (
+            ("num_requests_running", "Requests in the running batch.", stats.num_running),
+            ("num_requests_waiting", "Requests that wait to run.", stats.num_waiting),
+            ("num_clients", "Frontends attached to the engine.", stats.num_clients),
+            ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", used),
+            ("kv_blocks", "KV blocks that there are.", stats.kv_blocks_total),
+        ):
+            family = GaugeMetricFamily(PREFIX + name, text, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), value)
+            yield family
+
+    def _counters(self, stats: SchedulerStats) -> Iterator[Metric]:
+        for name, text, value in (
+            (
+                "prefix_cache_queries",
+                "Tokens looked up in the prefix cache.",
+                stats.prefix_cache_queries_total,
+            ),
+            ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_cache_hits_total),
+            ("num_preemptions", "Requests sent back to the queue.", stats.num_preemptions_total),
+            ("prompt_tokens", "Prompt tokens computed; cached ones are not.", stats.prompt_tokens_total),
+            ("generation_tokens", "Tokens generated.", stats.generation_tokens_total),
+            ("engine_steps", "Steps scheduled.", stats.num_steps_total),
+        ):
+            family = CounterMetricFamily(PREFIX + name, text, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), value)
+            yield family
+
+    def _ends(self, finished: dict[str, int]) -> Metric:
+        labels = [*self._labels, "finished_reason"]
+        family = CounterMetricFamily(PREFIX + "request_success", "Requests that have ended.", labels=labels)
+        for reason, count in finished.items():
+            family.add_metric([*self._labels.values(), reason], count)
+        return family
+
+    def _step_times(self, stats: SchedulerStats) -> Metric:
+        labels = [*self._labels, "part"]
+        text = "The step loop's time: deciding, taking results, waiting for the worker."
+        family = CounterMetricFamily(PREFIX + "step_loop_seconds", text, labels=labels)
+        for part, seconds in (
+            ("schedule", stats.schedule_s_total),
+            ("update", stats.update_s_total),
+            ("wait", stats.step_wait_s_total),
+        ):
+            family.add_metric([*self._labels.values(), part], seconds)
+        return family
+
+    def _histogram(self, name: str, histogram: Histogram) -> Metric:
+        bounds = [*map(_format_bound, histogram.bounds), "+Inf"]
+        text = _HELP_OF_HISTOGRAM.get(name, name)
+        family = HistogramMetricFamily(PREFIX + name, text, labels=list(self._labels))
+        family.add_metric(
+            list(self._labels.values()),
+            buckets=list(zip(bounds, accumulate(histogram.counts), strict=True)),
+            sum_value=histogram.sum,
+        )
+        return family
+
+
+def _format_bound(bound: float) -> str:
+    """As prometheus_client writes it in its own histograms: 1.0, not 1."""
+    return str(float(bound))
