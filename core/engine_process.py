@@ -324,12 +324,14 @@ class EngineCoreProcess:
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
         self._has_worker = True
+        pids = {"core": os.getpid(), **self._executor.pids}
         if self._core is not None:
+            assert self._facts is not None
+            self._facts = msgspec.structs.replace(self._facts, pids=pids)
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
                 self._end("the restarted worker has room for fewer KV blocks than before", EXIT_WORKER_LOST)
             return
         self._core = EngineCore(self._config, ready.num_gpu_blocks, clock=time.time)
-        pids = {"core": os.getpid(), **self._executor.pids}
         self._facts = make_engine_facts(self._config, ready, pids, self._startup)
         for line in format_startup(self._facts):
             _log.info("%s", line)

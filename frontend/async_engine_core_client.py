@@ -75,10 +75,10 @@ class AsyncMPClient(EngineCoreClient):
 
     def __init__(self, engine: Engine, *, client_kind: str = "private", weight: float = 1.0) -> None:
         self._engine = engine
+        self._conversation = Conversation(engine, client_kind, weight)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket, self._monitor = connect(self._context, engine)
         self._finalizer = weakref.finalize(self, close_all, self._context, self._socket, engine)
-        self._conversation = Conversation(engine, client_kind, weight)
         self._ledger = self._conversation.ledger
         self._codec = self._conversation.codec
         self._must_say_hello = False

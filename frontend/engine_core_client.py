@@ -85,7 +85,7 @@ class SyncClient(EngineCoreClient):
         """
 
     @abstractmethod
-    def call_utility(self, method: UtilityMethod) -> UtilityResult:
+    def call_utility(self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S) -> UtilityResult:
         """Call the engine and wait for the answer. Outputs that arrive meanwhile are kept."""
 
 
@@ -97,9 +97,12 @@ def make_sync_client(config: EngineConfig, on_phase: PhaseCallback | None = None
     return SyncMPClient(EngineProcess(config), config.ready_timeout_s, on_phase)
 
 
-def attach_sync_client(name: str, client_kind: str, weight: float = 1.0) -> SyncClient:
-    """Come to a running daemon. Raises DaemonError when there is none of this name."""
-    return SyncMPClient(DaemonEngine(name), ATTACH_TIMEOUT_S, None, client_kind=client_kind, weight=weight)
+def attach_sync_client(
+    name: str, client_kind: str, weight: float = 1.0, timeout_s: float = ATTACH_TIMEOUT_S
+) -> SyncClient:
+    """Come to a running daemon. Raises DaemonError when there is none of this name, EngineStartError when
+    its engine does not answer in time."""
+    return SyncMPClient(DaemonEngine(name), timeout_s, client_kind=client_kind, weight=weight)
 
 
 class SyncMPClient(SyncClient):
@@ -119,10 +122,10 @@ class SyncMPClient(SyncClient):
         weight: float = 1.0,
     ) -> None:
         self._engine = engine
+        self._conversation = Conversation(engine, client_kind, weight)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket, self._monitor = connect(self._context, engine)
         self._finalizer = weakref.finalize(self, close_all, self._context, self._socket, engine)
-        self._conversation = Conversation(engine, client_kind, weight)
         self._ledger = self._conversation.ledger
         self._codec = self._conversation.codec
         self._call_ids = itertools.count(1)
@@ -171,16 +174,16 @@ class SyncMPClient(SyncClient):
                 case _:
                     pass  # the answer to a utility call that timed out
 
-    def call_utility(self, method: UtilityMethod) -> UtilityResult:
+    def call_utility(self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S) -> UtilityResult:
         self._check_usable()
         call = self._pending_call = UtilityCall(next(self._call_ids), method)
-        deadline = time.monotonic() + UTILITY_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         try:
             self._send(call)
             while True:
                 match self._receive(deadline):
                     case None:
-                        raise EngineDeadError(f"no answer to {method.name} within {UTILITY_TIMEOUT_S:g} s")
+                        raise EngineDeadError(f"no answer to {method.name} within {timeout_s:g} s")
                     case UtilityResult(call_id=call_id) as result if call_id == call.call_id:
                         return result
                     case EngineCoreOutputs(outputs=outputs):
@@ -325,7 +328,8 @@ class InprocClient(SyncClient):
         del timeout_s
         return self._engine.run_until_outputs()
 
-    def call_utility(self, method: UtilityMethod) -> UtilityResult:
+    def call_utility(self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S) -> UtilityResult:
+        del timeout_s
         return self._engine.call_utility(UtilityCall(0, method))
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from ..ipc.codec import Codec, make_client_codec
 from ..ipc.config import EngineConfig
 from ..ipc.daemon_state import CLIENT_SOCKET_NAME, WORKER_SOCKET_NAME
 from ..ipc.errors import (
+    ConfigError,
     DaemonError,
     EngineDeadError,
     EngineStartError,
@@ -30,6 +31,7 @@ from ..ipc.errors import (
 )
 from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.messages import (
+    MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
     EngineDead,
     EngineFacts,
@@ -158,6 +160,9 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, client_kind: str = "private", weight: float = 1.0) -> None:
+        """Raises ConfigError for a weight that the engine would not take."""
+        if not 0.0 < weight <= MAX_CLIENT_WEIGHT:
+            raise ConfigError("client_weight", weight, f"a number above 0 and up to {MAX_CLIENT_WEIGHT:g}")
         self._engine = engine
         self._kind = client_kind
         self._weight = weight

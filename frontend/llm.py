@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
-from ..ipc.errors import InputError, PromptError
+from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .engine_args import EngineArgs
@@ -25,13 +25,25 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """A model, its engine and its processes. Use it with `with`, or call `close`, or just drop it.
 
-    Takes the arguments of EngineArgs by name. Calls wait until all their requests have finished; an exception
+    Takes the arguments of EngineArgs by name; or `attach`, the name of a running daemon, whose engine it then
+    shares with others and leaves running. Calls wait until all their requests have finished; an exception
     or Ctrl-C in one ends its requests and leaves the engine usable. Threads take turns.
     """
 
-    def __init__(self, model: str = POCKET, **engine_args: Any) -> None:
-        """Start the engine. Raises ConfigError, ModelError (both ValueErrors) or EngineStartError."""
-        self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict({"model": model, **engine_args}))
+    def __init__(
+        self, model: str | None = None, *, attach: str | None = None, client_weight: float = 1.0, **args: Any
+    ) -> None:
+        """Start an engine, or come to a daemon's. `model` is the pocket model if nothing is given.
+
+        client_weight: with `attach`, this client's share under the fair policy. Raises ConfigError or
+        ModelError (ValueErrors), EngineStartError, or DaemonError when no daemon of that name runs.
+        """
+        if attach is not None:
+            check_attach_arguments(model, args)
+            self.llm_engine = LLMEngine.attach(attach, client_kind="LLM", weight=client_weight)
+        else:
+            values = {"model": POCKET if model is None else model, **args}
+            self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict(values))
         self._request_numbers = itertools.count()
         self._lock = threading.Lock()  # one conversation with the engine: a second thread waits its turn
 
@@ -177,6 +189,13 @@ class LLM:
                 )
             return list(params)
         return [params] * num_prompts
+
+
+def check_attach_arguments(model: str | None, engine_args: Mapping[str, Any]) -> None:
+    """A running engine has been configured: raise ConfigError for arguments that would do so again."""
+    given = {**({} if model is None else {"model": model}), **engine_args}
+    for name, value in given.items():
+        raise ConfigError(name, value, "not given with attach: the daemon's engine has its own")
 
 
 def _is_many(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -161,6 +161,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     enable_chunked_prefill: bool = True
     # Longer prompts share at most this many tokens in a step that also decodes; 0: a quarter of the budget.
     long_prefill_token_threshold: int = 0
+    max_num_queued_reqs: int | None = None  # that may wait; one more is refused as OVERLOADED
     run_ahead: int = 2  # steps scheduled before the oldest one's tokens are known; 1 is lock-step
 
     def __post_init__(self) -> None:
@@ -168,6 +169,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         _check_range("max_num_seqs", self.max_num_seqs, 1, 65536)
         _check_choice("scheduling_policy", self.policy, get_args(SchedulingPolicy))
         _check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        if self.max_num_queued_reqs is not None:
+            _check_range("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         _check_range("run_ahead", self.run_ahead, 1, 2)
 
 

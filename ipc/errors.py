@@ -75,6 +75,8 @@ def raise_remote(kind: str, text: str) -> NoReturn:
 
     Only start-up's user errors keep their class; any other kind becomes an EngineStartError.
     """
+    if kind == "DaemonError":
+        raise DaemonError(text)
     cls = {"ModelError": ModelError, "ConfigError": ConfigError}.get(kind)
     if cls is None:
         raise EngineStartError(text)

@@ -23,11 +23,13 @@ EXIT_CRASHED = 1  # an exception that nobody expected; the traceback is on stder
 EXIT_START_FAILED = 10  # told to the parent in a Refusal or WorkerFailed before
 EXIT_PARENT_LOST = 11
 EXIT_WORKER_LOST = 12
+EXIT_CORE_LOST = 13
 EXIT_NAMES = {
     EXIT_CRASHED: "crashed",
     EXIT_START_FAILED: "start failed",
     EXIT_PARENT_LOST: "lost its parent",
     EXIT_WORKER_LOST: "lost its worker",
+    EXIT_CORE_LOST: "lost its engine core",
 }
 
 _LENGTH = struct.Struct("<I")
@@ -44,14 +46,28 @@ class ChildProcess:
         self.pid_fd: int = os.pidfd_open(process.pid)
 
     @classmethod
-    def start(cls, module: str, role: str, launch: bytes, env: dict[str, str] | None = None) -> ChildProcess:
+    def start(
+        cls,
+        module: str,
+        role: str,
+        launch: bytes,
+        env: dict[str, str] | None = None,
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        pass_fds: tuple[int, ...] = (),
+    ) -> ChildProcess:
         """Start `python -P -m module role` and hand it `launch`. `env` is added to this process's own.
 
         The child is in a session of its own: Ctrl-C reaches the user's program only, which then ends it.
+        stdout and stderr are file descriptors, None for this process's own; `pass_fds` stay open in it.
         """
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, role],
             stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
             env={**os.environ, **(env or {})},
             start_new_session=True,
         )
@@ -86,6 +102,17 @@ class ChildProcess:
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 stdin.close()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def detach(self) -> None:
+        """Let it live on its own: nobody waits for it here any more."""
+        self.close_lifeline()
+        os.close(self.pid_fd)
+        self.pid_fd = -1
+        self._process.returncode = 0  # else Popen warns that it still runs
 
     def stop(self, grace_s: float) -> int:
         """End the child: lifeline first, SIGKILL after `grace_s`. Returns its exit code. Idempotent."""

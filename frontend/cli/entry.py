@@ -24,8 +24,11 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "serve": Command("serve a model over HTTP, with OpenAI's API", "serve"),
     "generate": Command("continue one or more prompts", "generate"),
     "chat": Command("talk to a chat model, or answer what is piped in", "chat"),
+    "daemon": Command("start, stop, restart an engine in the background", "daemon"),
+    "ps": Command("list the daemons that run", "ps"),
     "bench": Command("measure: offline (against peers), startup, core", "bench"),
     "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
 }

@@ -1,0 +1,268 @@
+"""Daemons from outside: start one in the background, stop it, restart its engine, look at those that run."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..ipc.config import EngineConfig
+from ..ipc.daemon_state import (
+    SUPERVISOR_ROLE,
+    DaemonState,
+    FailedReport,
+    PhaseReport,
+    ReadyReport,
+    SupervisorLaunch,
+    SupervisorReport,
+    read_state,
+)
+from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
+from ..ipc.launch import CORE_MODULE
+from ..ipc.messages import OBSERVER_KINDS, UtilityMethod
+from ..ipc.process import ChildProcess
+from ..ipc.run_dir import find_named, find_owner, list_daemons
+from .engine_core_client import attach_sync_client
+
+STOP_TIMEOUT_S = 10.0  # then the supervisor is killed; its children see that and leave
+LOOK_TIMEOUT_S = 1.0  # what a look at a daemon may take before it counts as not answering
+_MAX_LOG_BYTES = 16 * 1024 * 1024
+_POLL_INTERVAL_S = 0.05
+
+
+class ProcessInfo(msgspec.Struct, frozen=True):
+    """One process of a daemon."""
+
+    role: str  # supervisor, core or worker
+    rank: int
+    pid: int
+
+
+class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A running daemon at one moment. Counts are None while its engine does not answer."""
+
+    name: str
+    model: str
+    state: str  # starting, ready, restarting or stopping
+    uptime_s: float
+    restarts: int
+    clients: int | None
+    num_running: int | None
+    num_waiting: int | None
+    kv_blocks_used: int | None
+    kv_blocks_total: int | None
+    tokens_per_s: float | None
+    processes: list[ProcessInfo]
+
+
+class DaemonStarter:
+    """A supervisor that has just been started, until it is ready and on its own."""
+
+    def __init__(self, launch: SupervisorLaunch, stderr: int | None = None) -> None:
+        reader, writer = os.pipe()
+        try:
+            self.child = ChildProcess.start(
+                CORE_MODULE, SUPERVISOR_ROLE, msgspec.msgpack.encode(launch), stdout=writer, stderr=stderr
+            )
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        self._reader = reader
+        self._buffer = b""
+        self._ready_timeout_s = launch.config.ready_timeout_s
+
+    def wait_until_ready(self, on_phase: Callable[[str], None] | None = None) -> None:
+        """Raises ConfigError, ModelError, DaemonError or EngineStartError; then the supervisor has ended."""
+        deadline = time.monotonic() + self._ready_timeout_s
+        try:
+            while True:
+                match self._read_report(deadline):
+                    case PhaseReport(phase=phase):
+                        if on_phase is not None:
+                            on_phase(phase)
+                    case ReadyReport():
+                        return
+                    case FailedReport(reason=reason, kind=kind):
+                        raise_remote(kind, reason)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            os.close(self._reader)
+
+    def stop(self) -> None:
+        """End the daemon."""
+        if self.child.exit_code is None:
+            self.child.send_signal(signal.SIGTERM)
+        self.child.stop(STOP_TIMEOUT_S)
+
+    def _read_report(self, deadline: float) -> SupervisorReport:
+        while b"\n" not in self._buffer:
+            if not select.select([self._reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise EngineStartError(f"the engine was not ready within {self._ready_timeout_s:g} s")
+            data = os.read(self._reader, 65536)
+            if not data:
+                select.select([self.child.pid_fd], [], [], STOP_TIMEOUT_S)
+                raise EngineStartError(self.child.describe_exit())
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return msgspec.json.decode(line, type=SupervisorReport)
+
+
+def start_daemon(name: str, config: EngineConfig, on_phase: Callable[[str], None] | None = None) -> int:
+    """Start a daemon in the background and wait until it is ready; returns its supervisor's pid.
+
+    Raises DaemonError if one of this name runs, ConfigError, ModelError or EngineStartError.
+    """
+    check_name_is_free(name)
+    log = _open_log(name)
+    try:
+        starter = DaemonStarter(SupervisorLaunch(name=name, config=config), stderr=log)
+    finally:
+        os.close(log)
+    starter.wait_until_ready(on_phase)
+    starter.child.detach()
+    return starter.child.pid
+
+
+def check_name_is_free(name: str) -> None:
+    """Raise DaemonError with the owner's pid if a daemon of this name runs, ConfigError for a bad name."""
+    owner = find_owner(find_named(name))
+    if owner is not None:
+        raise DaemonError(f"a daemon named {name!r} is running already (pid {owner})")
+
+
+def stop_daemon(name: str) -> None:
+    """End a daemon, its engine and its workers. Raises DaemonError if there is none of this name."""
+    pid = find_daemon(name)
+    try:
+        pid_fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            signal.pidfd_send_signal(pid_fd, number)
+            if select.select([pid_fd], [], [], STOP_TIMEOUT_S)[0]:
+                return
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(pid_fd)
+    raise DaemonError(f"the daemon {name!r} (pid {pid}) does not end")
+
+
+def restart_engine(name: str, timeout_s: float = 600.0) -> None:
+    """Restart a daemon's engine; attached clients wait, and their requests go on afterwards.
+
+    Raises DaemonError if there is no daemon of this name or it ends meanwhile.
+    """
+    pid = find_daemon(name)
+    directory = find_named(name)
+    before = read_state(directory)
+    os.kill(pid, signal.SIGHUP)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        state = read_state(directory)
+        has_restarted = state is not None and (before is None or state.num_restarts > before.num_restarts)
+        if state is not None and has_restarted and state.state == "ready":
+            return
+        if find_owner(directory) != pid:
+            raise DaemonError(
+                f"the daemon {name!r} ended while it was restarted, see quire daemon logs {name}"
+            )
+        time.sleep(_POLL_INTERVAL_S)
+    raise DaemonError(f"the daemon {name!r} was not ready again within {timeout_s:g} s")
+
+
+def find_daemon(name: str) -> int:
+    """The pid of a running daemon's supervisor. Raises DaemonError if there is none of this name."""
+    pid = find_owner(find_named(name))
+    if pid is None:
+        running = ", ".join(list_daemons()) or "none"
+        raise DaemonError(f"no daemon named {name!r} is running; those that run: {running}")
+    return pid
+
+
+def inspect_daemons() -> list[DaemonInfo]:
+    """All daemons of this user, by name."""
+    infos = [inspect_daemon(name) for name in list_daemons()]
+    return [info for info in infos if info is not None]
+
+
+def inspect_daemon(name: str) -> DaemonInfo | None:
+    """A daemon at this moment, None if it has ended."""
+    directory = find_named(name)
+    state = read_state(directory)
+    if state is None or find_owner(directory) is None:
+        return None
+    live = _look_inside(name) if state.state == "ready" else {}
+    worker_pids: dict[str, int] = live.pop("worker_pids", {})
+    return DaemonInfo(
+        **{field: live.get(field) for field in _LIVE_FIELDS},
+        name=name,
+        model=state.model,
+        state=state.state,
+        uptime_s=max(0.0, time.time() - state.started_at),
+        restarts=state.num_restarts,
+        processes=_list_processes(state, worker_pids),
+    )
+
+
+_LIVE_FIELDS = ("clients", "num_running", "num_waiting", "kv_blocks_used", "kv_blocks_total", "tokens_per_s")
+
+
+def _look_inside(name: str) -> dict[str, Any]:
+    try:
+        client = attach_sync_client(name, "ps", timeout_s=LOOK_TIMEOUT_S)
+    except QuireError:
+        return {}
+    try:
+        snapshot = client.call_utility(UtilityMethod.SNAPSHOT, LOOK_TIMEOUT_S).snapshot
+        pids = client.facts.pids
+    except QuireError:
+        return {}
+    finally:
+        client.close()
+    if snapshot is None:
+        return {}
+    stats = snapshot.stats
+    return {
+        "clients": sum(client.kind not in OBSERVER_KINDS for client in snapshot.clients),
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "kv_blocks_used": stats.kv_blocks_used,
+        "kv_blocks_total": stats.kv_blocks_total,
+        "tokens_per_s": snapshot.generation_tokens_per_s,
+        "worker_pids": {role: pid for role, pid in pids.items() if role != "core"},
+    }
+
+
+def _list_processes(state: DaemonState, worker_pids: dict[str, int]) -> list[ProcessInfo]:
+    processes = [ProcessInfo("supervisor", 0, state.pid)]
+    if state.core_pid is not None:
+        processes.append(ProcessInfo("core", 0, state.core_pid))
+    workers = sorted(worker_pids.items())
+    return processes + [ProcessInfo("worker", rank, pid) for rank, (_, pid) in enumerate(workers)]
+
+
+def find_log(name: str) -> Path:
+    """Where a daemon of this name logs: it stays when the daemon has ended."""
+    state_home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state_home) / "quire" / f"{find_named(name).name}.log"
+
+
+def _open_log(name: str) -> int:
+    """The log, to append to; a long one is put aside first."""
+    path = find_log(name)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+        path.replace(path.with_suffix(".log.1"))
+    return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
