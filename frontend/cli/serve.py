@@ -1,0 +1,227 @@
+"""`quire serve`: binds the port, then starts the engine and the OpenAI-compatible server on it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.errors import ConfigError
+from ..engine_args import EngineArgs
+from .exit_codes import ExitCode
+from .parser import Parser
+
+_ENV_KEY = "QUIRE_API_KEY"
+_BACKLOG = 2048
+_EPILOG = """\
+Without options: the model that ships with Quire, on http://127.0.0.1:8000. Another address than this
+machine's own needs an API key. SIGTERM (or Ctrl-C) lets running requests finish; a second one does not.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire serve`."""
+    options = _make_parser().parse(argv)
+    from ..openai.limits import list_limits, parse_limits
+
+    limits = parse_limits(options.limit)
+    if options.help_limits:
+        rows = [(row.name, f"{row.value:g}", row.meaning, row.answer) for row in list_limits(limits)]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        for name, value, meaning, answer in rows:
+            print(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {meaning:<{widths[2]}}  {answer}")
+        return ExitCode.OK
+    from ..openai.auth import hash_key
+    from ..openai.options import ServerOptions
+
+    keys = _collect_keys(options)
+    _check_exposure(options, keys)
+    try:
+        server_options = msgspec.convert(
+            {
+                "host": options.host,
+                "port": options.port,
+                "api_key_hashes": tuple(hash_key(key) for key in keys),
+                "max_waiting": options.max_waiting,
+                "drain_timeout_s": options.drain_timeout,
+                "limits": limits,
+            },
+            ServerOptions,
+        )
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(path.rstrip("`"), getattr(options, path.rstrip("`"), None), what) from None
+    if options.model_name is not None:
+        options.model = options.model_name
+    engine_args = EngineArgs.from_cli_args(options)
+    with bind_socket(options.host, options.port) as listening_socket:
+        from ..async_llm import AsyncLLM
+        from ..openai.server import run_server
+
+        llm = AsyncLLM.from_engine_args(engine_args)
+        port = listening_socket.getsockname()[1]
+
+        def announce() -> None:
+            model = llm.facts.served_model_name
+            print(format_box(options.host, port, model, has_keys=bool(keys)), flush=True)
+
+        return run_server(llm, server_options, listening_socket, announce, _show_phase)
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError naming the owner of a port that is in use.
+
+    It listens at once: on Linux two sockets that do not listen may share a port.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError("host", host, f"an address of this machine ({error})") from None
+    listening_socket = socket.socket(family, kind, proto)
+    try:
+        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening_socket.bind(address)
+        listening_socket.listen(_BACKLOG)
+    except PermissionError as error:
+        listening_socket.close()
+        raise ConfigError("port", port, f"a port that you may use ({error.strerror})") from None
+    except OSError as error:
+        listening_socket.close()
+        owner = _find_owner(port)
+        if owner:
+            raise ConfigError("port", port, f"a free port; this one is in use by {owner}") from None
+        raise ConfigError("host", host, f"an address of this machine with that port free ({error})") from None
+    return listening_socket
+
+
+def format_box(host: str, port: int, model: str, has_keys: bool) -> str:
+    """What to do with the server, as text to copy from."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    body = {"model": model, "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
+    auth = f' -H "Authorization: Bearer ${_ENV_KEY}"' if has_keys else ""
+    curl = (
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{auth} "
+        f"-d {shlex.quote(msgspec.json.encode(body).decode())}"
+    )
+    rows = [
+        ("OpenAI API", f"{url}/v1"),
+        ("model", model),
+        ("docs", f"{url}/docs"),
+        ("metrics", f"{url}/metrics"),
+        ("page", f"{url}/"),
+    ]
+    lines = [f"  {name:<11} {value}" for name, value in rows]
+    return "\n".join(["Quire is ready", *lines, "", f"  {curl}", ""])
+
+
+def _make_parser() -> Parser:
+    parser = Parser("quire serve", "Serve a model over HTTP, with OpenAI's API.", _EPILOG, " [MODEL]")
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="as --model")
+    group = parser.add_argument_group("server options")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free one")
+    group.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="a key to let in (repeatable)"
+    )
+    group.add_argument("--api-key-file", metavar="FILE", help="keys to let in, one a line")
+    group.add_argument(
+        "--insecure-no-key", action="store_true", help="allow another address without a key: anyone gets in"
+    )
+    group.add_argument(
+        "--max-waiting", type=int, default=2048, metavar="N", help="sequences that may wait (2048), then 429"
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that running requests get at the end (30)",
+    )
+    group.add_argument(
+        "--limit", action="append", default=[], metavar="NAME=VALUE", help="set a limit (repeatable)"
+    )
+    group.add_argument("--help-limits", action="store_true", help="show every limit and its value")
+    EngineArgs.add_cli_args(parser)
+    return parser
+
+
+def _collect_keys(options: argparse.Namespace) -> list[str]:
+    """Keys of the options, the file and the environment, each once."""
+    keys = [*options.api_key]
+    if options.api_key_file is not None:
+        keys += _read_key_file(Path(options.api_key_file))
+    if os.environ.get(_ENV_KEY):
+        keys.append(os.environ[_ENV_KEY])
+    for key in keys:
+        if not key.strip() or not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError("api_key", "***", "printable ASCII characters without spaces")
+    return list(dict.fromkeys(keys))
+
+
+def _read_key_file(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("api_key_file", str(path), f"a readable text file ({error})") from None
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        print(f"quire: {path} can be read by others; chmod 600 it", file=sys.stderr)
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError("api_key_file", str(path), "a file with at least one key")
+    return keys
+
+
+def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
+    if options.port < 0 or options.port > 65535:
+        raise ConfigError("port", options.port, "an integer from 0 to 65535")
+    if options.max_waiting < 0:
+        raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
+    if not 0 <= options.drain_timeout <= 86400:
+        raise ConfigError("drain_timeout", options.drain_timeout, "seconds from 0 to 86400")
+    if keys or options.insecure_no_key or _is_loopback(options.host):
+        return
+    raise ConfigError(
+        "host",
+        options.host,
+        f"127.0.0.1 without an API key; give --api-key-file, --api-key or {_ENV_KEY} "
+        "(or --insecure-no-key, and anyone who reaches it gets in)",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _find_owner(port: int) -> str:
+    """Pid and command of who listens on a port, as far as this user may see it; '' when nobody is seen."""
+    import psutil
+
+    try:
+        listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    except psutil.Error:
+        return ""
+    for connection in listening:
+        if connection.laddr and connection.laddr.port == port:
+            if connection.pid is None:
+                return "another user's process"
+            try:
+                command = shlex.join(psutil.Process(connection.pid).cmdline())
+            except psutil.Error:
+                command = "unknown command"
+            return f"pid {connection.pid} ({command[:200]})"
+    return ""
+
+
+def _show_phase(phase: str) -> None:
+    print(f"quire: {phase} ...", file=sys.stderr, flush=True)

@@ -1,0 +1,202 @@
+"""The FastAPI app over an AsyncLLM: routes, errors, /openapi.json. Knows no sockets and no signals."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ...ipc.errors import QuireError
+from .auth import CALLER_KEY
+from .chat import create_chat_completion
+from .completions import create_completion
+from .errors import ErrorResponse, make_error_response
+from .live import add_routes as add_live_routes
+from .metrics import add_routes as add_metrics_routes
+from .openapi import build_openapi, describe_route
+from .parsing import parse_request
+from .responses import ResponseEvent, ResponsesResponse, create_response
+from .schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    CompletionRequest,
+    CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    ResponsesRequest,
+    StatusResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionResponse,
+)
+from .serving import Caller, Serving
+from .tokenize import create_detokenize, create_tokenize
+
+_CLIENT_GONE = 499  # nginx's code; nobody reads it
+_TYPES: tuple[type[msgspec.Struct], ...] = (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    CompletionRequest,
+    CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    ResponseEvent,
+    ResponsesRequest,
+    ResponsesResponse,
+    StatusResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionResponse,
+)
+T = TypeVar("T", bound=msgspec.Struct)
+Handler = Callable[[Serving, Request, T, Caller], Awaitable[Response]]
+
+
+def create_app(serving: Serving) -> FastAPI:
+    """All routes; those of other modules are in `_add_neighbours`."""
+    app = FastAPI(
+        title="Quire", version=version("quire"), description="OpenAI-compatible inference.", redoc_url=None
+    )
+    app.add_exception_handler(HTTPException, _answer_error)
+    app.add_exception_handler(QuireError, _answer_error)
+    app.add_exception_handler(Exception, _answer_error)
+    _add_status_routes(app, serving)
+    _add_model_routes(app, serving)
+    post = _PostRoutes(app, serving)
+    post.add("/v1/completions", CompletionRequest, create_completion, CompletionResponse, CompletionResponse)
+    post.add(
+        "/v1/chat/completions",
+        ChatCompletionRequest,
+        create_chat_completion,
+        ChatCompletion,
+        ChatCompletionChunk,
+    )
+    post.add("/v1/responses", ResponsesRequest, create_response, ResponsesResponse, ResponseEvent)
+    post.add("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse)
+    post.add("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse)
+    _add_neighbours(app, serving)
+    schema: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not schema:
+            schema.update(build_openapi(app, _TYPES))
+        return schema
+
+    app.openapi = openapi
+    return app
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    return make_error_response(error)
+
+
+def respond(body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """A Struct as a JSON response."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+class _PostRoutes:
+    """Adds routes whose body is one of schema.py's Structs."""
+
+    def __init__(self, app: FastAPI, serving: Serving) -> None:
+        self._app = app
+        self._serving = serving
+
+    def add(
+        self,
+        path: str,
+        kind: type[T],
+        handler: Handler[T],
+        answer: type[msgspec.Struct],
+        event: type[msgspec.Struct] | None = None,
+    ) -> None:
+        serving = self._serving
+
+        async def endpoint(http: Request) -> Response:
+            try:
+                serving.check_open()
+                request = await parse_request(http, kind, serving.options.limits.max_body_bytes)
+                return await handler(serving, http, request, http.scope["state"][CALLER_KEY])
+            except ClientDisconnect:
+                return Response(status_code=_CLIENT_GONE)
+            except Exception as error:
+                return make_error_response(error)
+
+        self._app.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            name=handler.__name__,
+            **describe_route(handler.__doc__, kind, answer, event),
+        )
+
+
+def _add_status_routes(app: FastAPI, serving: Serving) -> None:
+    async def live() -> Response:
+        return respond(StatusResponse("live"))
+
+    async def ready() -> Response:
+        if serving.is_draining or not serving.is_open or not serving.llm.is_running:
+            status = "draining" if serving.is_draining else "loading" if not serving.is_open else "dead"
+            return respond(StatusResponse(status), HTTPStatus.SERVICE_UNAVAILABLE)
+        return respond(StatusResponse("ready"))
+
+    async def get_version() -> Response:
+        return respond(VersionResponse(version("quire")))
+
+    routes: list[tuple[str, Callable[[], Awaitable[Response]], str, type[msgspec.Struct]]] = [
+        ("/live", live, "The process answers.", StatusResponse),
+        ("/ready", ready, "New requests are taken; 503 while they are not.", StatusResponse),
+        ("/health", ready, "As /ready.", StatusResponse),
+        ("/version", get_version, "Quire's version.", VersionResponse),
+    ]
+    for path, endpoint, summary, answer in routes:
+        more = {503: StatusResponse} if endpoint is ready else {}
+        app.add_api_route(
+            path, endpoint, methods=["GET"], name=path[1:], **describe_route(summary, None, answer, more=more)
+        )
+
+
+def _add_model_routes(app: FastAPI, serving: Serving) -> None:
+    def make_card() -> ModelCard:
+        max_model_len = serving.llm.facts.max_model_len
+        return ModelCard(id=serving.model_id, created=serving.created, max_model_len=max_model_len)
+
+    async def list_models() -> Response:
+        serving.check_open()
+        return respond(ModelList(data=[make_card()]))
+
+    async def get_model(model: str) -> Response:
+        serving.check_open()
+        serving.check_model(model)
+        return respond(make_card())
+
+    app.add_api_route(
+        "/v1/models", list_models, methods=["GET"], **describe_route("What is served.", None, ModelList)
+    )
+    app.add_api_route(
+        "/v1/models/{model:path}",
+        get_model,
+        methods=["GET"],
+        **describe_route("One model.", None, ModelCard, more={404: ErrorResponse}),
+    )
+
+
+def _add_neighbours(app: FastAPI, serving: Serving) -> None:
+    """Routes of the modules that show the engine: /metrics, and the page with its stats."""
+    add_metrics_routes(app, serving.llm)
+    feed = add_live_routes(app, serving.llm, serving.options.limits)
+    serving.on_drain.append(feed.close)

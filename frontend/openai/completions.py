@@ -1,0 +1,221 @@
+"""POST /v1/completions: one prompt or many, as text or token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...ipc.errors import PromptError
+from ...ipc.sampling_params import SamplingParams
+from ..outputs import CompletionOutput, RequestOutput
+from .errors import FieldError
+from .logprobs import join_completion_logprobs, make_completion_logprobs, make_prompt_logprobs
+from .prompts import split_prompts, tokenize_prompt
+from .sampling import make_completion_params
+from .schema import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
+from .serving import Caller, PromptInput, Serving, make_id
+from .stream import DONE, EventStream, encode_event, run_while_connected
+from .unsupported import COMPLETION_RULES, check_supported
+from .usage import UsageCounter
+
+
+async def create_completion(
+    serving: Serving, http: Request, request: CompletionRequest, caller: Caller
+) -> Response:
+    """Continue prompts. Raises InputErrors and ApiErrors before anything is generated."""
+    _check(request)
+    serving.check_model(request.model)
+    prompts = split_prompts(request.prompt, serving.options.limits.max_prompts)
+    params = make_completion_params(serving, request)
+    serving.check_room(len(prompts) * params.num_sequences)
+    job = _Job(serving, request, params, caller, prompts)
+    if request.stream:
+        return EventStream(job.stream(), serving.options.limits)
+    body = await run_while_connected(http.receive, job.complete())
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _check(request: CompletionRequest) -> None:
+    check_supported(request, COMPLETION_RULES)
+    if request.stream_options is not None and not request.stream:
+        raise FieldError("stream_options", "given", "only with stream=true")
+    if request.stream and (request.best_of or 0) > (request.n or 1):
+        raise FieldError("best_of", request.best_of, "n with stream=true: which are best is known at the end")
+
+
+class _Job:
+    """One request while it runs: its prompts are engine requests that run at the same time."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        request: CompletionRequest,
+        params: SamplingParams,
+        caller: Caller,
+        prompts: list[PromptInput],
+    ) -> None:
+        self._serving = serving
+        self._request = request
+        self._params = params
+        self._caller = caller
+        self._prompts = prompts
+        self._counter = UsageCounter()
+        self._hides_output = request.max_tokens == 0
+        options = request.stream_options
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
+        self._head = CompletionResponse(
+            id=make_id("cmpl"), created=int(time.time()), model=serving.model_id, choices=[]
+        )
+        self._text_lengths: dict[int, int] = {}  # by choice: characters sent, for text_offset
+        self._prefixes: dict[int, bytes] = {}
+        if self._has_usage:
+            self._head.usage = None
+        before, after = msgspec.json.encode(self._head).split(b'"choices":[]')
+        self._prefix = b'data: %b"choices":[{"index":%%d,"text":' % before.replace(b"%", b"%%")
+        self._suffix = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]%b\n\n' % after
+        self._encode = msgspec.json.Encoder().encode
+
+    async def complete(self) -> CompletionResponse:
+        """The whole answer; the first prompt that fails ends the others."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._finish_one(place)) for place in range(len(self._prompts))]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        choices = [choice for task in tasks for choice in task.result()]
+        return msgspec.structs.replace(self._head, choices=choices, usage=self._counter.usage())
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """SSE bytes of all prompts as they come."""
+        if len(self._prompts) == 1:
+            async with aclosing(self._outputs(0)) as outputs:
+                async for output in outputs:
+                    if data := self._make_chunks(0, output):
+                        yield data
+        else:
+            async with aclosing(self._merge()) as merged:
+                async for place, output in merged:
+                    if data := self._make_chunks(place, output):
+                        yield data
+        if self._has_usage:
+            yield encode_event(msgspec.structs.replace(self._head, usage=self._counter.usage()))
+        yield DONE
+
+    async def _outputs(self, place: int) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one prompt; PromptErrors name its place in the list."""
+        request = self._request
+        prompt = await tokenize_prompt(self._serving, self._prompts[place], request.add_special_tokens)
+        request_id = f"{self._head.id}-{place}"
+        generate = self._serving.generate(request_id, prompt, self._params, self._caller, request)
+        try:
+            async with aclosing(generate) as outputs:
+                async for output in outputs:
+                    if self._hides_output:
+                        _hide(output)
+                    self._counter.add(output)
+                    yield output
+        except PromptError as error:
+            if len(self._prompts) == 1 or error.field != "prompt":
+                raise
+            raise FieldError(f"prompt[{place}]", error.value, error.allowed) from None
+
+    async def _merge(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of all prompts in the order of their arrival."""
+        generators = [self._outputs(place) for place in range(len(self._prompts))]
+        waiting = {asyncio.ensure_future(anext(one)): place for place, one in enumerate(generators)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place = waiting.pop(task)
+                    try:
+                        output = task.result()
+                    except StopAsyncIteration:
+                        continue
+                    yield place, output
+                    waiting[asyncio.ensure_future(anext(generators[place]))] = place
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for one in generators:
+                await one.aclose()
+
+    async def _finish_one(self, place: int) -> list[CompletionChoice]:
+        last: RequestOutput | None = None
+        async with aclosing(self._outputs(place)) as outputs:
+            async for output in outputs:
+                last = output
+        assert last is not None, "every request ends in a final output"
+        return [self._make_choice(place, last, one) for one in last.outputs]
+
+    def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
+        return b"".join(self._make_chunk(place, output, one) for one in output.outputs)
+
+    def _make_chunk(self, place: int, output: RequestOutput, one: CompletionOutput) -> bytes:
+        index = place * self._params.n + one.index
+        is_plain = one.finish_reason is None and one.logprobs is None and not self._always_has_usage
+        if is_plain and (not self._request.echo or index in self._text_lengths):
+            if not one.text:
+                return b""
+            prefix = self._prefixes.get(index)
+            if prefix is None:
+                prefix = self._prefixes[index] = self._prefix % index
+            return prefix + self._encode(one.text) + self._suffix
+        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, output, one)])
+        if self._always_has_usage:
+            chunk.usage = self._counter.usage()
+        return encode_event(chunk)
+
+    def _make_choice(self, place: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
+        index = place * self._params.n + one.index
+        num_sent = self._text_lengths.get(index)
+        echoed = self._echo_text(place, output) if self._request.echo and num_sent is None else ""
+        offset = (num_sent or 0) + len(echoed)
+        self._text_lengths[index] = offset + len(one.text)
+        choice = CompletionChoice(
+            index,
+            echoed + one.text,
+            self._make_logprobs(output, one, offset, num_sent is None),
+            one.finish_reason,
+            one.stop_reason,
+        )
+        if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            choice.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
+        return choice
+
+    def _make_logprobs(
+        self, output: RequestOutput, one: CompletionOutput, offset: int, is_first: bool
+    ) -> CompletionLogprobs | None:
+        num_top = self._request.logprobs
+        if num_top is None or one.logprobs is None:
+            return None
+        own = make_completion_logprobs([] if self._hides_output else one.logprobs, num_top, offset)
+        if not self._request.echo or not is_first or output.prompt_logprobs is None:
+            return own
+        prompt = make_completion_logprobs(output.prompt_logprobs, num_top, 0)
+        prompt.tokens[0] = self._serving.tokenizer.token_text(output.prompt_token_ids[0])
+        lengths = [len(token) for token in prompt.tokens]
+        prompt.text_offset = [sum(lengths[:i]) for i in range(len(lengths))]
+        return join_completion_logprobs(prompt, own)
+
+    def _echo_text(self, place: int, output: RequestOutput) -> str:
+        prompt = self._prompts[place]
+        if isinstance(prompt, str):
+            return prompt
+        return self._serving.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+
+def _hide(output: RequestOutput) -> None:
+    """max_tokens=0: the token that was generated all the same is not shown and not counted."""
+    output.metrics = None
+    for one in output.outputs:
+        one.text = ""
+        one.token_ids = []

@@ -1,0 +1,142 @@
+"""Errors as HTTP answers in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+
+One function decides the status of every exception; routes, streams and the connection's own refusals use it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ...ipc.errors import EngineDeadError, InputError, QuireError, RequestFailedError, shorten
+
+RETRY_AFTER_S = "1"
+_logger = logging.getLogger("quire.serve")
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What went wrong, for people (`message`) and for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorBody
+
+
+class ApiError(QuireError):
+    """An error that knows its status. `param` names the field of the request, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        super().__init__(message)
+
+
+class FieldError(ApiError):
+    """A field of a request cannot be used: 400 with the field, the value and what is allowed."""
+
+    def __init__(self, field: str, value: object, allowed: str, code: str | None = None) -> None:
+        super().__init__(
+            HTTPStatus.BAD_REQUEST, f"{field}={shorten(value)}: {allowed}", param=field, code=code
+        )
+
+
+def overloaded(message: str) -> ApiError:
+    """429: nothing is wrong with the request, there is no room for it now."""
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS, message, code="overloaded", headers={"retry-after": RETRY_AFTER_S}
+    )
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """503 that closes the connection, so that a client's next try can reach another server."""
+    headers = {"retry-after": RETRY_AFTER_S, "connection": "close"}
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, headers=headers)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to any exception of a request. What nobody raised on purpose is logged, and not shown."""
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            status = HTTPStatus(error.status_code)
+            return ApiError(status, str(error.detail), code=_code_of(status), headers=error.headers)
+        case InputError():
+            return _from_input_error(error)
+        case RequestFailedError():
+            return _from_failed_request(error)
+        case EngineDeadError():
+            return unavailable(f"the engine has ended: {error}", "engine_dead")
+        case _:
+            _logger.error("a request failed", exc_info=error)
+            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error, see the log", code="internal")
+
+
+def encode_error(error: ApiError) -> bytes:
+    """The JSON body."""
+    body = ErrorBody(str(error), _type_of(error.status), error.param, error.code)
+    return msgspec.json.encode(ErrorResponse(body))
+
+
+def make_error_response(error: Exception) -> Response:
+    """The answer for an exception."""
+    api_error = as_api_error(error)
+    return Response(
+        encode_error(api_error), api_error.status, api_error.headers, media_type="application/json"
+    )
+
+
+def _from_input_error(error: InputError) -> ApiError:
+    code = "context_length_exceeded" if "max_model_len" in error.allowed else None
+    return ApiError(HTTPStatus.BAD_REQUEST, str(error), param=error.field, code=code)
+
+
+def _from_failed_request(error: RequestFailedError) -> ApiError:
+    match error.code:
+        case "overloaded":
+            return overloaded(str(error))
+        case "queue_timeout":
+            return ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                str(error),
+                code=error.code,
+                headers={"retry-after": RETRY_AFTER_S},
+            )
+        case "refused":
+            return ApiError(HTTPStatus.BAD_REQUEST, str(error), code=error.code)
+        case _:
+            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), code=error.code or "request_failed")
+
+
+def _type_of(status: HTTPStatus) -> str:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
+    if status == HTTPStatus.UNAUTHORIZED:
+        return "authentication_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _code_of(status: HTTPStatus) -> str:
+    return status.phrase.lower().replace(" ", "_")

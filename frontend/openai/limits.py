@@ -1,0 +1,106 @@
+"""Every cap of the HTTP side in one table: name, value, meaning, and the status of what exceeds it.
+
+The first part can be set (`quire serve --limit NAME=VALUE`); the second is fixed by SamplingParams, whose
+numbers are shown here and checked there or while a request is parsed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from ...ipc.errors import ConfigError, did_you_mean
+from ...ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
+from ...ipc.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's; the engine's max_logprobs may be lower
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The caps that can be set."""
+
+    max_connections: Count = 4096
+    max_header_bytes: Count = 65536
+    max_headers: Count = 100
+    max_header_s: Seconds = 10.0
+    max_body_bytes: Count = 8 * 1024 * 1024
+    max_body_s: Seconds = 60.0
+    max_keep_alive_s: Seconds = 75.0
+    max_prompts: Count = 256
+    max_messages: Count = 4096
+    max_sequences: Count = 1024
+    max_render_s: Seconds = 10.0
+    write_timeout_s: Seconds = 60.0
+    ping_interval_s: Seconds = 15.0
+
+
+class Limit(NamedTuple):
+    """A row of the table. `answer`: what a request past it gets."""
+
+    name: str
+    value: int | float
+    meaning: str
+    answer: str
+
+
+_SETTABLE = {
+    "max_connections": ("open connections of one process", "503"),
+    "max_header_bytes": ("bytes of a request's line and headers", "431"),
+    "max_headers": ("headers of a request", "431"),
+    "max_header_s": ("seconds from a request's first byte to its last header", "408"),
+    "max_body_bytes": ("bytes of a request's body", "413"),
+    "max_body_s": ("seconds in which a request's body must come", "408"),
+    "max_keep_alive_s": ("seconds that an idle connection stays open", "closed"),
+    "max_prompts": ("prompts of one completions request", "400"),
+    "max_messages": ("messages of one conversation", "400"),
+    "max_sequences": ("prompts times n (or best_of) of one request", "400"),
+    "max_render_s": ("seconds that the chat template may take", "400"),
+    "write_timeout_s": ("seconds that a write may wait for a reader that does not read", "closed"),
+    "ping_interval_s": ("seconds without a chunk before a stream gets a comment", "': ping'"),
+}
+_FIXED = [
+    Limit("n, best_of", MAX_N, "sequences of one prompt", "400"),
+    Limit("stop", MAX_STOP_STRINGS, "stop texts", "400"),
+    Limit("stop length", MAX_STOP_LENGTH, "characters of a stop text or bad word", "400"),
+    Limit("stop_token_ids", MAX_STOP_TOKEN_IDS, "stop token ids", "400"),
+    Limit("bad_words", MAX_BAD_WORDS, "bad words", "400"),
+    Limit("logit_bias", MAX_LOGIT_BIAS, "tokens with a bias", "400"),
+    Limit("top_logprobs", MAX_TOP_LOGPROBS, "alternatives of a token (the engine's max_logprobs too)", "400"),
+    Limit("cache_salt", MAX_CACHE_SALT_LENGTH, "characters of a cache salt", "400"),
+    Limit("timeout_s", MAX_TIMEOUT_S, "seconds of timeout_s and queue_timeout_s", "400"),
+]
+
+
+def list_limits(limits: Limits) -> list[Limit]:
+    """The whole table."""
+    return [Limit(name, getattr(limits, name), *row) for name, row in _SETTABLE.items()] + _FIXED
+
+
+def parse_limits(settings: list[str]) -> Limits:
+    """Limits of `NAME=VALUE` texts; raises ConfigError for an unknown name or a value out of range."""
+    values: dict[str, str] = {}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            raise ConfigError("limit", setting, "NAME=VALUE, see --help-limits")
+        if name not in _SETTABLE:
+            raise ConfigError("limit", name, f"one of {', '.join(_SETTABLE)}{did_you_mean(name, _SETTABLE)}")
+        values[name] = value
+    for name, value in values.items():
+        try:
+            msgspec.convert({name: value}, Limits, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(name, value, str(error).split(" - at ")[0]) from None
+    return msgspec.convert(values, Limits, strict=False)

@@ -1,0 +1,26 @@
+"""ServerOptions: everything that `run_server` needs besides an engine and a socket. Fit to send."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .limits import Limits
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one HTTP process.
+
+    api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. max_waiting: sequences of
+    this process beyond the engine's max_num_seqs before a new one gets 429. drain_timeout_s: what running
+    requests get after SIGTERM.
+    """
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    api_key_hashes: tuple[str, ...] = ()
+    max_waiting: int = 2048
+    drain_timeout_s: float = 30.0
+    limits: Limits = Limits()

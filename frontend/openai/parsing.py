@@ -1,0 +1,100 @@
+"""A request's body -> one of schema.py's Structs, by msgspec; mistakes name field, value and allowed."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from ...ipc.errors import did_you_mean, shorten
+from .errors import ApiError, FieldError
+
+_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.S)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.S)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.S)
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def parse_request(request: Request, kind: type[T], max_body_bytes: int) -> T:
+    """Read the body and check it. Raises ApiError, or ClientDisconnect when the client has left."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        # It also keeps web pages out: a browser sends JSON to another site only when that site agrees.
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"content-type={shorten(content_type)}: application/json",
+            code="unsupported_media_type",
+        )
+    return parse_body(await _read_body(request, max_body_bytes), kind)
+
+
+def parse_body(body: bytes, kind: type[T]) -> T:
+    """The Struct of a JSON text; raises ApiError with status 400."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), body, kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "body: JSON of less depth", code="invalid_json") from None
+
+
+async def _read_body(request: Request, max_body_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_body_bytes:
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"body={size} bytes: at most {max_body_bytes} (max_body_bytes)",
+                code="body_too_large",
+                headers={"connection": "close"},
+            )
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
+    """msgspec's message in the house's form; the value is looked up in the body once more."""
+    match = _AT.fullmatch(text)
+    what, path = (match["what"], match["path"] or "") if match else (text, "")
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown["name"]
+        known = _fields_at(kind, path)
+        allowed = f"no such field{did_you_mean(name, known) if known else ''}"
+        return FieldError(_join(path, name), _find_value(body, _join(path, name)), allowed, "unknown_field")
+    if missing := _MISSING.fullmatch(what):
+        name = _join(path, missing["name"])
+        return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
+    return FieldError(path or "body", _find_value(body, path), what[:1].lower() + what[1:])
+
+
+def _fields_at(kind: type[msgspec.Struct], path: str) -> tuple[str, ...]:
+    """Names to guess from; only the request's own fields are close enough to a typing mistake."""
+    return kind.__struct_fields__ if not path else ()
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _find_value(body: bytes, path: str) -> object:
+    """The value at msgspec's path such as `messages[0].role`; None when it cannot be followed."""
+    try:
+        value: Any = msgspec.json.decode(body)
+        for place, name in _STEP.findall(path):
+            value = cast(list[Any], value)[int(place)] if place else cast(dict[str, Any], value)[name]
+    except (LookupError, TypeError, ValueError, msgspec.DecodeError):
+        return None
+    return value

@@ -1,0 +1,179 @@
+"""run_server: one HTTP process from its socket to its exit code. Knows neither who made the engine's client
+nor who bound the socket, so that one process, one attached to a daemon and one of many are run alike.
+
+uvicorn's Server is not used: it polls ten times a second, and its drain knows nothing of aborts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from ...ipc.errors import EngineDeadError
+from ..async_llm import AsyncLLM
+from .app import create_app
+from .auth import ApiKeyMiddleware
+from .options import ServerOptions
+from .protocol import CappedProtocol
+from .serving import Serving
+
+_BACKLOG = 2048
+_ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
+_WATCH_S = 1.0  # how often the engine is looked after
+_logger = logging.getLogger("quire.serve")
+
+ReadyCallback = Callable[[], None]
+PhaseCallback = Callable[[str], None]
+
+
+def run_server(
+    llm: AsyncLLM,
+    options: ServerOptions,
+    listening_socket: socket.socket,
+    on_ready: ReadyCallback | None = None,
+    on_phase: PhaseCallback | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit code 0.
+
+    Starts `llm` if it is not (meanwhile /live answers and /ready says 503) and shuts it down at the end.
+    Raises EngineStartError when it does not start, EngineDeadError when it ends while the server runs.
+    """
+    import uvloop
+
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        server = Server(llm, options)
+        return runner.run(server.serve(listening_socket, on_ready, on_phase))
+
+
+class Server:
+    """The life of one server: load, serve, drain, end."""
+
+    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+        self._llm = llm
+        self._options = options
+        self._serving = Serving(llm, options)
+        self._state = ServerState()
+        self._stop = asyncio.Event()  # a first signal, or a dead engine
+        self._stop_now = asyncio.Event()  # a second signal
+        self._has_died = False  # the engine, while the server ran
+
+    async def serve(
+        self,
+        listening_socket: socket.socket,
+        on_ready: ReadyCallback | None = None,
+        on_phase: PhaseCallback | None = None,
+    ) -> int:
+        """See run_server."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        listener = await loop.create_server(self._make_factory(), sock=listening_socket, backlog=_BACKLOG)
+        try:
+            if await self._load(on_phase):
+                self._serving.open()
+                if on_ready is not None:
+                    on_ready()
+                await self._watch_engine()
+            await self._drain()
+        finally:
+            listener.close()
+            self._llm.shutdown()
+            for connection in list(self._state.connections):
+                connection.transport.abort()  # pyright: ignore
+        if self._has_died:
+            raise EngineDeadError(f"the engine has ended: {self._llm.dead_error}")
+        return 0
+
+    def _make_factory(self) -> Callable[[], asyncio.Protocol]:
+        app = ApiKeyMiddleware(create_app(self._serving), self._options.api_key_hashes)
+        config = Config(
+            app,
+            http=CappedProtocol,  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(self._options.limits.max_keep_alive_s),
+        )
+        config.load()
+        limits = self._options.limits
+        return lambda: CappedProtocol(config, self._state, {}, limits)
+
+    async def _load(self, on_phase: PhaseCallback | None) -> bool:
+        """Start the engine; False when a signal came first."""
+        starting = asyncio.ensure_future(self._llm.start(on_phase))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return False
+            starting.result()
+            return True
+        finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
+
+    async def _watch_engine(self) -> None:
+        """Until a signal comes or the engine is gone."""
+        while not self._stop.is_set():
+            if self._llm.errored:
+                self._has_died = True
+                _logger.error("the engine has ended: %s", self._llm.dead_error)
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _WATCH_S)
+
+    async def _drain(self) -> None:
+        """New requests get 503; running ones may end, then are aborted, then are cut off."""
+        self._serving.drain()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if not await self._wait_until_idle(self._options.drain_timeout_s):
+            ids = self._serving.live_request_ids
+            if ids and self._llm.is_running:
+                await self._llm.abort(ids)
+            await self._wait_until_idle(_ABORT_GRACE_S)
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_until_idle(self, timeout_s: float) -> bool:
+        """True when no request is under way any more; False after `timeout_s` or a second signal."""
+        hurry = asyncio.ensure_future(self._stop_now.wait())
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            while self._state.tasks:
+                left_s = deadline - asyncio.get_running_loop().time()
+                if left_s <= 0 or hurry.done():
+                    return False
+                waited: set[asyncio.Future[object]] = {hurry, *self._state.tasks}  # pyright: ignore
+                await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            return True
+        finally:
+            hurry.cancel()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file descriptor, and the usual soft limit of 1024 is low for a server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

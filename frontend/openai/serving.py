@@ -1,0 +1,174 @@
+"""Serving: what the routes share: one engine, the limits, and the requests of this process under way.
+
+Knows no HTTP. A request enters through `generate`, which counts it, names it, salts it and passes it on.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from ...ipc.sampling_params import SamplingParams
+from ..async_llm import AsyncLLM
+from ..outputs import RequestOutput
+from ..tokenizer import Tokenizer
+from .errors import ApiError, FieldError, overloaded, unavailable
+from .options import ServerOptions
+from .schema import ResponsesRequest, SamplingFields
+
+PromptInput = str | list[int]
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys."""
+
+    key_hash: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """The name under which the engine shares its time among callers."""
+        return self.key_hash[:16]
+
+    def salt(self, cache_salt: str | None) -> str | None:
+        """Callers with different keys never share cached blocks: what is cached can be told by its speed."""
+        if not self.key_hash:
+            return cache_salt
+        return sha256(f"{self.key_hash}:{cache_salt or ''}".encode()).hexdigest()
+
+
+class Serving:
+    """One a server. `open` once the engine runs, `drain` when it is about to end."""
+
+    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+        self.llm = llm
+        self.options = options
+        self.created = int(time.time())
+        self.is_open = False
+        self.is_draining = False
+        self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
+        self._live: dict[str, int] = {}  # engine request id -> its sequences
+        self._num_live_sequences = 0
+        self._defaults: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """The engine is ready: requests may enter."""
+        defaults = self.llm.get_default_sampling_params()
+        plain = SamplingParams()
+        names = [name for name in SamplingParams.__struct_fields__ if name != "max_tokens"]
+        self._defaults = {
+            name: getattr(defaults, name) for name in names if getattr(defaults, name) != getattr(plain, name)
+        }
+        if defaults.max_tokens != plain.max_tokens:
+            self._defaults["max_tokens"] = defaults.max_tokens
+        self.is_open = True
+
+    def drain(self) -> None:
+        """No new request enters from now on; those under way go on."""
+        self.is_draining = True
+        for end in self.on_drain:
+            end()
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """SamplingParams fields that the model recommends."""
+        return self._defaults
+
+    @property
+    def num_live_sequences(self) -> int:
+        """Sequences that the engine has of this process."""
+        return self._num_live_sequences
+
+    @property
+    def live_request_ids(self) -> list[str]:
+        """The engine's requests of this process."""
+        return list(self._live)
+
+    @property
+    def model_id(self) -> str:
+        """The name under which the model is served."""
+        return self.llm.facts.served_model_name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; ApiError 400 when the engine runs without one."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer is None:
+            raise ApiError(HTTPStatus.BAD_REQUEST, "this engine runs without a tokenizer: token ids only")
+        return tokenizer
+
+    def check_open(self) -> None:
+        """ApiError 503 while the engine loads, and once the server is about to end."""
+        if self.is_draining:
+            raise unavailable("the server is about to end", "shutting_down")
+        if not self.is_open:
+            raise unavailable("the model is being loaded", "loading")
+
+    def check_model(self, model: str | None) -> None:
+        """ApiError 404 for a model that is not served; None means the one that is."""
+        if model is not None and model != self.model_id:
+            raise ApiError(
+                HTTPStatus.NOT_FOUND,
+                f"model={model[:200]!r}: {self.model_id!r} is what this server has",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_room(self, num_sequences: int) -> None:
+        """ApiError 429 when as many sequences wait here as may; 400 when a request brings too many."""
+        if num_sequences > self.options.limits.max_sequences:
+            raise FieldError(
+                "n", f"{num_sequences} sequences", f"at most {self.options.limits.max_sequences} in a request"
+            )
+        room = self.llm.facts.max_num_seqs + self.options.max_waiting
+        if self._num_live_sequences + num_sequences > room and self._num_live_sequences:
+            raise overloaded(
+                f"{self._num_live_sequences} sequences are under way and at most {room} may be "
+                f"(max_num_seqs + max_waiting={self.options.max_waiting})"
+            )
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: PromptInput,
+        params: SamplingParams,
+        caller: Caller,
+        fields: SamplingFields | ResponsesRequest,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """AsyncLLM.generate for one prompt of a request; closing the generator aborts it."""
+        self.check_open()
+        self.check_room(params.num_sequences)
+        asked: dict[str, Any] = {
+            "priority": fields.priority,
+            "tenant": caller.tenant or None,
+            "timeout_s": fields.timeout_s,
+            "queue_timeout_s": fields.queue_timeout_s,
+        }
+        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        salted = {key: prompt, "cache_salt": caller.salt(fields.cache_salt)}
+        keywords = {name: value for name, value in asked.items() if value is not None}
+        self._enter(request_id, params.num_sequences)
+        try:
+            async with aclosing(self.llm.generate(salted, params, request_id, **keywords)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._leave(request_id)
+
+    def _enter(self, request_id: str, num_sequences: int) -> None:
+        self._live[request_id] = num_sequences
+        self._num_live_sequences += num_sequences
+
+    def _leave(self, request_id: str) -> None:
+        self._num_live_sequences -= self._live.pop(request_id)
+
+
+def make_id(prefix: str) -> str:
+    """A new id such as 'chatcmpl-5c0f...'."""
+    return f"{prefix}-{uuid.uuid4().hex}"

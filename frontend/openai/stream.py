@@ -1,0 +1,171 @@
+"""Server-sent events, and work that ends when its client leaves.
+
+One write path: `_Writer`. While nothing flows it sends comments; a reader that does not read is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import as_api_error, encode_error, make_error_response
+from .limits import Limits
+
+DONE = b"data: [DONE]\n\n"
+CLOSE_EXTENSION = "quire.close_connection"  # scope["extensions"]: ends the connection, unsent bytes and all
+_PING = b": ping\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy shall not collect chunks
+]
+
+T = TypeVar("T")
+
+
+def encode_event(body: msgspec.Struct) -> bytes:
+    """`data: {...}` and the empty line that ends it."""
+    return b"data: %b\n\n" % msgspec.json.encode(body)
+
+
+def encode_named_event(name: str, body: msgspec.Struct) -> bytes:
+    """As `encode_event` with an `event:` line."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(body))
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; ClientDisconnect when the client leaves first, and then `work` is cancelled."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        await _end(task, gone)
+
+
+class EventStream(Response):
+    """Sends what `events` yields, ready-made SSE bytes, until it ends or the client leaves.
+
+    The status line waits for the first event, so that an error before it is answered as an error; an error
+    after it becomes an event that OpenAI's clients raise. `encode_failure` makes another form of the latter.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        limits: Limits,
+        encode_failure: Callable[[Exception], bytes] | None = None,
+    ) -> None:
+        super().__init__()
+        self._events = events
+        self._limits = limits
+        self._encode_failure = encode_failure or _encode_failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = _Writer(send)
+        pump = asyncio.ensure_future(self._pump(writer))
+        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await self._watch(writer, pump, gone, scope)
+            error = _error_of(pump)
+            if error is not None and not writer.has_started:
+                await make_error_response(error)(scope, receive, send)
+        finally:
+            await _end(pump, gone)
+            await self._events.aclose()
+
+    async def _watch(
+        self, writer: _Writer, pump: asyncio.Future[None], gone: asyncio.Future[None], scope: Scope
+    ) -> None:
+        """Until the pump has ended or its reader is gone: pings, and the time-out of writes."""
+        limits = self._limits
+        period_s = min(limits.ping_interval_s, limits.write_timeout_s)
+        wait_s = period_s
+        while True:
+            await asyncio.wait({pump, gone}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done() or gone.done():
+                return
+            quiet_s = time.monotonic() - writer.last_write
+            if writer.is_blocked:
+                if quiet_s >= limits.write_timeout_s:
+                    close = scope.get("extensions", {}).get(CLOSE_EXTENSION)
+                    if close is not None:
+                        cast(Callable[[], None], close)()
+                    return
+                wait_s = limits.write_timeout_s - quiet_s
+            elif quiet_s >= limits.ping_interval_s:
+                await writer.write(_PING)
+                wait_s = period_s
+            else:
+                wait_s = min(limits.ping_interval_s - quiet_s, period_s)
+
+    async def _pump(self, writer: _Writer) -> None:
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    await writer.write(data)
+        except Exception as error:
+            if not writer.has_started:
+                raise
+            await writer.write(self._encode_failure(error))
+        await writer.finish()
+
+
+class _Writer:
+    """The only way to a client's socket. `last_write`: when the last write began."""
+
+    __slots__ = ("_send", "has_started", "is_blocked", "last_write")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_started = False
+        self.is_blocked = False
+        self.last_write = time.monotonic()
+
+    async def write(self, data: bytes, more: bool = True) -> None:
+        """Send bytes; waits while the connection's buffer is full."""
+        self.last_write = time.monotonic()
+        self.is_blocked = True
+        if not self.has_started:
+            self.has_started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.is_blocked = False
+
+    async def finish(self) -> None:
+        """The end of the response."""
+        await self.write(b"", more=False)
+
+
+def _encode_failure(error: Exception) -> bytes:
+    return b"data: %b\n\n" % encode_error(as_api_error(error)) + DONE
+
+
+def _error_of(task: asyncio.Future[None]) -> Exception | None:
+    if not task.done() or task.cancelled():
+        return None
+    error = task.exception()
+    return error if isinstance(error, Exception) else None
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and wait for it, so that its generators have been closed."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
