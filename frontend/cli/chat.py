@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import InputError, PromptError, SamplingParamsError, did_you_mean
 from ...ipc.sampling_params import SamplingParams
-from ..engine_args import EngineArgs
+from .engine_choice import add_engine_options, read_engine_choice
 from .exit_codes import ExitCode
 from .parser import Parser
 from .sampling_options import add_sampling_options, make_sampling_params, read_sampling_options
@@ -48,13 +48,13 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire chat`."""
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
-    engine_args = EngineArgs.from_cli_args(options)
+    engine_args = read_engine_choice(options)
     message = None if sys.stdin.isatty() else sys.stdin.read().strip()
     if message == "":
         raise PromptError("message", "", "a text piped in, or a terminal to chat at")
     from .session import Session
 
-    with Session(engine_args) as session:
+    with Session(engine_args, options.attach) as session:
         conversation = Conversation(session, given, options.system, options.verbose)
         if message is not None:
             conversation.answer(message)
@@ -273,7 +273,7 @@ def _make_parser() -> Parser:
     sampling: Any = parser.add_argument_group(
         "sampling options", "Defaults: the model's own, else temperature 0; as long as the model goes on."
     )
-    EngineArgs.add_cli_args(parser)
+    add_engine_options(parser)
     parser.set_defaults(log_level="WARNING")  # a text is not to be preceded by a table
     add_sampling_options(sampling)  # after the engine's, whose --seed it takes over
     return parser

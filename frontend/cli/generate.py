@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from ...ipc.errors import PromptError
-from ..engine_args import EngineArgs
 from ..outputs import RequestOutput
+from .engine_choice import add_engine_options, read_engine_choice
 from .exit_codes import ExitCode
 from .parser import Parser, split_at_dashes
 from .sampling_options import add_sampling_options, make_sampling_params, read_sampling_options
@@ -46,12 +46,12 @@ def run(argv: Sequence[str]) -> int:
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
     prompts = _collect_prompts([*options.prompt, *literal_prompts])
-    engine_args = EngineArgs.from_cli_args(options)
+    engine_args = read_engine_choice(options)
     is_streaming = sys.stdout.isatty() if options.stream is None else options.stream
     printer = JsonPrinter(prompts) if options.json else TextPrinter(prompts, options.echo, is_streaming)
     from .session import Session
 
-    with Session(engine_args) as session:
+    with Session(engine_args, options.attach) as session:
         params = make_sampling_params(given, session.default_sampling, DEFAULTS)
         for index, output in session.stream(prompts, params):
             printer.take(index, output)
@@ -155,7 +155,7 @@ def _make_parser() -> Parser:
     sampling: Any = parser.add_argument_group(
         "sampling options", "Defaults: the model's own, else temperature 0.7, top_p 0.95; at most 256 tokens."
     )
-    EngineArgs.add_cli_args(parser)
+    add_engine_options(parser)
     parser.set_defaults(log_level="WARNING")  # a text is not to be preceded by a table
     add_sampling_options(sampling)  # after the engine's, whose --seed it takes over
     return parser

