@@ -30,6 +30,10 @@ class BlockPool:
         """True if nobody holds the block."""
         return self._ref_counts[block_id] == 0
 
+    def is_held_once(self, block_id: int) -> bool:
+        """True if the block has one holder."""
+        return self._ref_counts[block_id] == 1
+
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, held or free."""
         return self._index.get(block_hash)

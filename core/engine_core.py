@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..ipc.config import EngineConfig
@@ -28,11 +29,14 @@ from ..ipc.token_ids import count_token_ids
 from .admission import find_refusal
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
+from .deadlines import Deadlines
+from .fair_scheduler import FairScheduler
 from .kv_cache_manager import KVCacheManager
 from .request import Request
 from .scheduler import Scheduler, Step
 from .snapshot import MAX_BLOCK_CELLS, Surroundings, find_shown, name_clients, view_clients, view_requests
 from .stats import EngineCounters, Observations, RateWindow
+from .tenant import Tenant, TenantLedger
 
 # The sampler tells neither case from the other: both leave a row without a number to choose.
 BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
@@ -51,8 +55,13 @@ class EngineCore:
         num_blocks: int,
         clock: Callable[[], float] = time.time,
         hash_seed: bytes | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_blocks`: of the worker's KV cache. `hash_seed`: keys the prefix index, random if None."""
+        """`num_blocks`: of the worker's KV cache. `hash_seed`: keys the prefix index, random if None.
+
+        `clock` is the wall clock, which may jump: for times that are shown and the order of arrivals.
+        `monotonic` is what timeouts are measured by.
+        """
         cache = config.cache
         hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
         self.counters = EngineCounters()
@@ -61,11 +70,16 @@ class EngineCore:
         self._accepted_at = -1.0  # when the step before's tokens were taken
         self._config = config
         self._clock = clock
+        self._monotonic = monotonic
         self._pool = BlockPool(num_blocks)
         self._manager = KVCacheManager(
             self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None
         )
-        self._scheduler = Scheduler(config.scheduler, self._manager, self.counters)
+        scheduler = FairScheduler if config.scheduler.policy == "fair" else Scheduler
+        self._scheduler = scheduler(config.scheduler, self._manager, self.counters)
+        self._tenants = TenantLedger()
+        self._weights: dict[bytes, float] = {}  # of clients that said one
+        self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
         self._outbox: dict[bytes, list[EngineCoreOutput]] = {}
@@ -74,22 +88,37 @@ class EngineCore:
 
     # -- requests
 
+    def set_client(self, client: bytes, weight: float) -> None:
+        """Its share under the fair policy, 1.0 if never called; counts from its next activity on."""
+        self._weights[client] = weight
+
     def add_request(self, client: bytes, request: EngineCoreRequest) -> None:
-        """Take a request on. One that can never run, or whose id is live, is answered with ERROR at once."""
+        """Take a request on. One that can never run, whose id is live, or that finds the queue full is
+        answered with ERROR at once.
+        """
         refusal = self._find_refusal(request)
         if refusal is not None:
             self._refuse(client, request, refusal, ErrorCode.REFUSED)
+            return
+        tenant = self._tenants.enter(request.tenant or client, self._weights.get(client, 1.0))
+        overload = self._find_overload(request, tenant)
+        if overload is not None:
+            self._tenants.leave(tenant)
+            self._refuse(client, request, overload, ErrorCode.OVERLOADED)
             return
         now = self._clock()
         self._num_arrivals += 1
         # A clock that is wrong in a frontend must not let it wait for ever, nor break the order.
         arrival = min(request.arrival_time, now) if math.isfinite(request.arrival_time) else now
-        rank = request.priority if self._config.scheduler.policy == "priority" else 0
+        rank = 0 if self._config.scheduler.policy == "fcfs" else request.priority
         order = (rank, arrival, self._num_arrivals)
-        live = Request.from_message(request, client, order, self._config.model.max_model_len, now)
+        longest = self._config.model.max_model_len
+        live = Request.from_message(request, client, tenant, order, longest, now, self._monotonic())
         self._requests[live.request_id] = live
         self._ids_of.setdefault(client, set()).add(live.request_id)
         self._scheduler.add(live)
+        if live.timeout_at is not None or live.queue_timeout_at is not None:
+            self._deadlines.add(live)
         reason = live.find_finish()  # with the tokens that it comes with
         if reason is not None:
             self._finish([live], reason)
@@ -104,6 +133,25 @@ class EngineCore:
         self._finish(self._find_live(self._ids_of.get(client, set())), FinishReason.ABORT)
         self._outbox.pop(client, None)
         self._tokens_served.pop(client, None)
+        self._weights.pop(client, None)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do, by the monotonic clock; None if never, as things are."""
+        return self._deadlines.next()
+
+    def expire(self, now: float) -> None:
+        """End requests whose time is up at `now`, by the monotonic clock.
+
+        After timeout_s one ends with ABORT and the tokens it has, also while steps in flight compute it.
+        After queue_timeout_s it ends with ERROR, QUEUE_TIMEOUT, if it was never part of a step.
+        """
+        while (due := self._deadlines.pop_due(now)) is not None:
+            request, is_of_queue = due
+            if is_of_queue:
+                error = f"queue_timeout_s={request.queue_timeout_s:g}: it waited so long and has not begun"
+                self._finish([request], FinishReason.ERROR, error, ErrorCode.QUEUE_TIMEOUT)
+            else:
+                self._finish([request], FinishReason.ABORT)
 
     # -- steps
 
@@ -260,6 +308,7 @@ class EngineCore:
             problems.append(f"{len(live)} requests run or wait, {len(self._requests)} are live")
         ended = [request.request_id for request in live if request.finish_reason is not None]
         problems += [f"{request_id} has finished and is still here" for request_id in ended]
+        problems += self._tenants.check(Counter(request.tenant for request in self._requests.values()))
         owned = sorted(request_id for ids in self._ids_of.values() for request_id in ids)
         if owned != sorted(self._requests) or not all(self._ids_of.values()):
             problems.append("the clients' requests are not the live requests")
@@ -271,6 +320,20 @@ class EngineCore:
         if request.request_id in self._requests:
             return f"request_id={request.request_id!r}: a request with this id is running"
         return find_refusal(request, self._config, self._pool.num_blocks)
+
+    def _find_overload(self, request: EngineCoreRequest, tenant: Tenant) -> str | None:
+        """Why one more request may not wait, None if it may. A resumed one has waited before, so it may.
+
+        Under the fair policy a tenant may fill its part of the queue also when others have filled all of it;
+        the parts add up to max_num_queued_reqs, so at most twice as many wait.
+        """
+        bound, num_queued = self._config.scheduler.max_num_queued_reqs, self._scheduler.num_queued
+        if bound is None or num_queued < bound or request.output_token_ids:
+            return None
+        part = bound * tenant.weight / self._tenants.active_weight
+        if self._config.scheduler.policy == "fair" and tenant.num_live - tenant.num_rows <= part:
+            return None
+        return f"{num_queued} requests wait already, and max_num_queued_reqs={bound}: try again later"
 
     def _is_oldest(self, step_id: int) -> bool:
         """True if this answers the oldest step in flight, False if it answers a forgotten one."""
@@ -409,6 +472,7 @@ class EngineCore:
             self._observations.observe_finish(request)
             served[request.client] = served.get(request.client, 0) + request.num_output_tokens
             del self._requests[request.request_id]
+            self._tenants.leave(request.tenant)
             own = self._ids_of[request.client]
             own.discard(request.request_id)
             if not own:

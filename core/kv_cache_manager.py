@@ -8,7 +8,7 @@ Blocks stay until the request ends, also behind a sliding window.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
@@ -53,6 +53,11 @@ class KVCacheManager:
         """By how many `allocate` lowers num_free. A hit that lies in the free list stops being free."""
         is_free = self.pool.is_free
         return self.count_blocks(request.num_tokens) - len(hits) + sum(map(is_free, hits))
+
+    def count_freed(self, request: Request, wanted: Container[int]) -> int:
+        """By how many `free` would raise num_free, without the blocks in `wanted`."""
+        is_held_once = self.pool.is_held_once
+        return sum(is_held_once(block_id) for block_id in request.block_ids if block_id not in wanted)
 
     def allocate(self, request: Request, hits: list[int], reserve: int) -> bool:
         """Give an admitted request the blocks of all its known tokens, those of its prefix hit first.

@@ -20,6 +20,7 @@ from ..ipc.messages import EngineCoreRequest, FinishReason, RequestTimes
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
 from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
+from .tenant import Tenant
 
 # (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
 QueueOrder = tuple[int, float, int]
@@ -42,6 +43,7 @@ class Request:
 
     request_id: str
     client: bytes
+    tenant: Tenant
     sampling_params: SamplingParams
     prompt_token_ids: bytes
     num_prompt_tokens: int
@@ -52,6 +54,9 @@ class Request:
     cache_salt: str
     order: QueueOrder
     queued_time: float
+    timeout_at: float | None  # monotonic clock; so is the next
+    queue_timeout_at: float | None
+    queue_timeout_s: float | None
 
     output_token_ids: array[int]
     num_tokens: int  # known
@@ -67,23 +72,36 @@ class Request:
     num_cached_tokens: int | None = None  # prefix hit of the first admission
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were delivered
     num_preemptions: int = 0
+    num_charged_tokens: int = 0  # its tenant was charged for the first so many, or they were cached
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float = 0.0
 
     @classmethod
     def from_message(
-        cls, message: EngineCoreRequest, client: bytes, order: QueueOrder, max_model_len: int, now: float
+        cls,
+        message: EngineCoreRequest,
+        client: bytes,
+        tenant: Tenant,
+        order: QueueOrder,
+        max_model_len: int,
+        now: float,
+        monotonic_now: float = 0.0,
     ) -> Request:
-        """A waiting request; tokens that it comes with (`output_token_ids`) count as generated."""
+        """A waiting request; tokens that it comes with (`output_token_ids`) count as generated.
+
+        With such tokens it has begun before, so its time in the queue is not bounded.
+        """
         params = message.sampling_params
         output = array("i")
         output.frombytes(message.output_token_ids)
         num_prompt = count_token_ids(message.prompt_token_ids)
         max_tokens = params.max_tokens
+        timeout_s, queue_timeout_s = message.timeout_s, None if output else message.queue_timeout_s
         return cls(
             request_id=message.request_id,
             client=client,
+            tenant=tenant,
             sampling_params=params,
             prompt_token_ids=message.prompt_token_ids,
             num_prompt_tokens=num_prompt,
@@ -96,6 +114,9 @@ class Request:
             cache_salt=message.cache_salt,
             order=order,
             queued_time=now,
+            timeout_at=None if timeout_s is None else monotonic_now + timeout_s,
+            queue_timeout_at=None if queue_timeout_s is None else monotonic_now + queue_timeout_s,
+            queue_timeout_s=queue_timeout_s,
             output_token_ids=output,
             num_tokens=num_prompt + len(output),
         )
@@ -109,6 +130,11 @@ class Request:
     def arrival_time(self) -> float:
         """When its frontend took it on, or when it came here if that frontend's clock is ahead."""
         return self.order[1]
+
+    @property
+    def has_begun(self) -> bool:
+        """True once it was part of a step, also if it waits again."""
+        return self.scheduled_time is not None
 
     @property
     def priority(self) -> int:

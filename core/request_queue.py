@@ -1,4 +1,4 @@
-"""RequestQueue: waiting requests in the order of `Request.order`, for every policy alike.
+"""RequestQueue: waiting requests in the order of `Request.order`, for fcfs and priority alike.
 
 A heap, so that a preempted request finds its old place and an urgent one passes; nothing walks the queue.
 Removal is lazy: a finished request stays until it surfaces or until half of the heap is such leftovers.
@@ -8,8 +8,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Protocol
 
 from .request import QueueOrder, Request, RequestStatus
+
+
+class WaitingRequests(Protocol):
+    """What the scheduler asks of a queue; RequestQueue says what each does, FairQueue is the other one."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Request]: ...
+    def add(self, request: Request) -> None: ...
+    def peek(self) -> Request | None: ...
+    def first(self, count: int) -> list[Request]: ...
+    def pop(self) -> Request: ...
+    def remove(self, request: Request) -> None: ...
 
 
 class RequestQueue:

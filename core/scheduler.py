@@ -12,6 +12,7 @@ Without chunked prefill a prompt goes whole, and nothing is stretched less than 
 Preemption is recompute, of the last request in order, so the first one always gets on and nothing livelocks.
 Order is arrival (fcfs) or priority value, then arrival. Under `priority` a waiting request also displaces
 running ones of a strictly worse value if it lacks their row or blocks, and only if that is enough for it.
+The fair policy is in fair_scheduler.py.
 
 It knows requests, rows and steps in flight; not clients, outputs, time or what a token means.
 """
@@ -27,7 +28,7 @@ from ..ipc.config import SchedulerConfig
 from ..ipc.step import NewRequestData, SchedulerOutput
 from .kv_cache_manager import KVCacheManager
 from .request import Request, RequestStatus
-from .request_queue import RequestQueue
+from .request_queue import RequestQueue, WaitingRequests
 from .stats import EngineCounters
 
 
@@ -59,25 +60,34 @@ class Step:
 class Scheduler:
     """Owns the queue, the running list, the rows and the steps in flight."""
 
-    def __init__(self, config: SchedulerConfig, manager: KVCacheManager, counters: EngineCounters) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        counters: EngineCounters,
+        waiting: WaitingRequests | None = None,
+    ) -> None:
+        """`waiting`: the empty queue that says who is next; None takes requests by `Request.order`."""
         self._config = config
         self._manager = manager
         self._counters = counters
         self._long_threshold = config.long_prefill_token_threshold or max(
             1, config.max_num_batched_tokens // 4
         )
-        self.waiting = RequestQueue()
+        self.waiting = RequestQueue() if waiting is None else waiting
         self.running: list[Request] = []  # sorted by `order`, so the last one is the one to preempt
         self.in_flight: deque[Step] = deque()
         self._next_step_id = 0
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._rows_to_free: list[int] = []  # the worker hears of them with the next step
+        self._num_untried = 0  # requests that came after the last step was put together
 
     # -- entering and leaving
 
     def add(self, request: Request) -> None:
         """Let a new request wait."""
         self.waiting.add(request)
+        self._num_untried += 1
 
     def finish(self, requests: Iterable[Request]) -> None:
         """Take out requests that were just given a finish_reason, wherever they are.
@@ -96,18 +106,6 @@ class Scheduler:
                 self.waiting.remove(request)
         if num_stopped:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
-
-    def why_waiting(self, request: Request) -> str:
-        """Why a waiting request does not run, for a person."""
-        if request.num_placeholders:
-            return "tokens of a step in flight"
-        if not self._free_rows:
-            return f"one of max_num_seqs={self._config.max_num_seqs} rows"
-        needed = self._manager.count_blocks(request.num_tokens) + self._reserve
-        free = self._manager.pool.num_free
-        if needed > free:
-            return f"KV blocks: {needed:,} needed, {free:,} free"
-        return "its turn"
 
     def complete_step(self) -> Step:
         """Take the oldest step in flight, whose result has come."""
@@ -138,16 +136,19 @@ class Scheduler:
         """Put the next step together; None if run_ahead steps are in flight or nothing can run now."""
         if len(self.in_flight) >= self._config.run_ahead:
             return None
+        self._num_untried = 0
         budget = self._config.max_num_batched_tokens
         step = Step(self._next_step_id, budget, budget)
-        self._displace_for_urgent()
+        self._make_room()
         prefills = self._schedule_decodes(step)
         if step.rows:
             step.long_prefill_budget = self._long_threshold
-        for request in prefills:
-            self._schedule_prefill(step, request)
-        self._admit_waiting(step)
+        self._schedule_prompts(step, prefills)
         return self._launch(step) if step.rows else None
+
+    def _make_room(self) -> None:
+        """Preempt for the sake of waiting requests."""
+        self._displace_for_urgent()
 
     def _schedule_decodes(self, step: Step) -> list[Request]:
         """Give each running request that lacks one token this token; return those that lack more.
@@ -177,27 +178,33 @@ class Scheduler:
         step.sampled_rows = step.rows.copy()
         return prefills
 
+    def _schedule_prompts(self, step: Step, prefills: list[Request]) -> None:
+        """Running prompts, then waiting requests, strictly in order: what does not fit is not overtaken."""
+        for request in prefills:
+            self._schedule_prefill(step, request)
+        while step.token_budget and self._free_rows:
+            request = self.waiting.peek()
+            if request is None or not self._admit(step, request):
+                return
+
     def _schedule_prefill(self, step: Step, request: Request) -> None:
         """Give a running request the next part of its prompt."""
         num_tokens = self._size_chunk(step, request.num_tokens - request.num_computed_tokens)
         if num_tokens:
             self._add_chunk(step, request, num_tokens)
 
-    def _admit_waiting(self, step: Step) -> None:
-        """Let waiting requests in, strictly in order: what does not fit now is not overtaken."""
-        manager = self._manager
-        while step.token_budget and self._free_rows:
-            request = self.waiting.peek()
-            # A preempted request waits for the tokens that steps in flight still sample for it.
-            if request is None or request.num_placeholders:
-                return
-            hits = manager.find_prefix(request)
-            num_tokens = self._size_chunk(step, request.num_tokens - len(hits) * manager.block_size)
-            if num_tokens == 0 or not manager.allocate(request, hits, self._reserve):
-                return
-            self.waiting.pop()
-            self._enter(step, request)
-            self._add_chunk(step, request, num_tokens)
+    def _admit(self, step: Step, request: Request) -> bool:
+        """Let the next waiting request in, if tokens and blocks suffice; there is a free row."""
+        if request.num_placeholders:
+            return False  # preempted, and steps in flight still sample tokens for it
+        hits = self._manager.find_prefix(request)
+        num_tokens = self._size_chunk(step, request.num_tokens - len(hits) * self._manager.block_size)
+        if num_tokens == 0 or not self._manager.allocate(request, hits, self._reserve):
+            return False
+        self.waiting.pop()
+        self._enter(step, request)
+        self._add_chunk(step, request, num_tokens)
+        return True
 
     def _launch(self, step: Step) -> SchedulerOutput:
         self._next_step_id += 1
@@ -253,6 +260,8 @@ class Scheduler:
             self._counters.prefix_cache_hits += request.num_computed_tokens
         request.status = RequestStatus.RUNNING
         request.row = self._free_rows.pop()
+        request.tenant.num_rows += 1
+        request.tenant.num_blocks += len(request.block_ids)
         insort(self.running, request, key=lambda running: running.order)
         step.new_requests.append(request.to_new_request_data())
 
@@ -263,6 +272,7 @@ class Scheduler:
                 return False
         assert request.row is not None
         step.new_block_ids.append((request.row, [block_id]))
+        request.tenant.num_blocks += 1
         return True
 
     def _displace_for_urgent(self) -> None:
@@ -288,19 +298,53 @@ class Scheduler:
     def _preempt_last(self) -> Request:
         """Send the last running request back to the queue; tokens on their way to it stay valid."""
         request = self.running.pop()
+        self._put_back(request)
+        return request
+
+    def _put_back(self, request: Request) -> None:
+        """Let a request wait that has just left the running list."""
         self._release(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
         self.waiting.add(request)
-        return request
 
     def _release(self, request: Request) -> None:
         assert request.row is not None
+        request.tenant.num_rows -= 1
+        request.tenant.num_blocks -= len(request.block_ids)
         self._manager.free(request)
         self._free_rows.append(request.row)
         self._rows_to_free.append(request.row)
         request.row = None
+
+    # -- looking in
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait, without those that came just now and may find a free row in the next step."""
+        return len(self.waiting) - min(self._num_untried, len(self._free_rows))
+
+    def why_waiting(self, request: Request) -> str:
+        """Why a request that waits does not run, for a person. Costs no more than one look at the queue."""
+        head = self.waiting.peek()
+        if head is None or head is request:
+            return self._why_head_waits(request)
+        return f"behind earlier requests; the first of them: {self._why_head_waits(head)}"
+
+    def _why_head_waits(self, head: Request) -> str:
+        if head.num_placeholders:
+            return "preempted, and a token of it is still on its way"
+        if not self._free_rows:
+            return f"no free row ({len(self.running)} running, max_num_seqs={self._config.max_num_seqs})"
+        num_needed = self._manager.count_taken(head, self._manager.find_prefix(head))
+        num_free, num_kept = self._manager.pool.num_free, self._reserve
+        if num_needed + num_kept > num_free:
+            kept = f", {num_kept} of them kept for running requests" if num_kept else ""
+            return f"needs {num_needed:,} KV blocks, {num_free:,} are free{kept}"
+        if self.in_flight and self.in_flight[-1].token_budget == 0:
+            return f"token budget of the step is spent ({self._config.max_num_batched_tokens})"
+        return "for the next step"
 
     # -- integrity
 

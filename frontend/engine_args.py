@@ -122,8 +122,11 @@ class EngineArgs:
     scheduling_policy: str = _arg(
         "fcfs",
         "scheduler",
-        "order of waiting requests; priority: low first",
+        "order of waiting requests; priority: low first; fair: who was served least first",
         get_args(SchedulingPolicy),
+    )
+    max_num_queued_reqs: int | None = _arg(
+        None, "scheduler", "most requests that wait, more are refused; default: no bound"
     )
     async_scheduling: bool | None = _arg(
         None, "scheduler", "schedule a step while the one before it runs; default on"
@@ -269,6 +272,7 @@ class EngineArgs:
             policy=cast(SchedulingPolicy, self.scheduling_policy),
             enable_chunked_prefill=self.enable_chunked_prefill,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            max_num_queued_reqs=self.max_num_queued_reqs,
             run_ahead=1 if self.async_scheduling is False else 2,
         )
 

@@ -68,6 +68,9 @@ def make_request(
     eos_token_ids: list[int] | None = None,
     priority: int = 0,
     cache_salt: str = "",
+    tenant: str = "",
+    timeout_s: float | None = None,
+    queue_timeout_s: float | None = None,
     **params: object,
 ) -> EngineCoreRequest:
     """A request as a frontend sends it; `params` are SamplingParams fields."""
@@ -80,6 +83,9 @@ def make_request(
         output_token_ids=encode_token_ids(output or []),
         priority=priority,
         cache_salt=cache_salt,
+        tenant=tenant,
+        timeout_s=timeout_s,
+        queue_timeout_s=queue_timeout_s,
     )
 
 
@@ -323,7 +329,7 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, num_blocks: int, *, verify: bool = True) -> None:
         self.config = config
         self.clock = FakeClock()
-        self.core = EngineCore(config, num_blocks, self.clock, hash_seed=b"fixed for tests")
+        self.core = EngineCore(config, num_blocks, self.clock, b"fixed for tests", self.clock)
         self.worker = FakeWorker(config, num_blocks, verify)
         self.executor = FakeExecutor(self.worker)
         self.steps: list[SchedulerOutput] = []

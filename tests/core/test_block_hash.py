@@ -5,6 +5,7 @@ from __future__ import annotations
 from fakes import make_config, make_request
 from quire.core.block_hash import BlockHasher
 from quire.core.request import Request
+from quire.core.tenant import Tenant
 from quire.ipc.config import RopeConfig
 
 BLOCK_SIZE = 8
@@ -12,7 +13,7 @@ BLOCK_SIZE = 8
 
 def make_live(prompt: list[int], output: list[int] | None = None, cache_salt: str = "") -> Request:
     message = make_request("r", prompt, output=output, cache_salt=cache_salt)
-    return Request.from_message(message, b"c", (0, 0.0, 0), 4096, 0.0)
+    return Request.from_message(message, b"c", Tenant(b"c", 1, 1.0, 0.0), (0, 0.0, 0), 4096, 0.0)
 
 
 def make_hasher(seed: bytes | None = b"seed", rope: RopeConfig | None = None) -> BlockHasher:

@@ -11,6 +11,7 @@ from quire.core.block_hash import BlockHasher
 from quire.core.block_pool import BlockPool
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.request import Request
+from quire.core.tenant import Tenant
 
 BLOCK_SIZE = 8
 
@@ -21,7 +22,9 @@ def make_manager(num_blocks: int, *, caching: bool = True) -> KVCacheManager:
 
 
 def make_live(prompt: list[int], **params: object) -> Request:
-    return Request.from_message(make_request("r", prompt, **params), b"c", (0, 0.0, 0), 4096, 0.0)
+    return Request.from_message(
+        make_request("r", prompt, **params), b"c", Tenant(b"c", 1, 1.0, 0.0), (0, 0.0, 0), 4096, 0.0
+    )
 
 
 def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = None) -> list[int]:

@@ -8,11 +8,12 @@ import pytest
 from fakes import make_request
 from quire.core.request import Request, RequestStatus
 from quire.core.request_queue import RequestQueue
+from quire.core.tenant import Tenant
 
 
 def make_waiting(rank: int, arrival: float, number: int) -> Request:
     message = make_request(f"r{number}", [1, 2])
-    return Request.from_message(message, b"c", (rank, arrival, number), 64, 0.0)
+    return Request.from_message(message, b"c", Tenant(b"c", 1, 1.0, 0.0), (rank, arrival, number), 64, 0.0)
 
 
 def finish(queue: RequestQueue, request: Request) -> None:
