@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quire.frontend.cli.entry import COMMANDS
 
 
 def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -20,7 +21,7 @@ def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.Completed
     ("arguments", "message"),
     [
         (["genrate"], "'genrate': not a command, did you mean 'generate'?"),
-        (["xyz"], "'xyz': not a command, one of generate, chat, "),
+        (["xyz"], f"'xyz': not a command, one of {', '.join(COMMANDS)}"),
         (["generate", "--temprature", "1", "x"], "--temprature: not an option of 'quire generate', did you"),
         (["generate", "--max-tokens", "many", "x"], "max_tokens='many': an integer"),
         (["generate", "--max-tokens", "0", "x"], "max_tokens=0: an integer from 1 to 2147483647"),
