@@ -29,6 +29,7 @@ COMMANDS = {
     "chat": Command("talk to a chat model, or answer what is piped in", "chat"),
     "daemon": Command("start, stop, restart an engine in the background", "daemon"),
     "ps": Command("list the daemons that run", "ps"),
+    "top": Command("watch an engine in the terminal", "top"),
     "bench": Command("measure: offline (against peers), startup, core", "bench"),
     "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
 }
