@@ -1,0 +1,128 @@
+"""The page at "/" and what it shows: one EngineSnapshot at /stats, two a second at /stats/stream.
+
+However many look, the engine is asked once each period; while nobody looks it is not asked at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from fastapi import FastAPI
+from starlette.responses import HTMLResponse, Response
+
+from ...ipc.messages import EngineSnapshot
+from ..async_llm import AsyncLLM
+from .limits import Limits
+from .stream import EventStream, encode_event
+
+PERIOD_S = 0.5
+_PAGE = Path(__file__).parent / "static" / "index.html"
+
+
+def add_routes(app: FastAPI, llm: AsyncLLM, limits: Limits | None = None) -> SnapshotFeed:
+    """Serve the page, /stats and /stats/stream. Close what is returned when the server is about to end.
+
+    An engine that is gone raises EngineDeadError, for the app to answer.
+    """
+    page = _PAGE.read_text()
+    headers = {"content-security-policy": make_content_security_policy(page), "cache-control": "no-cache"}
+    feed = SnapshotFeed(llm.snapshot)
+    stream_limits = limits or Limits()
+
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
+
+    async def show_stats() -> Response:
+        return Response(msgspec.json.encode(await llm.snapshot()), media_type="application/json")
+
+    async def stream_stats() -> Response:
+        return EventStream(feed.watch(), stream_limits)
+
+    app.add_api_route("/", show_page, include_in_schema=False, response_class=HTMLResponse)
+    app.add_api_route("/stats", show_stats, summary="The engine at this moment", response_class=Response)
+    app.add_api_route(
+        "/stats/stream",
+        stream_stats,
+        summary="The engine, twice a second, as events",
+        response_class=Response,
+    )
+    return feed
+
+
+class SnapshotFeed:
+    """Asks for a snapshot each period as long as somebody watches, and gives it to everybody who does."""
+
+    def __init__(self, look: Callable[[], Awaitable[EngineSnapshot]], period_s: float = PERIOD_S) -> None:
+        self._look = look
+        self._is_closed = False
+        self._period_s = period_s
+        self._num_viewers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Future[bytes] | None = None
+
+    @property
+    def num_viewers(self) -> int:
+        """How many watch now."""
+        return self._num_viewers
+
+    async def watch(self) -> AsyncGenerator[bytes, None]:
+        """Snapshots as events until the feed is closed; one that a slow viewer misses is left out.
+
+        Raises what the look raised.
+        """
+        self._num_viewers += 1
+        try:
+            while not self._is_closed:
+                if self._next is None or self._next.done():
+                    self._next = asyncio.get_running_loop().create_future()
+                if self._task is None or self._task.done():
+                    self._task = asyncio.create_task(self._poll())
+                event = await asyncio.shield(self._next)
+                if event:
+                    yield event
+        finally:
+            self._num_viewers -= 1
+            if self._num_viewers == 0 and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    def close(self) -> None:
+        """End every stream, now and from now on."""
+        self._is_closed = True
+        self._publish(b"")
+
+    async def _poll(self) -> None:
+        """One look a period, the first at once. Ends with the first that fails."""
+        try:
+            while True:
+                self._publish(encode_event(await self._look()))
+                await asyncio.sleep(self._period_s)
+        except Exception as error:  # whatever it is, it is the viewers' answer
+            waiting, self._next = self._next, None
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+
+    def _publish(self, event: bytes) -> None:
+        if self._next is not None and not self._next.done():
+            self._next.set_result(event)
+
+
+def make_content_security_policy(page: str) -> str:
+    """Only this page's own script and style, told by their hashes, and only this server."""
+    script = _hash_of("script", page)
+    style = _hash_of("style", page)
+    return (
+        f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hash_of(tag: str, page: str) -> str:
+    (body,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+    return "sha256-" + base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
