@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ kinds:
   offline   generated tokens/s of Quire and transformers on the same workloads, side by side
   startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
   core      what the engine core's scheduling costs a step, with a fake worker
+  serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
 
 `quire bench KIND --help` has the options.
 """
@@ -109,6 +111,86 @@ def _run_core(argv: Sequence[str]) -> int:
     return run_core(options.steps)
 
 
+def _run_serve(argv: Sequence[str]) -> int:
+    from ...tools.bench.prompts import LengthRange
+    from ...tools.bench.serve import ServeOptions, run_serve
+    from ...tools.bench.serve_metrics import parse_goodput
+
+    options = _make_serve_parser().parse(argv)
+    _check_count("num_prompts", options.num_prompts)
+    if options.num_warmups < 0:
+        raise InputError("num_warmups", options.num_warmups, "an integer of at least 0")
+    if options.max_concurrency is not None:
+        _check_count("max_concurrency", options.max_concurrency)
+    if not options.request_rate > 0:
+        raise InputError("request_rate", options.request_rate, "a number above 0, or inf")
+    for field in ("temperature", "timeout"):
+        value = getattr(options, field)
+        if not 0 <= value < math.inf:
+            raise InputError(field, value, "a number of at least 0")
+    return run_serve(
+        ServeOptions(
+            base_url=options.base_url,
+            model=options.model,
+            dataset=options.dataset,
+            input_len=LengthRange.parse("input_len", options.input_len),
+            output_len=LengthRange.parse("output_len", options.output_len),
+            num_prompts=options.num_prompts,
+            num_warmups=options.num_warmups,
+            request_rate=options.request_rate,
+            max_concurrency=options.max_concurrency,
+            goodput_s=parse_goodput(options.goodput),
+            seed=options.seed,
+            api_key=options.api_key,
+            endpoint=options.endpoint,
+            temperature=options.temperature,
+            ignore_eos=options.ignore_eos,
+            timeout_s=options.timeout,
+            json_path=options.json,
+            plot_path=options.plot,
+        )
+    )
+
+
+def _make_serve_parser() -> Parser:
+    parser = Parser(
+        "quire bench serve",
+        "Load on an OpenAI-compatible server, and what its users would see.",
+        'Lines of --dataset FILE: {"prompt": TEXT} or {"messages": [...]}, and "max_tokens" for its own.\n'
+        "Exit code: 0 when every request was answered, 1 otherwise.",
+    )
+    add = parser.add_argument
+    add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="the server (%(default)s)")
+    add("--model", metavar="ID", help="default: the first that the server lists")
+    add("--endpoint", choices=("chat", "completions"), default="chat", help="which API (%(default)s)")
+    add("--api-key", metavar="KEY", help="sent as the bearer token")
+    add("--dataset", default="random", metavar="D", help="random words, or a file of JSON lines")
+    add(
+        "--input-len",
+        default="32-128",
+        metavar="N",
+        help="words in a random prompt, or a range (%(default)s)",
+    )
+    add("--output-len", default="64", metavar="N", help="most tokens of an answer, or a range (%(default)s)")
+    add("--ignore-eos", action="store_true", help="ask for answers of the full length (not every server can)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="(%(default)s)")
+    add("--num-prompts", type=int, default=100, metavar="N", help="requests to measure (%(default)s)")
+    add("--num-warmups", type=int, default=2, metavar="N", help="requests before, not measured (%(default)s)")
+    add("--request-rate", type=float, default=math.inf, metavar="R", help="open loop: requests/s, or inf")
+    add(
+        "--max-concurrency",
+        type=int,
+        metavar="C",
+        help="most requests at a time; closed loop if rate inf",
+    )
+    add("--timeout", type=float, default=600.0, metavar="S", help="for one whole answer (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of prompts, lengths and times (%(default)s)")
+    add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of ttft, tpot, itl, e2e")
+    add("--json", metavar="FILE", help="write every figure to a file too")
+    add("--plot", metavar="FILE", help="write a picture too (.png, .svg, .pdf)")
+    return parser
+
+
 def _expand_peers(chosen: Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
     if "transformers" in chosen:
         return known
@@ -135,4 +217,5 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
     "startup": _run_startup,
     "core": _run_core,
+    "serve": _run_serve,
 }

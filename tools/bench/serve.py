@@ -1,0 +1,322 @@
+"""`quire bench serve`: load against any OpenAI-compatible server, and what its users would have seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import math
+import resource
+import sys
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from tqdm import tqdm
+
+from ...ipc.errors import InputError, QuireError
+from .http_stream import AnswerError, AnswerReader, Endpoint, HttpClient
+from .load import LoadOptions, LoadResult, LoadRun, RequestRecord, send_request
+from .machine import describe_machine, format_machine
+from .prompts import (
+    PATHS,
+    RANDOM,
+    Ask,
+    BodyOptions,
+    EndpointKind,
+    LengthRange,
+    encode_body,
+    make_random_asks,
+    read_asks,
+)
+from .serve_metrics import METRICS, LatencySummary, ServeMetrics, compute_metrics, compute_percentile
+from .serve_plot import check_plot, plot_run
+from .table import format_rate, format_table
+
+# Above this share of a core the client's own queueing shows in the latencies.
+_BUSY_CPU_SHARE = 0.7
+_MODELS_TIMEOUT_S = 30.0
+_MAX_REASONS = 5
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `quire bench serve` was asked to do."""
+
+    base_url: str
+    model: str | None  # None: the first that the server lists
+    dataset: str  # 'random', or a file of JSON lines
+    input_len: LengthRange  # words, of random prompts
+    output_len: LengthRange  # most tokens
+    num_prompts: int
+    num_warmups: int
+    request_rate: float
+    max_concurrency: int | None
+    goodput_s: dict[str, float]
+    seed: int
+    api_key: str | None
+    endpoint: EndpointKind
+    temperature: float
+    ignore_eos: bool
+    timeout_s: float
+    json_path: str | None
+    plot_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRun:
+    """A finished run and the name of the model that was asked."""
+
+    model: str
+    result: LoadResult
+
+
+def run_serve(options: ServeOptions) -> int:
+    """Run, print, write; returns 0 when every request was answered and 1 otherwise.
+
+    Raises InputError before anything is sent, QuireError when the server cannot be asked at all.
+    """
+    endpoint = Endpoint.parse(options.base_url, options.api_key)
+    _check_outputs(options)
+    warmups, asks = make_asks(options)
+    machine = describe_machine()
+    if options.api_key is not None:
+        machine["command"] = machine["command"].replace(options.api_key, "...")
+    _raise_file_limit()
+    run = _run_in_loop(_ask_server(endpoint, options, warmups, asks))
+    metrics = compute_metrics(run.result, options.goodput_s)
+    print(format_machine(machine) + "\n")
+    print(format_report(options, run, metrics))
+    if options.json_path:
+        Path(options.json_path).write_bytes(encode_report(options, run, metrics, machine))
+    if options.plot_path:
+        plot_run(run.result, f"{run.model}, {describe_load(options)}", options.plot_path)
+    return 0 if metrics.failed == 0 else 1
+
+
+def make_asks(options: ServeOptions) -> tuple[list[Ask], list[Ask]]:
+    """(warm-ups, measured ones); no measured prompt is a warm-up's, so that it is in no cache by that."""
+    if options.dataset == RANDOM:
+        lengths = (options.input_len, options.output_len)
+        return (
+            make_random_asks(options.num_warmups, *lengths, f"warm-up/{options.seed}"),
+            make_random_asks(options.num_prompts, *lengths, options.seed),
+        )
+    asks = read_asks(options.dataset, options.endpoint, options.output_len, options.seed)
+    warmups = make_random_asks(options.num_warmups, options.input_len, options.output_len, "warm-up")
+    return warmups, [asks[index % len(asks)] for index in range(options.num_prompts)]
+
+
+async def _ask_server(
+    endpoint: Endpoint, options: ServeOptions, warmups: Sequence[Ask], asks: Sequence[Ask]
+) -> ServeRun:
+    client = HttpClient(endpoint)
+    try:
+        model = options.model or await find_first_model(client)
+        body = BodyOptions(model, options.endpoint, options.temperature, options.ignore_eos)
+        path = PATHS[options.endpoint]
+        # Encoded beforehand: while the load runs, the client only sends and reads.
+        requests = [endpoint.encode_request("POST", path, encode_body(ask, body)) for ask in asks]
+        for ask in warmups:
+            await _warm_up(client, endpoint.encode_request("POST", path, encode_body(ask, body)), options)
+        load = LoadOptions(options.request_rate, options.max_concurrency, options.timeout_s, options.seed)
+        with _Progress(len(requests)) as progress:
+            return ServeRun(model, await LoadRun(client, requests, load, progress.take).run())
+    finally:
+        await client.close()
+
+
+async def find_first_model(client: HttpClient) -> str:
+    """The first model that the server lists. Raises QuireError."""
+    body = _WholeBody()
+    request = client.endpoint.encode_request("GET", "/v1/models")
+    try:
+        async with asyncio.timeout(_MODELS_TIMEOUT_S):
+            status = await client.exchange(request, body)
+    except (AnswerError, OSError) as error:
+        url = f"{client.endpoint.host}:{client.endpoint.port}"
+        raise QuireError(f"{url} lists no models: {error or type(error).__name__}") from None
+    if status != 200:
+        raise QuireError(f"/v1/models was answered with HTTP {status}; --model names one without asking")
+    try:
+        models = msgspec.json.decode(body.data, type=_Models).data
+    except msgspec.DecodeError as error:
+        raise QuireError(f"/v1/models was answered with something else: {error}") from None
+    if not models:
+        raise QuireError("the server has no model")
+    return models[0].id
+
+
+async def _warm_up(client: HttpClient, request: bytes, options: ServeOptions) -> None:
+    failure = await send_request(client, request, RequestRecord(due_at=0.0), options.timeout_s)
+    if failure is not None:
+        raise QuireError(f"the first requests failed, so nothing was measured: {failure}")
+
+
+def format_report(options: ServeOptions, run: ServeRun, metrics: ServeMetrics) -> str:
+    """The tables and the notes that say how to read them."""
+    unit = "tokens" if metrics.is_counted_by_server else "pieces of text"
+    goodput = metrics.request_goodput
+    rows = [
+        ["requests answered", f"{metrics.completed:,}"],
+        ["requests failed", f"{metrics.failed:,}"],
+        ["duration, s", f"{metrics.duration_s:.2f}"],
+        ["most requests at a time", f"{metrics.max_concurrent_requests:,}"],
+        ["prompt tokens", f"{metrics.total_input_tokens:,}"],
+        [f"output {unit}", f"{metrics.total_output_tokens:,}"],
+        ["requests/s", format_rate(metrics.request_throughput)],
+        *([] if goodput is None else [["goodput, requests/s", format_rate(goodput)]]),
+        [f"output {unit}/s", format_rate(metrics.output_throughput)],
+        [f"prompt and output {unit}/s", format_rate(metrics.total_token_throughput)],
+    ]
+    latencies = [_format_latency(name, metrics.latencies[name]) for name in METRICS]
+    return "\n".join(
+        [
+            format_table([f"{run.model}, {describe_load(options)}", ""], rows),
+            "",
+            format_table(["ms", "mean", "median", "p90", "p99", "max"], latencies),
+            "",
+            *_explain(options, run.result, metrics),
+        ]
+    )
+
+
+def describe_load(options: ServeOptions) -> str:
+    """One phrase: how many requests, and how they are sent."""
+    limit = "" if options.max_concurrency is None else f", at most {options.max_concurrency} at a time"
+    if math.isinf(options.request_rate):
+        how = "all at once" if options.max_concurrency is None else f"{options.max_concurrency} users"
+        return f"{options.num_prompts} requests, {how}"
+    return f"{options.num_prompts} requests, {options.request_rate:g}/s (Poisson){limit}"
+
+
+def _explain(options: ServeOptions, result: LoadResult, metrics: ServeMetrics) -> list[str]:
+    if options.max_concurrency is not None and math.isinf(options.request_rate):
+        notes = [
+            "closed loop: a request is sent when an earlier one is answered, so a slow server is asked less; "
+            "--request-rate shows the queueing"
+        ]
+    else:
+        notes = ["open loop: times count from when a request was due, so waiting behind others is in them"]
+    share = result.cpu_s / result.duration_s if result.duration_s > 0 else 0.0
+    lag = summarize_lags(result)
+    notes.append(f"client: {share:.0%} of a core, its timers late by {lag} ms (median, p99, max)")
+    if share > _BUSY_CPU_SHARE:
+        notes.append("the client was busy: its own queueing is in these latencies, run it on another machine")
+    if not metrics.is_counted_by_server:
+        notes.append("not every answer carried token counts, so pieces of text are counted instead")
+    for reason, count in list(metrics.errors.items())[:_MAX_REASONS]:
+        notes.append(f"failed, {count:,} times: {reason}")
+    return notes
+
+
+def summarize_lags(result: LoadResult) -> str:
+    """Median, 99th percentile and maximum of the client's timer lags, in ms."""
+    lags = sorted(result.lags_s) or [0.0]
+    return ", ".join(f"{compute_percentile(lags, share) * 1e3:.1f}" for share in (0.5, 0.99, 1.0))
+
+
+def _format_latency(name: str, summary: LatencySummary | None) -> list[str]:
+    heading = f"{METRICS[name]} ({name.upper()})"
+    if summary is None:
+        return [heading, *"-----"]
+    figures = (summary.mean, summary.median, summary.p90, summary.p99, summary.max)
+    return [heading, *(f"{figure:,.2f}" for figure in figures)]
+
+
+def encode_report(
+    options: ServeOptions, run: ServeRun, metrics: ServeMetrics, machine: dict[str, str]
+) -> bytes:
+    """Everything that was measured, as JSON: the summary flat, then a list a request."""
+    records, start = run.result.records, run.result.started_at
+    is_unlimited = math.isinf(options.request_rate)
+    report: dict[str, Any] = {
+        "date": machine["date"],
+        "model_id": run.model,
+        "base_url": options.base_url,
+        "endpoint": PATHS[options.endpoint],
+        "num_prompts": options.num_prompts,
+        "request_rate": "inf" if is_unlimited else options.request_rate,
+        "max_concurrency": options.max_concurrency,
+        "seed": options.seed,
+        "goodput_limits_ms": {name: limit * 1e3 for name, limit in options.goodput_s.items()},
+        **metrics.to_json(),
+        "client_cpu_share": run.result.cpu_s / max(run.result.duration_s, 1e-9),
+        "client_lags_ms": [lag * 1e3 for lag in run.result.lags_s],
+        "machine": machine,
+        "due_s": [record.due_at - start for record in records],
+        "sent_s": [record.sent_at - start for record in records],
+        "ended_s": [record.ended_at - start for record in records],
+        "input_lens": [record.num_prompt_tokens for record in records],
+        "output_lens": [record.num_output_tokens for record in records],
+        "ttfts": [None if r.first_at is None else r.first_at - r.due_at for r in records],
+        "itls": [[b - a for a, b in pairwise(r.text_times)] for r in records],
+        "errors": [record.error for record in records],
+    }
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _WholeBody(AnswerReader):
+    """Keeps a small answer."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def take_body(self, status: int, data: bytes, now: float) -> None:  # noqa: ARG002
+        self.data += data
+
+
+class _Progress:
+    """A bar on the terminal while the load runs; nothing where nobody watches."""
+
+    def __init__(self, total: int) -> None:
+        self._bar = tqdm(
+            total=total, unit=" requests", disable=not sys.stderr.isatty(), mininterval=0.5, leave=False
+        )
+
+    def take(self, _record: RequestRecord) -> None:
+        """Count an answer."""
+        self._bar.update()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _check_outputs(options: ServeOptions) -> None:
+    """Raises InputError where a result could not be written after the run."""
+    if options.plot_path is not None:
+        check_plot(options.plot_path)
+    for field, path in (("json", options.json_path), ("plot", options.plot_path)):
+        if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+            raise InputError(field, path, "a file name in a folder that exists")
+
+
+def _run_in_loop(work: Coroutine[Any, Any, _T]) -> _T:
+    """In uvloop where it is installed."""
+    factory = importlib.import_module("uvloop").new_event_loop if find_spec("uvloop") else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file; 1,024 of them are a usual soft limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
