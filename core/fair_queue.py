@@ -34,7 +34,7 @@ class FairQueue:
         queue = self._queues.get(request.tenant)
         if queue is None:
             queue = self._queues[request.tenant] = RequestQueue()
-            self._tenants.add(request.tenant)
+        self._tenants.add(request.tenant)
         queue.add(request)
         self._num_live += 1
 

@@ -30,9 +30,7 @@ from .kv_cache_manager import KVCacheManager
 from .request import QueueOrder, Request
 from .scheduler import Scheduler, Step
 from .stats import EngineCounters
-from .tenant import Tenant
-
-_PromptKey = tuple[float, bool, int]
+from .tenant import Tenant, TenantKey
 
 
 class Holdings:
@@ -105,7 +103,7 @@ class FairScheduler(Scheduler):
 
     def _schedule_prompts(self, step: Step, prefills: list[Request]) -> None:
         """Running prompts and waiting requests by the keys of their tenants, which grow with each part."""
-        running: list[tuple[_PromptKey, QueueOrder, Request]] = [
+        running: list[tuple[TenantKey, QueueOrder, Request]] = [
             (request.tenant.key, request.order, request) for request in prefills
         ]
         heapq.heapify(running)
@@ -159,22 +157,23 @@ class FairScheduler(Scheduler):
     def _preempt_for_underserved(self) -> None:
         """Make room for waiting requests that lack a row or blocks and whose tenants hold less than others.
 
-        For as many as can begin in this step. They are admitted later in it, after the decodes.
+        For as many as can begin in this step. They are admitted later in it, after the decodes, and are
+        charged meanwhile what they will be charged then, so that the next one is the one that will be next.
         """
         head = self.waiting.peek()
         if head is None or head.tenant.num_rows == len(self.running) or not self._lacks_room(head):
             return
         promised = _Promised(self._measure_holdings())
         while head is not None and self._displace_for(head, promised):
-            self.waiting.pop()
             head = self.waiting.peek()
+        promised.take_back_charges()
         for request in promised.requests:
             self.waiting.add(request)
 
     def _displace_for(self, head: Request, promised: _Promised) -> bool:
-        """Preempt what `head` needs to begin in this step beside those in `promised`, and add it to them.
+        """Preempt what `head` needs to begin in this step beside those in `promised`; move it there.
 
-        False, with nothing preempted, if that is not possible or would give its tenant more than others keep.
+        False, with nothing changed, if that is not possible or would give its tenant more than others keep.
         """
         hits = self._manager.find_prefix(head)
         num_tokens = self._count_first_tokens(head, hits, promised.num_tokens)
@@ -187,15 +186,15 @@ class FairScheduler(Scheduler):
             promised.num_blocks + num_taken + self._reserve + num_promised - self._manager.pool.num_free
         )
         floor = promised.holdings.share(head.tenant, 1, num_taken)
-        min_counter = head.tenant.counter + promised.tokens_of.get(head.tenant, 0) / head.tenant.weight
         victims: list[Request] = []
         while lacking_rows > 0 or lacking_blocks > 0:
-            victim = promised.holdings.take_excess(floor, min_counter)
+            victim = promised.holdings.take_excess(floor, head.tenant.counter)
             if victim is None:
                 return False
             victims.append(victim)
             lacking_rows -= 1
             lacking_blocks -= 1 + self._manager.count_freed(victim, hits)  # 1: its part of the reserve
+        self.waiting.pop()  # before a charge or a victim changes who is next
         for victim in victims:
             self._preempt(victim)
         promised.add(head, num_taken, num_tokens)
@@ -257,15 +256,22 @@ class _Promised:
         self.requests: list[Request] = []
         self.num_blocks = 0
         self.num_tokens = 0
-        self.tokens_of: dict[Tenant, int] = {}
+        self._accounts: dict[Tenant, tuple[float, bool]] = {}  # before the first charge
 
     def add(self, request: Request, num_blocks: int, num_tokens: int) -> None:
         """Count one more, which takes so many blocks, and so many tokens in this step."""
         self.requests.append(request)
         self.num_blocks += num_blocks
         self.num_tokens += num_tokens
-        self.tokens_of[request.tenant] = self.tokens_of.get(request.tenant, 0) + num_tokens
-        self.holdings.give(request.tenant, 1, num_blocks)
+        tenant = request.tenant
+        self.holdings.give(tenant, 1, num_blocks)
+        self._accounts.setdefault(tenant, (tenant.counter, tenant.is_served))
+        tenant.charge(num_tokens)
+
+    def take_back_charges(self) -> None:
+        """Leave the tenants' accounts as they were."""
+        for tenant, account in self._accounts.items():
+            tenant.counter, tenant.is_served = account
 
 
 def _charge(request: Request) -> None:

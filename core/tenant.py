@@ -15,12 +15,13 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+TenantKey = tuple[float, bool, int]
 TenantName = str | bytes  # as the client says, or the client itself: text and bytes are never equal
 
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """One account. `key` only grows, for as long as the account exists."""
+    """One account. `key` grows; it falls only when a charge is taken back."""
 
     name: TenantName
     number: int  # of its activation
@@ -32,7 +33,7 @@ class Tenant:
     num_blocks: int = 0  # that those hold, a shared one counted for each
 
     @property
-    def key(self) -> tuple[float, bool, int]:
+    def key(self) -> TenantKey:
         """Who is next: the least counter; at the same one newcomers first, then by activation."""
         return self.counter, self.is_served, self.number
 
@@ -50,13 +51,13 @@ class TenantHeap:
 
     def __init__(self, belongs: Callable[[Tenant], bool]) -> None:
         self._belongs = belongs
-        self._heap: list[tuple[tuple[float, bool, int], Tenant]] = []
-        self._entered: set[Tenant] = set()
+        self._heap: list[tuple[TenantKey, Tenant]] = []
+        self._keys: dict[Tenant, TenantKey] = {}  # of each tenant's one entry that counts
 
     def add(self, tenant: Tenant) -> None:
-        """Enter a tenant that may be in here already."""
-        if tenant not in self._entered:
-            self._entered.add(tenant)
+        """Enter a tenant, or one that is in here already and whose key has fallen."""
+        if tenant not in self._keys or tenant.key < self._keys[tenant]:
+            self._keys[tenant] = tenant.key
             heapq.heappush(self._heap, (tenant.key, tenant))
 
     def find_least(self) -> Tenant | None:
@@ -64,10 +65,13 @@ class TenantHeap:
         heap = self._heap
         while heap:
             key, tenant = heap[0]
-            if not self._belongs(tenant):
+            if self._keys.get(tenant) != key:
                 heapq.heappop(heap)
-                self._entered.discard(tenant)
+            elif not self._belongs(tenant):
+                heapq.heappop(heap)
+                del self._keys[tenant]
             elif key != tenant.key:
+                self._keys[tenant] = tenant.key
                 heapq.heapreplace(heap, (tenant.key, tenant))
             else:
                 return tenant

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import EngineCoreRequest, FinishReason
+from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.token_ids import encode_token_ids
 
 MAX_MODEL_LEN = 64
@@ -28,7 +28,8 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 2, 7, 16, 40, 64, 200]),
         threshold=st.sampled_from([0, 1, 9]),
         chunked=st.booleans(),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair", "fair"]),
+        max_num_queued=st.sampled_from([None, None, None, 3]),
         run_ahead=st.sampled_from([1, 2]),
         caching=st.sampled_from([True, True, False]),
     )
@@ -40,6 +41,7 @@ class EngineMachine(RuleBasedStateMachine):
         threshold: int,
         chunked: bool,
         policy: str,
+        max_num_queued: int | None,
         run_ahead: int,
         caching: bool,
     ) -> None:
@@ -50,10 +52,13 @@ class EngineMachine(RuleBasedStateMachine):
             policy=policy,  # pyright: ignore[reportArgumentType]
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
+            max_num_queued_reqs=max_num_queued,
             run_ahead=run_ahead,
         )
         config = make_config(max_model_len=MAX_MODEL_LEN, enable_prefix_caching=caching, scheduler=scheduler)
         self.engine = FakeEngine(config, num_blocks)
+        self.max_num_queued = max_num_queued
+        self.engine.core.set_client(b"one", 2.5)
         self.longest_beside_decodes = (threshold or max(1, budget // 4)) if chunked else budget
         self.requests: dict[str, tuple[bytes, EngineCoreRequest]] = {}
         self.aborted: set[str] = set()
@@ -74,6 +79,9 @@ class EngineMachine(RuleBasedStateMachine):
         arrival=st.integers(0, 3),
         salt=st.sampled_from(["", "", "", "x"]),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
+        tenant=st.sampled_from(["", "", "a", "b", "c"]),
+        timeout_s=st.sampled_from([None, None, 0.5, 9.0]),
+        queue_timeout_s=st.sampled_from([None, None, 0.5, 9.0]),
     )
     def add(
         self,
@@ -88,6 +96,9 @@ class EngineMachine(RuleBasedStateMachine):
         arrival: int,
         salt: str,
         prompt_logprobs: int | None,
+        tenant: str,
+        timeout_s: float | None,
+        queue_timeout_s: float | None,
     ) -> None:
         prompt = [5] * shared + own
         packed = encode_token_ids(prompt)
@@ -103,6 +114,9 @@ class EngineMachine(RuleBasedStateMachine):
             min_tokens=min(min_tokens, max_tokens),
             stop_token_ids=list(range(VOCAB_SIZE - num_stops, VOCAB_SIZE)),
             prompt_logprobs=prompt_logprobs,
+            tenant=tenant,
+            timeout_s=timeout_s,
+            queue_timeout_s=queue_timeout_s,
         )
         self.requests[request.request_id] = (client, request)
         self.engine.add(request, client)
@@ -150,6 +164,15 @@ class EngineMachine(RuleBasedStateMachine):
             if self.engine.executor.pending:
                 self.engine.finish_step()
 
+    @rule(seconds=st.sampled_from([0.0, 1.0, 5.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        core = self.engine.core
+        self.engine.clock.advance(seconds)
+        core.expire(self.engine.clock.now)
+        deadline = core.next_deadline()
+        assert deadline is None or deadline > self.engine.clock.now
+        self.engine.deliver()
+
     @precondition(lambda self: self.engine.executor.pending)
     @rule()
     def fail_the_oldest_step(self) -> None:
@@ -187,11 +210,18 @@ class EngineMachine(RuleBasedStateMachine):
             return
         final = self.engine.finals[request_id]  # exactly one: FakeEngine refuses a second
         if final.finish_reason is FinishReason.ABORT:
-            assert request_id in self.aborted
+            assert request_id in self.aborted or request.timeout_s is not None
             assert tokens == expected[: len(tokens)]
         elif final.finish_reason is FinishReason.ERROR:
             if final.error == "injected":
                 assert request_id in self.suspects
+            elif final.error_code is ErrorCode.OVERLOADED:
+                assert self.max_num_queued is not None
+                assert not request.output_token_ids
+            elif final.error_code is ErrorCode.QUEUE_TIMEOUT:
+                assert request.queue_timeout_s is not None
+                assert not request.output_token_ids
+                assert tokens == []
             else:
                 assert "max_model_len" in (final.error or "") or "KV blocks" in (final.error or "")
             assert tokens == expected[: len(tokens)]
@@ -222,6 +252,7 @@ def run_mixed(num_blocks: int, run_ahead: int, policy: str) -> FakeEngine:
                 max_tokens=1 + i * 13 % 40,
                 priority=i % 3,
                 eos_token_ids=[7],
+                tenant="abc"[i % 7 % 3],
             )
         )
     engine.run()
@@ -229,7 +260,7 @@ def run_mixed(num_blocks: int, run_ahead: int, policy: str) -> FakeEngine:
     return engine
 
 
-@pytest.mark.parametrize(("run_ahead", "policy"), [(1, "fcfs"), (2, "fcfs"), (2, "priority")])
+@pytest.mark.parametrize(("run_ahead", "policy"), [(1, "fcfs"), (2, "priority"), (1, "fair"), (2, "fair")])
 def test_a_pool_so_small_that_requests_are_preempted_changes_no_token(run_ahead: int, policy: str):
     small, large = run_mixed(24, run_ahead, policy), run_mixed(1024, run_ahead, policy)
     assert small.core.counters.num_preemptions > 20

@@ -1,0 +1,338 @@
+"""The fair policy: what a flood costs others, shares by weight, and who is preempted for whom."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+from fakes import FakeEngine, make_config, make_request
+from quire.core.request import Request
+from quire.ipc.config import SchedulerConfig
+from quire.ipc.messages import FinishReason
+
+
+def make_engine(
+    num_blocks: int = 64,
+    *,
+    max_model_len: int = 128,
+    caching: bool = True,
+    verify: bool = True,
+    **scheduler: Any,
+) -> FakeEngine:
+    config = make_config(
+        max_model_len=max_model_len,
+        enable_prefix_caching=caching,
+        scheduler=SchedulerConfig(**{"run_ahead": 1, "policy": "fair", **scheduler}),
+    )
+    return FakeEngine(config, num_blocks, verify=verify)
+
+
+def work_of(engine: FakeEngine) -> dict[str, int]:
+    """One turn; the tokens per request that its newest step computes."""
+    step = engine.launch()
+    assert step is not None
+    requests = engine.core._scheduler.in_flight[-1].requests
+    work = {request.request_id: count for request, count in zip(requests, step.num_tokens, strict=True)}
+    engine.finish_step()
+    return work
+
+
+def running_of(engine: FakeEngine, client: bytes) -> list[str]:
+    return [r.request_id for r in engine.core._scheduler.running if r.client == client]
+
+
+def live(engine: FakeEngine, request_id: str) -> Request:
+    return engine.core._requests[request_id]
+
+
+def flood(engine: FakeEngine, client: bytes, count: int, prompt_len: int, max_tokens: int) -> None:
+    """Requests that share no prefix."""
+    for i in range(count):
+        prompt = [hash((client, i, place)) % 997 for place in range(prompt_len)]
+        engine.add(make_request(f"{client.decode()}{i}", prompt, max_tokens=max_tokens), client)
+
+
+def measure_first_tokens(engine: FakeEngine, num_requests: int, every: int) -> list[int]:
+    """Turns from adding to the first token of short requests of one client, one each `every` turns."""
+    turns: list[int] = []
+    for i in range(num_requests):
+        name = f"light{i}"
+        engine.add(make_request(name, [i + 1, 7, 9] * 10, max_tokens=16), b"light")
+        for turn in range(every):
+            assert engine.turn() or turn > 0
+            if engine.tokens[name] and len(turns) == i:
+                turns.append(turn + 1)
+        assert name in engine.finals
+    return turns
+
+
+def make_flooded(num_blocks: int, run_ahead: int, **scheduler: Any) -> FakeEngine:
+    engine = make_engine(
+        num_blocks,
+        max_model_len=1024,
+        verify=False,
+        max_num_seqs=32,
+        max_num_batched_tokens=1024,
+        run_ahead=run_ahead,
+        **scheduler,
+    )
+    flood(engine, b"flood", 300, 512, 256)
+    for _ in range(60):
+        engine.turn()
+    return engine
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2])
+@pytest.mark.parametrize("num_blocks", [32 * 97, 1200], ids=["rows are short", "blocks are short"])
+def test_a_flood_at_most_doubles_the_time_to_first_token_of_others(num_blocks: int, run_ahead: int):
+    alone = measure_first_tokens(
+        make_engine(num_blocks, max_num_seqs=32, max_num_batched_tokens=1024, run_ahead=run_ahead), 12, 40
+    )
+    engine = make_flooded(num_blocks, run_ahead)
+    assert engine.core.stats().num_waiting > 200
+    flooded = measure_first_tokens(engine, 12, 40)
+    assert statistics.median(flooded) <= 2 * statistics.median(alone)
+    assert max(flooded) <= 3 * max(alone)
+    assert engine.core.check_integrity() == []
+
+
+@pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [(400, 16), (60, 16)])
+def test_tenants_under_saturation_get_tokens_by_weight(num_blocks: int, max_num_seqs: int):
+    engine = make_engine(num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=128, caching=False)
+    engine.core.set_client(b"one", 1.0)
+    engine.core.set_client(b"three", 3.0)
+    flood(engine, b"one", 400, 24, 24)
+    for _ in range(20):
+        engine.turn()
+    flood(engine, b"three", 400, 24, 24)
+    served = {b"one": 0, b"three": 0}
+    before = {name: live(engine, f"{name.decode()}399").tenant.counter for name in served}
+    for _ in range(600):
+        engine.turn()
+    assert engine.core.stats().num_waiting > 100
+    for name in served:
+        tenant = live(engine, f"{name.decode()}399").tenant
+        served[name] = round((tenant.counter - before[name]) * tenant.weight)
+    assert served[b"three"] / served[b"one"] == pytest.approx(3.0, rel=0.04)
+
+
+def test_long_prompts_of_one_tenant_do_not_take_a_step_from_the_prompt_of_another():
+    engine = make_engine(512, max_model_len=512, max_num_batched_tokens=64)
+    flood(engine, b"long", 3, 400, 8)
+    work_of(engine)
+    work_of(engine)
+    engine.add(make_request("short", [5] * 20, max_tokens=4), b"light")
+    work = work_of(engine)
+    assert work == {"short": 20, "long0": 44}
+    assert engine.tokens["short"] != []
+
+
+def test_prompts_of_two_tenants_take_turns():
+    engine = make_engine(512, max_model_len=512, max_num_batched_tokens=64)
+    flood(engine, b"a", 2, 300, 8)
+    flood(engine, b"b", 2, 300, 8)
+    given = {b"a": 0, b"b": 0}
+    for _ in range(8):
+        for request_id, count in work_of(engine).items():
+            given[request_id[:1].encode()] += count
+    assert given == {b"a": 256, b"b": 256}
+
+
+def test_a_newcomer_takes_the_row_of_the_most_recent_request_of_who_holds_most():
+    engine = make_engine(max_num_seqs=4)
+    flood(engine, b"a", 6, 8, 60)
+    work_of(engine)
+    engine.add(make_request("new", [1] * 8, max_tokens=9), b"b")
+    assert work_of(engine) == {"a0": 1, "a1": 1, "a2": 1, "new": 8}
+    assert live(engine, "a3").num_preemptions == 1
+    assert running_of(engine, b"b") == ["new"]
+    engine.run()
+    assert len(engine.tokens["a3"]) == 60
+    assert engine.core.counters.num_preemptions == 1
+
+
+def test_newcomers_of_several_tenants_begin_in_one_step():
+    engine = make_engine(max_num_seqs=8)
+    flood(engine, b"a", 12, 8, 60)
+    work_of(engine)
+    for client in (b"b", b"c", b"d"):
+        flood(engine, client, 3, 8, 9)
+    work = work_of(engine)
+    assert [sum(name[0] == client for name in work) for client in "abcd"] == [5, 1, 1, 1]
+
+
+def test_more_requests_of_a_newcomer_begin_as_the_others_are_served_as_much():
+    engine = make_engine(max_num_seqs=8)
+    flood(engine, b"a", 12, 8, 60)
+    work_of(engine)
+    flood(engine, b"b", 6, 8, 60)
+    counts: list[int] = []
+    for _ in range(8):
+        work_of(engine)
+        counts.append(len(running_of(engine, b"b")))
+    assert counts[0] == 1
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 3, 5])
+def test_nobody_is_preempted_who_would_have_less_than_the_newcomer(num_seqs: int):
+    engine = make_engine(max_num_seqs=num_seqs)
+    for client in b"abcde"[:num_seqs]:
+        flood(engine, bytes([client]), 3, 8, 40)
+    work_of(engine)
+    for _ in range(200):
+        if not engine.turn():
+            break
+    engine.run()
+    assert engine.core.counters.num_preemptions <= num_seqs
+
+
+def test_a_newcomer_of_more_weight_takes_more_rows():
+    engine = make_engine(max_num_seqs=8)
+    engine.core.set_client(b"b", 3.0)
+    flood(engine, b"a", 12, 8, 60)
+    work_of(engine)
+    flood(engine, b"b", 12, 8, 60)
+    for _ in range(12):
+        work_of(engine)
+    assert len(running_of(engine, b"b")) == 6
+
+
+def test_a_newcomer_that_lacks_blocks_takes_them_from_who_holds_most():
+    engine = make_engine(24, caching=False, max_num_seqs=16)
+    flood(engine, b"a", 8, 30, 30)
+    for _ in range(4):
+        work_of(engine)
+    assert engine.core._pool.num_free < 8
+    engine.add(make_request("new", [1] * 30, max_tokens=20), b"b")
+    assert work_of(engine)["new"] == 30
+    assert engine.core.check_integrity() == []
+    engine.run()
+
+
+def test_nobody_is_preempted_for_a_newcomer_that_would_not_fit_anyway():
+    engine = make_engine(16, caching=False, max_num_seqs=16)
+    flood(engine, b"a", 2, 40, 30)
+    work_of(engine)
+    engine.add(make_request("huge", [1] * 100, max_tokens=20), b"b")
+    assert work_of(engine) == {"a0": 1, "a1": 1}
+    assert engine.core.counters.num_preemptions == 0
+    engine.run()
+
+
+def test_blocks_that_decodes_lack_come_from_the_tenant_that_holds_most():
+    engine = make_engine(12, caching=False, max_num_seqs=16)
+    engine.add(make_request("first", [1] * 15, max_tokens=40), b"b")
+    flood(engine, b"a", 3, 15, 40)
+    while engine.core.counters.num_preemptions == 0:
+        work_of(engine)
+    assert live(engine, "a2").num_preemptions == 1
+    engine.add(make_request("older", [1] * 15, max_tokens=9, arrival_time=-5.0), b"b")
+    engine.run()
+    assert all(final.finish_reason is FinishReason.LENGTH for final in engine.finals.values())
+
+
+def test_within_a_tenant_the_priority_value_comes_before_the_arrival():
+    engine = make_engine(max_num_seqs=1)
+    for name, priority in (("low", 5), ("high", -1), ("mid", 0)):
+        engine.add(make_request(name, [priority + 7], priority=priority, max_tokens=2))
+    engine.run()
+    assert list(engine.finals) == ["high", "mid", "low"]
+
+
+def test_clients_that_name_one_tenant_share_its_part():
+    engine = make_engine(max_num_seqs=4)
+    for client in (b"x", b"y", b"z"):
+        for i in range(4):
+            name = f"{client.decode()}{i}"
+            engine.add(make_request(name, [i + 1] * 8, max_tokens=30, tenant="flood"), client)
+    work_of(engine)
+    for i in range(4):
+        engine.add(make_request(f"w{i}", [i + 1] * 8, max_tokens=30, tenant="light"), b"x")
+    for _ in range(6):
+        work_of(engine)
+    names = [live_request.tenant.name for live_request in engine.core._scheduler.running]
+    assert sorted(names, key=str) == ["flood", "flood", "light", "light"]
+
+
+def test_what_is_computed_again_is_not_charged_again():
+    engine = make_engine(max_num_seqs=2, caching=False)
+    flood(engine, b"a", 2, 20, 10)
+    for _ in range(3):
+        work_of(engine)
+    tenant = live(engine, "a0").tenant
+    served = tenant.counter
+    engine.lose_worker()
+    work_of(engine)
+    assert engine.core.counters.num_preemptions == 2
+    assert served == 2 * 22
+    assert tenant.counter == served + 2  # the token that each was about to compute
+    engine.run()
+
+
+def test_a_tenant_that_comes_back_has_not_lost_what_it_was_served_beyond_others():
+    engine = make_engine(512, max_num_seqs=2, max_num_batched_tokens=64)
+    flood(engine, b"slow", 4, 4, 60)
+    work_of(engine)
+    engine.add(make_request("greedy", [1] * 100, max_tokens=2), b"greedy")
+    while "greedy" not in engine.finals:
+        work_of(engine)
+    engine.add(make_request("again", [2] * 100, max_tokens=2), b"greedy")
+    work_of(engine)
+    assert running_of(engine, b"greedy") == []
+    engine.run()
+
+
+def count_calls_of_a_step(engine: FakeEngine) -> int:
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    step = engine.core.schedule()
+    sys.setprofile(None)
+    assert step is not None
+    engine.core.update(engine.worker.execute(step))  # pyright: ignore[reportArgumentType]
+    engine.deliver()
+    return calls
+
+
+@pytest.mark.parametrize("num_tenants", [1, 3000])
+def test_neither_waiting_requests_nor_waiting_tenants_cost_a_step_anything(num_tenants: int):
+    costs: list[int] = []
+    for num_waiting in (1, 3000):
+        engine = make_engine(512, max_num_seqs=16)
+        for i in range(16 + num_waiting):
+            request = make_request(f"r{i}", [i % 900] * 4, max_tokens=100, tenant=str(i % num_tenants))
+            engine.add(request)
+        for _ in range(3):
+            work_of(engine)
+        costs.append(min(count_calls_of_a_step(engine) for _ in range(3)))
+    assert costs[1] < costs[0] + 100
+    assert len(engine.core._tenants) == min(num_tenants, 3016)
+
+
+def test_an_idle_engine_remembers_no_tenant():
+    engine = make_engine()
+    for i in range(50):
+        engine.add(make_request(f"r{i}", [1] * 9, max_tokens=3, tenant=str(i)))
+    engine.run()
+    assert len(engine.core._tenants) == 0
+
+
+def test_a_waiting_request_says_what_it_waits_for():
+    engine = make_engine(max_num_seqs=2)
+    flood(engine, b"a", 4, 30, 60)
+    flood(engine, b"b", 3, 8, 60)
+    for _ in range(3):
+        work_of(engine)
+    why = engine.core._scheduler.why_waiting
+    assert "no free row (2 running" in why(live(engine, "b1"))
+    assert why(live(engine, "b2")) == "behind earlier requests of its tenant"
+    assert why(live(engine, "a1")) == "its tenant has been served more than others"
