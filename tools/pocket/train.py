@@ -51,7 +51,7 @@ class Stage:
 STAGES = (
     Stage(is_copying=False, num_steps=1250, first=1.0, last=0.3),
     Stage(is_copying=True, num_steps=220, first=1.0, last=1.0),
-    Stage(is_copying=False, num_steps=420, first=0.7, last=0.0),
+    Stage(is_copying=False, num_steps=600, first=0.7, last=0.0),
 )
 
 
