@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import signal
-import socket as sockets
 import sys
 import time
 import traceback
@@ -39,7 +38,7 @@ from ..ipc.messages import (
     UtilityResult,
     Welcome,
 )
-from ..ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST, Lifeline
+from ..ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST, Lifeline, catch_signals
 from ..ipc.sockets import bind_router
 from ..ipc.step import (
     ModelRunnerOutput,
@@ -91,8 +90,9 @@ class EngineCoreProcess:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._leases.monitor, zmq.POLLIN)
         self._poller.register(lifeline_fd, zmq.POLLIN)
-        self._signal_fd = _make_signal_fd()
-        self._poller.register(self._signal_fd, zmq.POLLIN)
+        self._signals = catch_signals(signal.SIGTERM)
+        self._poller.register(self._signals.fileno(), zmq.POLLIN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the user's program's business
 
     def run(self) -> int:
         """Serve; returns the exit code. Every way out ends the worker and tells the clients."""
@@ -128,7 +128,7 @@ class EngineCoreProcess:
         # 1. Wait until something arrives.
         ready = self._wait()
         # 2. Take it: the parent's end first, then clients, then results.
-        if self._lifeline_fd in ready or self._signal_fd in ready:
+        if self._lifeline_fd in ready or self._signals.fileno() in ready:
             self._end("the engine was stopped", EXIT_OK)
             return
         if self._router in ready:
@@ -380,17 +380,6 @@ class EngineCoreProcess:
             if self._router.poll(int(left_s * 1000)):
                 self._receive_from_clients()
             self._deliver()
-
-
-def _make_signal_fd() -> int:
-    """A descriptor that becomes readable on SIGTERM; SIGINT is the user's program's business."""
-    reader, writer = sockets.socketpair()
-    for end in (reader, writer):
-        end.setblocking(False)
-    signal.set_wakeup_fd(writer.detach())
-    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return reader.detach()
 
 
 def main() -> NoReturn:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket as sockets
 import sys
 import time
 from typing import NoReturn
@@ -35,15 +34,13 @@ from ..ipc.daemon_state import (
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.messages import PROTOCOL_VERSION, Goodbye, Hello, Refusal, StartupProgress, Welcome
-from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline
+from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline, catch_signals
+from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
 from ..ipc.run_dir import RunDirectory
 from ..ipc.sockets import connect_dealer
 
 _log = logging.getLogger(__name__)
 
-MAX_CORE_LOSSES = 5  # within LOSS_WINDOW_S; one more ends the daemon
-LOSS_WINDOW_S = 60.0
-FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0  # before the second restart within the window, then doubled
 STOP_GRACE_S = 1.5
 _HELLO_RETRY_MS = 20
 
@@ -67,21 +64,6 @@ class Reporter:
         if isinstance(report, ReadyReport):
             os.close(self._fd)
             self._fd = None
-
-
-class RestartBudget:
-    """How often, and how soon, a lost core is started again."""
-
-    def __init__(self) -> None:
-        self._losses: list[float] = []
-
-    def note_loss(self, now: float) -> float | None:
-        """Seconds to wait before the next start; None when there were too many losses lately."""
-        self._losses = [at for at in self._losses if now - at < LOSS_WINDOW_S] + [now]
-        num_before = len(self._losses) - 1
-        if num_before >= MAX_CORE_LOSSES:
-            return None
-        return 0.0 if num_before == 0 else min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (num_before - 1))
 
 
 class CoreLink:
@@ -147,7 +129,7 @@ class Supervisor:
         self._start_at: float | None = time.monotonic()  # when the next core is started
         self._refusal: Refusal | None = None
         self._exit_code: int | None = None
-        self._signals = _make_signal_socket()
+        self._signals = catch_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         self._poller = zmq.Poller()
         self._poller.register(self._signals.fileno(), zmq.POLLIN)
         self._lifeline_fd = lifeline_fd
@@ -233,7 +215,7 @@ class Supervisor:
             return
         backoff_s = self._budget.note_loss(time.monotonic())
         if backoff_s is None:
-            self._fail(f"{reason}, {MAX_CORE_LOSSES + 1} times in {LOSS_WINDOW_S:g} s", "", EXIT_CORE_LOST)
+            self._fail(f"{reason}, {MAX_LOSSES + 1} times in {LOSS_WINDOW_S:g} s", "", EXIT_CORE_LOST)
             return
         _log.error("%s; starting another", reason)
         self._state.last_loss = reason
@@ -279,17 +261,6 @@ class Supervisor:
             write_state(self._run_dir.path, self._state)
         except OSError as error:  # a full disk must not end the daemon
             _log.warning("daemon state not written: %s", error)
-
-
-def _make_signal_socket() -> sockets.socket:
-    """Becomes readable on SIGTERM, SIGINT and SIGHUP; a byte each says which."""
-    reader, writer = sockets.socketpair()
-    for end in (reader, writer):
-        end.setblocking(False)
-    signal.set_wakeup_fd(writer.detach())
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: None)
-    return reader
 
 
 def run_supervisor() -> NoReturn:

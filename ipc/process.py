@@ -12,6 +12,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -171,3 +172,14 @@ class Lifeline:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def catch_signals(*numbers: signal.Signals) -> socket.socket:
+    """From now on these signals do nothing but make the returned socket readable: a byte each says which."""
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
+        end.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
+    for number in numbers:
+        signal.signal(number, lambda _number, _frame: None)
+    return reader
