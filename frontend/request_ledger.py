@@ -59,7 +59,8 @@ class RequestLedger:
         """Enter what the engine sent and return what is to be delivered of it.
 
         Outputs of requests that are not here are dropped. Tokens that were delivered before stay in: whoever
-        reads merges by position.
+        reads merges by position. What comes after a gap is dropped: the connection has ended in
+        between and nobody has noticed yet; `resume` will make up for it.
         """
         kept: list[EngineCoreOutput] = []
         for output in outputs:
@@ -67,10 +68,9 @@ class RequestLedger:
             if entry is None:
                 continue
             num_known = len(entry.output) - output.start
-            if num_known == 0:
-                entry.output.extend(output.new_token_ids)
-            elif num_known > 0:
-                entry.output.extend(output.new_token_ids[num_known:])
+            if num_known < 0:
+                continue
+            entry.output.extend(output.new_token_ids[num_known:])
             if output.prompt_logprobs is not None:
                 output = _drop_repeated(entry, output)
             if output.finish_reason is not None:

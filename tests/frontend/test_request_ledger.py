@@ -1,0 +1,130 @@
+"""The ledger: what a client knows of its unfinished requests, and what it says to an engine that knows none."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import FakeClock, make_logprobs, make_request
+from quire.frontend.request_ledger import RequestLedger
+from quire.ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, FinishReason
+from quire.ipc.token_ids import decode_token_ids
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def ledger(clock: FakeClock) -> RequestLedger:
+    return RequestLedger(clock)
+
+
+def outputs_in(ledger: RequestLedger) -> dict[str, list[int]]:
+    """Request id -> the tokens with which it would be added again."""
+    requests = [message for message in ledger.resume() if isinstance(message, EngineCoreRequest)]
+    return {request.request_id: decode_token_ids(request.output_token_ids) for request in requests}
+
+
+def prompt_positions(outputs: list[EngineCoreOutput]) -> list[int]:
+    """The prompt positions that were delivered; a fake's logprob at a position is minus the position."""
+    blocks = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+    return [-int(value) for block in blocks for value in memoryview(block.logprobs).cast("f")]
+
+
+def test_a_request_is_resumed_with_the_tokens_it_has_received(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1, 2], max_tokens=9))
+    ledger.add(make_request("b", [3], output=[7, 8]))
+    ledger.take([EngineCoreOutput("a", 0, [4]), EngineCoreOutput("a", 1, [5, 6])])
+    ledger.take([EngineCoreOutput("b", 2, [9])])
+    assert outputs_in(ledger) == {"a": [4, 5, 6], "b": [7, 8, 9]}
+    resumed = ledger.resume()[0]
+    assert isinstance(resumed, EngineCoreRequest)
+    assert decode_token_ids(resumed.prompt_token_ids) == [1, 2]
+    assert resumed.sampling_params.max_tokens == 9
+
+
+def test_requests_are_resumed_in_the_order_of_their_arrival(ledger: RequestLedger) -> None:
+    for name in ("z", "a", "m"):
+        ledger.add(make_request(name, [1]))
+    ledger.take([EngineCoreOutput("m", 0, [4])])
+    assert list(outputs_in(ledger)) == ["z", "a", "m"]
+
+
+def test_an_overlap_is_entered_once_and_delivered_for_the_reader_to_merge(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1]))
+    ledger.take([EngineCoreOutput("a", 0, [4, 5, 6])])
+    again = EngineCoreOutput("a", 1, [5, 6, 7])
+    assert ledger.take([again]) == [again]
+    ledger.take([EngineCoreOutput("a", 0, [4])])
+    assert outputs_in(ledger) == {"a": [4, 5, 6, 7]}
+
+
+def test_an_output_beyond_a_gap_is_dropped_and_its_request_is_kept(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1]))
+    ledger.take([EngineCoreOutput("a", 0, [4])])
+    assert ledger.take([EngineCoreOutput("a", 3, [9], FinishReason.LENGTH)]) == []
+    assert outputs_in(ledger) == {"a": [4]}
+    assert ledger.take([EngineCoreOutput("a", 1, [5])]) == [EngineCoreOutput("a", 1, [5])]
+
+
+def test_outputs_of_finished_and_unknown_requests_are_dropped(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1]))
+    last = EngineCoreOutput("a", 0, [4], FinishReason.LENGTH)
+    assert ledger.take([last, EngineCoreOutput("never", 0, [1])]) == [last]
+    assert ledger.take([last, EngineCoreOutput("a", 1, [5])]) == []
+    assert len(ledger) == 0
+    assert ledger.resume() == []
+
+
+def test_a_removed_request_is_not_resumed(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1]))
+    ledger.remove("a")
+    ledger.remove("never")
+    assert ledger.resume() == []
+
+
+def test_what_was_aborted_while_away_is_added_and_aborted_again(ledger: RequestLedger) -> None:
+    for name in ("a", "b", "c"):
+        ledger.add(make_request(name, [1]))
+    ledger.abort(["b", "c", "never"])
+    ledger.take([EngineCoreOutput("c", 0, [], FinishReason.ABORT)])
+    *requests, abort = ledger.resume()
+    assert [request.request_id for request in requests if isinstance(request, EngineCoreRequest)] == ["a", "b"]
+    assert abort == AbortRequests(["b"])
+    assert ledger.resume()[-1] == abort  # for as long as its last output has not come
+
+
+def test_a_timeout_runs_on_while_there_is_no_engine(ledger: RequestLedger, clock: FakeClock) -> None:
+    ledger.add(make_request("a", [1], timeout_s=10.0))
+    clock.advance(2.0)
+    ledger.add(make_request("b", [1], timeout_s=10.0))
+    ledger.add(make_request("c", [1]))
+    clock.advance(7.0)
+
+    def timeouts() -> dict[str, float | None]:
+        return {m.request_id: m.timeout_s for m in ledger.resume() if isinstance(m, EngineCoreRequest)}
+
+    assert timeouts() == {"a": pytest.approx(1.0), "b": pytest.approx(3.0), "c": None}
+    clock.advance(2.0)
+    late = timeouts()
+    assert late["b"] == pytest.approx(1.0)
+    assert late["a"] is not None
+    assert 0.0 < late["a"] < 0.01  # a time-out of 0 is not allowed on the wire, and none would be for ever
+
+
+def test_prompt_logprobs_that_a_resumed_engine_says_again_are_cut_off(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", list(range(9)), prompt_logprobs=0))
+
+    def say(first: int, last: int, tokens: list[int] | None = None) -> EngineCoreOutput:
+        block = make_logprobs(list(range(first, last + 1)), first)
+        return EngineCoreOutput("a", 0, tokens or [], prompt_logprobs=block)
+
+    delivered = ledger.take([say(1, 3)])
+    ledger.resume()
+    delivered += ledger.take([say(1, 2)])  # all of it known
+    ledger.resume()  # and lost again
+    delivered += ledger.take([say(1, 5), say(6, 8, [4])])
+    ledger.resume()
+    delivered += ledger.take([say(1, 8), EngineCoreOutput("a", 1, [5])])
+    assert prompt_positions(delivered) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [output.new_token_ids for output in delivered if output.new_token_ids] == [[4], [5]]
