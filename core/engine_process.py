@@ -139,6 +139,8 @@ class EngineCoreProcess:
             self._check_leases()
         for event in self._executor.receive():
             self._on_executor_event(event)
+        if self._core is not None:
+            self._core.expire(time.monotonic())
         # 3. Keep the worker fed before anything else, then deliver.
         self._submit_steps()
         self._deliver()
@@ -162,7 +164,9 @@ class EngineCoreProcess:
         if any(client.outbox for client in self._clients.values()):
             timeouts.append(OUTBOX_RETRY_MS)
         if (check_at := self._leases.next_check_at) is not None:
-            timeouts.append(1 + max(0, int(1000 * (check_at - time.monotonic()))))
+            timeouts.append(_until_ms(check_at))
+        if self._core is not None and (deadline := self._core.next_deadline()) is not None:
+            timeouts.append(_until_ms(deadline))
         return min(timeouts, default=None)
 
     def _submit_steps(self) -> None:
@@ -220,8 +224,10 @@ class EngineCoreProcess:
             self._reply(identity, StartupProgress(self._startup.phase))
 
     def _welcome(self, identity: bytes, facts: EngineFacts) -> None:
-        number = self._clients[identity].hello.number
-        self._reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, number))
+        assert self._core is not None
+        hello = self._clients[identity].hello
+        self._core.set_client(identity, hello.weight)
+        self._reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number))
 
     def _call_utility(self, core: EngineCore, call: UtilityCall) -> UtilityResult:
         clients = {identity: client.describe() for identity, client in self._clients.items()}
@@ -380,6 +386,11 @@ class EngineCoreProcess:
             if self._router.poll(int(left_s * 1000)):
                 self._receive_from_clients()
             self._deliver()
+
+
+def _until_ms(at: float) -> int:
+    """Milliseconds to a monotonic time, rounded up: a poll that ends early would have to be repeated."""
+    return 1 + max(0, int(1000 * (at - time.monotonic())))
 
 
 def main() -> NoReturn:
