@@ -324,15 +324,16 @@ class EngineCore:
     def _find_overload(self, request: EngineCoreRequest, tenant: Tenant) -> str | None:
         """Why one more request may not wait, None if it may. A resumed one has waited before, so it may.
 
-        Under the fair policy a tenant may fill its part of the queue also when others have filled all of it;
-        the parts add up to max_num_queued_reqs, so at most twice as many wait.
+        Under the fair policy a tenant may fill its part of the queue also when others have filled all of it,
+        until twice as many wait.
         """
         bound, num_queued = self._config.scheduler.max_num_queued_reqs, self._scheduler.num_queued
         if bound is None or num_queued < bound or request.output_token_ids:
             return None
-        part = bound * tenant.weight / self._tenants.active_weight
-        if self._config.scheduler.policy == "fair" and tenant.num_live - tenant.num_rows <= part:
-            return None
+        if self._config.scheduler.policy == "fair" and num_queued < 2 * bound:
+            part = bound * tenant.weight / self._tenants.active_weight
+            if tenant.num_live - tenant.num_rows <= part:
+                return None
         return f"{num_queued} requests wait already, and max_num_queued_reqs={bound}: try again later"
 
     def _is_oldest(self, step_id: int) -> bool:

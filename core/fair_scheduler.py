@@ -129,8 +129,13 @@ class FairScheduler(Scheduler):
         request.num_charged_tokens = max(request.num_charged_tokens, request.num_computed_tokens)
 
     def _launch(self, step: Step) -> SchedulerOutput:
-        for request in step.requests:
-            _charge(request)
+        for request in step.requests:  # not by _charge: a call each is 0.04 ms at 256 rows
+            num_new = request.num_computed_tokens - request.num_charged_tokens
+            if num_new > 0:
+                tenant = request.tenant
+                tenant.counter += num_new / tenant.weight
+                tenant.is_served = True
+                request.num_charged_tokens = request.num_computed_tokens
         return super()._launch(step)
 
     def _release(self, request: Request) -> None:

@@ -62,6 +62,7 @@ class InprocEngine:
     def run_until_outputs(self) -> list[EngineCoreOutput]:
         """Run steps until there is something to deliver; [] when nothing can run."""
         while True:
+            self._core.expire(time.monotonic())
             outputs = self._core.take_outputs().get(_CLIENT)
             if outputs:
                 return outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Self
@@ -13,7 +14,7 @@ from ..ipc.messages import EngineFacts, EngineMetrics, EngineSnapshot, Scheduler
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .engine_args import EngineArgs
-from .input_processor import EngineInput, InputProcessor, Prompt
+from .input_processor import InputProcessor, Prompt
 from .llm_engine import load_model_tokenizer, load_served_tokenizer, make_default_sampling_params
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
@@ -166,11 +167,15 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, as SamplingParams.output_kind says, until one is `finished`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. A reader that falls
         behind gets deltas merged. sampling_params None takes the model's defaults; request_id None makes one.
+        priority, tenant, timeout_s, queue_timeout_s: as LLMEngine.add_request.
         Raises ValueErrors for bad input, RequestFailedError when the engine fails this request,
         EngineDeadError when the engine is gone.
         """
@@ -178,7 +183,18 @@ class AsyncLLM:
         client = self._running_client()
         params = sampling_params or self.get_default_sampling_params()
         name = f"request-{next(self._request_numbers)}" if request_id is None else request_id
-        request = await self._process(name, prompt, params, priority)
+        process = functools.partial(
+            self._input_processor.process,
+            name,
+            prompt,
+            params,
+            priority,
+            tenant=tenant,
+            timeout_s=timeout_s,
+            queue_timeout_s=queue_timeout_s,
+        )
+        is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
+        request = await asyncio.to_thread(process) if is_long else process()
         collector = OutputCollector(params.output_kind)
         self._output_processor.add_request(request, collector.put)
         self._collectors[name] = collector
@@ -252,14 +268,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *_exc_info: Any) -> None:
         self.shutdown()
-
-    async def _process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int
-    ) -> EngineInput:
-        process = self._input_processor.process
-        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
-            return await asyncio.to_thread(process, request_id, prompt, params, priority)
-        return process(request_id, prompt, params, priority)
 
     def _running_client(self) -> AsyncMPClient:
         if self.dead_error is not None:

@@ -5,6 +5,7 @@ tokenizer or the model's limits. All PromptErrors come from here, before anythin
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 import os
 import time
@@ -15,7 +16,13 @@ from typing import Any, cast
 import msgspec
 
 from ..ipc.errors import InputError, PromptError, SamplingParamsError, did_you_mean
-from ..ipc.messages import MAX_CACHE_SALT_LENGTH, EngineCoreRequest, EngineFacts
+from ..ipc.messages import (
+    MAX_CACHE_SALT_LENGTH,
+    MAX_TENANT_LENGTH,
+    MAX_TIMEOUT_S,
+    EngineCoreRequest,
+    EngineFacts,
+)
 from ..ipc.sampling_params import MAX_SEED, SamplingParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from .tokenizer import Tokenizer
@@ -76,9 +83,21 @@ class InputProcessor:
         params: SamplingParams,
         priority: int = 0,
         arrival_time: float | None = None,
+        *,
+        tenant: str = "",
+        timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
     ) -> EngineInput:
         """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
-        return self.make_input(request_id, self.tokenize([prompt])[0], params, priority, arrival_time)
+        _check_tenant(tenant)
+        timeouts = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
+        for name, value in timeouts.items():
+            _check_timeout(name, value)
+        made = self.make_input(request_id, self.tokenize([prompt])[0], params, priority, arrival_time)
+        sequences = [
+            msgspec.structs.replace(sequence, tenant=tenant, **timeouts) for sequence in made.sequences
+        ]
+        return dataclasses.replace(made, sequences=sequences)
 
     def tokenize(
         self, prompts: Sequence[Prompt], add_special_tokens: bool = True, is_many: bool = False
@@ -301,6 +320,19 @@ def _check_request_id(request_id: Any) -> None:
         raise InputError("request_id", request_id, f"a text of 1 to {MAX_USER_ID_LENGTH} characters")
     if not request_id.isprintable():
         raise InputError("request_id", request_id, "printable characters")
+
+
+def _check_tenant(tenant: Any) -> None:
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_LENGTH:
+        raise InputError("tenant", tenant, f"a text of at most {MAX_TENANT_LENGTH} characters")
+    if not tenant.isprintable():  # as lone surrogates are not, which UTF-8 cannot hold
+        raise InputError("tenant", tenant, "printable characters")
+
+
+def _check_timeout(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value <= MAX_TIMEOUT_S):  # nan compares false
+        raise InputError(name, value, f"seconds above 0 and up to {MAX_TIMEOUT_S:g}, or None")
 
 
 def _check_encodable(name: str, text: str) -> None:

@@ -85,13 +85,29 @@ class LLMEngine:
         arrival_time: float | None = None,
         *,
         priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
     ) -> None:
         """Check a request and hand it to the engine.
 
+        priority: lower runs first, if the policy asks for it. tenant: whose request it is under the fair
+        policy, '' for this client's own. timeout_s: it ends with 'abort' and what it has so many seconds
+        after it came to the engine. queue_timeout_s: it ends with 'error' if it has not begun by then.
         Raises PromptError, SamplingParamsError, InputError (a live request has this id), EngineDeadError.
         """
         sampling = SamplingParams() if params is None else params
-        self.add_input(self.input_processor.process(request_id, prompt, sampling, priority, arrival_time))
+        made = self.input_processor.process(
+            request_id,
+            prompt,
+            sampling,
+            priority,
+            arrival_time,
+            tenant=tenant,
+            timeout_s=timeout_s,
+            queue_timeout_s=queue_timeout_s,
+        )
+        self.add_input(made)
 
     def add_input(self, request: EngineInput) -> None:
         """Hand a request to the engine that `input_processor` has made."""

@@ -252,3 +252,35 @@ def test_without_a_tokenizer_only_token_ids_go_in_and_out():
 def test_a_priority_is_an_integer(processor: InputProcessor, priority: Any):
     with pytest.raises(InputError, match="priority"):
         processor.process("a", [1], SamplingParams(), priority)
+
+
+def test_every_sequence_carries_its_tenant_and_timeouts(processor: InputProcessor):
+    request = processor.process(
+        "a", [1], SamplingParams(n=2), tenant="team \u00e9", timeout_s=3, queue_timeout_s=0.5
+    )
+    terms = {(one.tenant, one.timeout_s, one.queue_timeout_s) for one in request.sequences}
+    assert (len(request.sequences), terms) == (2, {("team \u00e9", 3, 0.5)})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tenant", "x" * 129),
+        ("tenant", 7),
+        ("tenant", None),
+        ("tenant", "a\nb"),
+        ("tenant", "\ud800"),
+        ("timeout_s", 0),
+        ("timeout_s", -1.0),
+        ("timeout_s", float("nan")),
+        ("timeout_s", float("inf")),
+        ("timeout_s", True),
+        ("timeout_s", "5"),
+        ("queue_timeout_s", 0.0),
+        ("queue_timeout_s", 1e9),
+    ],
+)
+def test_a_bad_tenant_or_timeout_is_named(processor: InputProcessor, field: str, value: Any):
+    with pytest.raises(InputError) as caught:
+        processor.process("a", [1], SamplingParams(), **{field: value})
+    assert caught.value.field == field
