@@ -1,0 +1,181 @@
+// Drives the page in headless Chromium, as a person would, and fails with what was not as it should be.
+//   node drive.mjs URL CHROMIUM [SCREENSHOT]
+// The server runs the pocket model with --max-num-seqs 8, so that some of the background load waits.
+import assert from "node:assert/strict";
+import { chromium } from "playwright-core";
+
+const [url, executablePath, screenshot] = process.argv.slice(2);
+const DEADLINE_MS = 30_000;
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+
+async function openPage(prepare = async () => {}) {
+  const context = await browser.newContext({ viewport: { width: 1360, height: 1000 } });
+  context.setDefaultTimeout(DEADLINE_MS);
+  const page = await context.newPage(), complaints = [];
+  page.on("pageerror", (error) => complaints.push(error.message));
+  page.on("console", (message) => { if (message.type() === "error") complaints.push(message.text()); });
+  await prepare(page);
+  await page.goto(url);
+  return { page, complaints };
+}
+
+// Sequences that run on whatever they say; returns a function that ends them.
+function startLoad(count) {
+  const stop = new AbortController();
+  const body = { model: "pocket", prompt: "Once upon a time", n: count, max_tokens: 1900, ignore_eos: true, temperature: 1, stream: true };
+  const run = async () => {
+    const response = await fetch(`${url}/v1/completions`, {
+      method: "POST", signal: stop.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+    });
+    assert.equal(response.status, 200, await (response.ok ? "" : response.text()));
+    for await (const _ of response.body) { /* read on */ }
+  };
+  const done = run().catch((error) => { if (!stop.signal.aborted) throw error; });
+  return async () => { stop.abort(); await done; };
+}
+
+const send = async (page, text) => { await page.fill("#message", text); await page.press("#message", "Enter"); };
+const hasText = (page, selector, pattern) =>
+  page.waitForFunction(([at, source]) => new RegExp(source).test(document.querySelector(at)?.textContent ?? ""), [selector, pattern.source]);
+const answered = (page) => page.waitForFunction(() => !document.querySelector("#send").disabled);
+
+async function chats({ page }) {
+  await hasText(page, "#link", /^up /);
+  await hasText(page, "#model", /^pocket$/);
+  // Notes the text's length at every change: an answer that streams grows step by step.
+  await page.evaluate(() => {
+    window.lengths = [];
+    new MutationObserver(() => window.lengths.push([...document.querySelectorAll(".message.assistant")].at(-1)?.textContent.length ?? 0))
+      .observe(document.querySelector("#log"), { childList: true, subtree: true, characterData: true });
+  });
+  await send(page, "What is 12 plus 30?");
+  await answered(page);
+  assert.match(await page.textContent(".message.assistant"), /42/);
+  await page.evaluate(() => { window.lengths = []; });
+  await send(page, "Tell me a story.");
+  await answered(page);
+  const lengths = [...new Set(await page.evaluate(() => window.lengths))];
+  assert.ok(lengths.length >= 3, `the answer came in ${lengths.length} pieces: ${lengths}`);
+  assert.match(await page.textContent("#rates"), /first token after \d+ ms, [\d.]+ tokens\/s, \d+ tokens/);
+}
+
+async function keepsMarkupAsText({ page }) {
+  const markup = "<img src=x onerror=\"document.title='bad'\"><b>bold</b>";
+  await send(page, markup);
+  await answered(page);
+  assert.equal(await page.locator(".message.user").last().textContent(), markup);
+  assert.equal(await page.locator("#log img, #log b").count(), 0);
+  assert.equal(await page.title(), "Quire");
+}
+
+async function clears({ page }) {
+  await page.click("#clear");
+  assert.equal(await page.locator(".message").count(), 0);
+}
+
+async function showsTheEngine({ page }) {
+  const endLoad = startLoad(20);
+  await hasText(page, "#running", /^8$/);
+  await hasText(page, "#waiting", /^1\d$/);
+  await hasText(page, "#generation", /^[1-9]/);
+  await page.waitForFunction(() => document.querySelectorAll("#requests tbody tr").length >= 20);
+  assert.match(await page.textContent("#requests tbody tr:nth-child(1)"), /running/);
+  const waiting = page.locator("#requests tbody tr", { hasText: "waiting" }).first();
+  assert.match(await waiting.locator("td.why").textContent(), /\S/);
+  const progress = () => page.evaluate(() => document.querySelector("#requests progress").value);
+  const before = await progress();
+  await page.waitForFunction((value) => document.querySelector("#requests progress").value > value, before);
+  await page.waitForFunction(() => new Set([...document.querySelector("#spark").getAttribute("points").matchAll(/,([\d.]+)/g)].map((m) => m[1])).size > 2);
+  assert.match(await page.textContent("#clients tbody"), /\d/);
+  assert.match(await page.textContent("#steps"), /[1-9].* steps\/s/);
+  const colors = await page.evaluate(() => {
+    const canvas = document.querySelector("#blocks");
+    return new Set(new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
+  });
+  assert.ok(colors >= 2, "the block map has one colour");
+  return endLoad;
+}
+
+async function stops({ page }) {
+  await send(page, "Tell me a long story about a fox.");
+  await page.waitForFunction(() => document.querySelector(".message.assistant:last-child")?.textContent.length > 0);
+  await page.click("#stop");
+  await answered(page);
+  assert.match(await page.textContent("#rates"), /^stopped, /);
+  const before = await page.locator(".message.assistant").last().textContent();
+  assert.ok(before.length > 0);
+}
+
+// A picture with something in every part.
+async function poses({ page }) {
+  await send(page, "What is 12 plus 30?");
+  await answered(page);
+  const endLoads = [startLoad(6)];
+  await hasText(page, "#running", /^6$/);
+  await send(page, "Tell me a long story about a fox.");
+  await page.waitForFunction(() => document.querySelector(".message.assistant:last-child")?.textContent.length > 0);
+  endLoads.push(startLoad(14));
+  await hasText(page, "#waiting", /^1\d$/);
+  await page.screenshot({ path: screenshot });
+  for (const end of endLoads) await end();
+  await answered(page);
+}
+
+async function becomesIdle({ page }) {
+  await hasText(page, "#running", /^0$/);
+  await hasText(page, "#waiting", /^0$/);
+  await page.waitForSelector("#no_requests:not([hidden])");
+}
+
+async function asksForAKey() {
+  const { page } = await openPage((page) => page.route(/stats|v1/, async (route) => {
+    if (route.request().headers().authorization === "Bearer sesame") return route.continue();
+    return route.fulfill({ status: 401, contentType: "application/json", body: '{"error": {"message": "a key, please"}}' });
+  }));
+  await page.waitForSelector("#key_dialog[open]");
+  await page.fill("#key", "wrong");
+  await page.press("#key", "Enter");
+  await page.waitForFunction(() => document.querySelector("#key").value === "" && document.querySelector("#key_dialog").open);
+  await page.fill("#key", "sesame");
+  await page.press("#key", "Enter");
+  await hasText(page, "#link", /^up /);
+  await page.context().close();
+}
+
+async function worksInTheDarkAndOnAPhone({ page }) {
+  await page.emulateMedia({ colorScheme: "dark" });
+  const [ground, ink] = await page.evaluate(() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]);
+  const brightness = (color) => color.match(/\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0);
+  assert.ok(brightness(ground) < 150 && brightness(ink) > 550, `${ink} on ${ground}`);
+  await page.setViewportSize({ width: 390, height: 800 });
+  const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  assert.equal(overflow, 0, "the page scrolls sideways on a phone");
+}
+
+async function hasANameForEverythingOneCanUse({ page }) {
+  const nameless = await page.evaluate(() => [...document.querySelectorAll("button, input, textarea, progress, canvas, svg, dialog")]
+    .filter((node) => !(node.textContent.trim() || node.getAttribute("aria-label") || node.getAttribute("aria-labelledby") || node.labels?.length))
+    .map((node) => node.outerHTML.slice(0, 80)));
+  assert.deepEqual(nameless, []);
+}
+
+try {
+  const opened = await openPage();
+  await chats(opened);
+  await keepsMarkupAsText(opened);
+  await clears(opened);
+  const endLoad = await showsTheEngine(opened);
+  await hasANameForEverythingOneCanUse(opened);
+  await endLoad();
+  if (screenshot) await poses(opened);
+  const endSmallLoad = startLoad(6);
+  await stops(opened);
+  await endSmallLoad();
+  await becomesIdle(opened);
+  await worksInTheDarkAndOnAPhone(opened);
+  assert.deepEqual(opened.complaints, []);
+  await asksForAKey();
+  console.log("ok");
+} finally {
+  await browser.close();
+}
