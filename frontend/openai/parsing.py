@@ -95,6 +95,6 @@ def _find_value(body: bytes, path: str) -> object:
         value: Any = msgspec.json.decode(body)
         for place, name in _STEP.findall(path):
             value = cast(list[Any], value)[int(place)] if place else cast(dict[str, Any], value)[name]
-    except (LookupError, TypeError, ValueError, msgspec.DecodeError):
+    except (LookupError, TypeError, ValueError, RecursionError, msgspec.DecodeError):
         return None
     return value

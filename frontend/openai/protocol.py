@@ -7,6 +7,7 @@ reaches the app; it is answered in OpenAI's error shape, and the connection ends
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from email.utils import formatdate
 from http import HTTPStatus
@@ -51,6 +52,11 @@ class CappedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family != socket.AF_UNIX:
+            # asyncio does so only for sockets made with a protocol number; without it an answer, which is
+            # written as head and body, waits 40 ms for the client's delayed acknowledgement.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._arm(self._limits.max_keep_alive_s, None)
         if len(self.connections) > self._limits.max_connections:
             allowed = f"at most {self._limits.max_connections} (max_connections)"

@@ -1,0 +1,219 @@
+"""A scripted AsyncLLM, and a client that calls an ASGI app without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from frontend_fakes import make_facts
+from quire.frontend.logprobs import Logprob
+from quire.frontend.metrics import RequestMetrics
+from quire.frontend.model_folder import pocket_folder
+from quire.frontend.openai.app import create_app
+from quire.frontend.openai.auth import ApiKeyMiddleware
+from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.serving import Serving
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
+
+
+@dataclass
+class Call:
+    """What `generate` was called with."""
+
+    prompt: dict[str, Any]
+    params: SamplingParams
+    request_id: str
+    keywords: dict[str, Any]
+
+
+class FakeLLM:
+    """Answers every prompt with `pieces`, one a turn. A closed `gate` holds everything after the first."""
+
+    def __init__(self, pieces: tuple[str, ...] = ("Hello", " there", "!"), **facts: Any) -> None:
+        self.pieces = pieces
+        values = {"model": str(pocket_folder()), "vocab_size": 2048, "max_model_len": 128, "max_num_seqs": 4}
+        self.facts = make_facts(**(values | facts))
+        self.tokenizer: Tokenizer = load_tokenizer(pocket_folder())
+        self.defaults = SamplingParams()
+        self.error: Exception | None = None
+        self.error_after = 0  # pieces
+        self.holds_first = False
+        self.calls: list[Call] = []
+        self.ended: list[str] = []
+        self.aborted: set[str] = set()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.started = asyncio.Event()  # a first output is on its way
+        self.dead_error: Exception | None = None
+        self.num_shutdowns = 0
+
+    @property
+    def errored(self) -> bool:
+        return self.dead_error is not None
+
+    @property
+    def is_running(self) -> bool:
+        return not self.errored
+
+    async def start(self, _on_phase: Any = None) -> None:
+        await asyncio.sleep(0)
+
+    def shutdown(self) -> None:
+        self.num_shutdowns += 1
+
+    async def snapshot(self) -> Any:
+        raise self.dead_error or NotImplementedError
+
+    async def metrics(self) -> Any:
+        raise self.dead_error or NotImplementedError
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return self.defaults
+
+    async def abort(self, request_ids: list[str]) -> None:
+        self.aborted.update(request_ids)
+        self.gate.set()
+
+    async def generate(
+        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **keywords: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.calls.append(Call(prompt, params, request_id, keywords))
+        try:
+            ids = prompt.get("prompt_token_ids") or self.tokenizer.encode(prompt["prompt"])
+            if params.output_kind == RequestOutputKind.FINAL_ONLY:
+                self.started.set()
+                await self.gate.wait()
+                if self.error is not None:
+                    raise self.error
+                yield self._output(request_id, ids, params, "".join(self.pieces), True)
+                return
+            for place, piece in enumerate(self.pieces):
+                if self.error is not None and place == self.error_after:
+                    raise self.error
+                if place == 1 or self.holds_first:
+                    await self.gate.wait()
+                is_last = place == len(self.pieces) - 1 or request_id in self.aborted
+                yield self._output(request_id, ids, params, piece, is_last)
+                self.started.set()
+                if is_last:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.ended.append(request_id)
+
+    def _output(
+        self, request_id: str, ids: list[int], params: SamplingParams, text: str, is_last: bool
+    ) -> RequestOutput:
+        reason = ("abort" if request_id in self.aborted else "stop") if is_last else None
+        logprobs: Any = [{7: Logprob(-0.5, 1, text), 8: Logprob(float("-inf"), 2, "b")}]
+        outputs = [
+            CompletionOutput(
+                index, text, [7], None, logprobs if params.logprobs is not None else None, reason
+            )
+            for index in range(params.n)
+        ]
+        metrics = RequestMetrics(arrival_time=0.0, num_generation_tokens=len(self.pieces) * params.n)
+        return RequestOutput(
+            request_id, None, ids, None, outputs, is_last, metrics if is_last else None, num_cached_tokens=3
+        )
+
+
+@dataclass
+class Answer:
+    """What an app sent."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of a stream's events; '[DONE]' as it is."""
+        lines = [line for line in self.body.decode().split("\n") if line.startswith("data: ")]
+        return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+class AsgiClient:
+    """Calls an app as a server does; `leave` makes the client go away."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.gone = asyncio.Event()
+
+    def leave(self) -> None:
+        self.gone.set()
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self.call("GET", path, b"", headers)
+
+    async def post(self, path: str, body: Any, **headers: str) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.call("POST", path, data, {"content_type": "application/json"} | headers)
+
+    async def call(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        answer = Answer()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "state": {},
+        }
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            else:
+                answer.body += message.get("body", b"")
+
+        await self.app(scope, receive, send)
+        return answer
+
+
+Scenario = Callable[[FakeLLM, AsgiClient, Serving], Awaitable[None]]
+
+
+def run_with_app(scenario: Scenario, options: ServerOptions | None = None, **facts: Any) -> None:
+    """Run a scenario with an open app over a FakeLLM."""
+
+    async def main() -> None:
+        llm = FakeLLM(**facts)
+        options_ = options or ServerOptions()
+        serving = Serving(llm, options_)  # type: ignore[arg-type]
+        serving.open()
+        client = AsgiClient(ApiKeyMiddleware(create_app(serving), options_.api_key_hashes))
+        async with asyncio.timeout(20):
+            await scenario(llm, client, serving)
+        assert serving.num_live_sequences == 0
+        assert len(llm.ended) == len(llm.calls)
+
+    asyncio.run(main())

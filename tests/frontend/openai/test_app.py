@@ -1,0 +1,483 @@
+"""The routes over a scripted engine, called without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from quire.frontend.openai.auth import hash_key
+from quire.frontend.openai.limits import Limits
+from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.serving import Serving
+from quire.ipc.errors import EngineDeadError, RequestFailedError
+from quire.ipc.sampling_params import SamplingParams
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "messages": MESSAGES, **fields}
+
+
+def test_a_chat_is_answered_in_openais_shape_with_usage() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(CHAT, chat(n=2))
+        assert answer.status == 200
+        body = answer.json
+        assert body["object"] == "chat.completion"
+        assert [choice["message"]["content"] for choice in body["choices"]] == ["Hello there!"] * 2
+        assert [choice["index"] for choice in body["choices"]] == [0, 1]
+        num_prompt = len(llm.calls[0].prompt["prompt_token_ids"])
+        assert body["usage"] == {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": 6,
+            "total_tokens": num_prompt + 6,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        }
+        assert llm.calls[0].params.max_tokens is None
+
+    run_with_app(scenario)
+
+
+def test_a_streamed_chat_begins_with_the_role_and_ends_with_usage_and_done() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(CHAT, chat(stream=True, stream_options={"include_usage": True}))
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *chunks, usage, done = answer.events
+        assert done == "[DONE]"
+        assert usage["choices"] == []
+        assert usage["usage"]["completion_tokens"] == 3
+        assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        deltas = [chunk["choices"][0] for chunk in chunks[1:]]
+        assert [delta["delta"]["content"] for delta in deltas] == ["Hello", " there", "!"]
+        assert [delta["finish_reason"] for delta in deltas] == [None, None, "stop"]
+        assert all(chunk["usage"] is None for chunk in chunks)
+        assert len({json.dumps([c["id"], c["created"], c["model"], c["object"]]) for c in chunks}) == 1
+
+    run_with_app(scenario)
+
+
+def test_a_model_name_with_signs_of_its_own_does_not_spoil_the_chunks() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        name = '100%d "choices":[] \\'
+        for path, body in ((CHAT, chat(model=name)), ("/v1/completions", {"model": name, "prompt": "x"})):
+            answer = await client.post(path, body | {"stream": True})
+            assert {chunk["model"] for chunk in answer.events[:-1]} == {name}
+
+    run_with_app(scenario, served_model_name='100%d "choices":[] \\')
+
+
+def test_logprobs_name_tokens_bytes_and_alternatives_and_infinity_is_a_number() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(CHAT, chat(logprobs=True, top_logprobs=2))
+        (entry,) = answer.json["choices"][0]["logprobs"]["content"]
+        assert entry["token"] == "Hello there!"
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -9999.0]
+        assert llm.calls[0].params.logprobs == 2
+
+    run_with_app(scenario)
+
+
+def test_several_prompts_are_answered_in_their_order_and_numbered_by_prompt_and_n() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        body = {"prompt": ["a", "b", "c"], "n": 2, "echo": True}
+        answer = await client.post("/v1/completions", body)
+        choices = answer.json["choices"]
+        assert [choice["index"] for choice in choices] == list(range(6))
+        assert [choice["text"][0] for choice in choices] == list("aabbcc")
+        assert llm.calls[0].params.max_tokens == 16
+        streamed = await client.post("/v1/completions", body | {"stream": True})
+        texts = dict.fromkeys(range(6), "")
+        for chunk in streamed.events[:-1]:
+            texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        assert list(texts.values()) == [choice["text"] for choice in choices]
+
+    run_with_app(scenario)
+
+
+def test_token_ids_are_a_prompt_and_their_text_is_echoed() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        ids = llm.tokenizer.encode("Once upon")
+        answer = await client.post("/v1/completions", {"prompt": ids, "echo": True, "max_tokens": 0})
+        assert answer.json["choices"][0]["text"] == "Once upon"
+        assert answer.json["usage"]["completion_tokens"] == 0
+        two = await client.post("/v1/completions", {"prompt": [ids, ids]})
+        assert [call.prompt["prompt_token_ids"] for call in llm.calls[1:]] == [ids, ids]
+        assert two.status == 200
+
+    run_with_app(scenario)
+
+
+def test_the_models_recommendations_are_defaults_that_a_request_overrides() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.defaults = SamplingParams(temperature=0.3, top_k=5)
+        serving.open()
+        await client.post(CHAT, chat())
+        await client.post(CHAT, chat(temperature=0.9, max_completion_tokens=4, max_tokens=9))
+        first, second = (call.params for call in llm.calls)
+        assert (first.temperature, first.top_k, first.max_tokens) == (0.3, 5, None)
+        assert (second.temperature, second.top_k, second.max_tokens) == (0.9, 5, 4)
+
+    run_with_app(scenario)
+
+
+def test_harmless_fields_of_clients_are_taken() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        echoed = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
+        fields = {
+            "user": "me",
+            "metadata": {"a": "b"},
+            "store": False,
+            "service_tier": "auto",
+            "tools": [],
+            "tool_choice": "none",
+            "response_format": {"type": "text"},
+            "stop": None,
+            "n": None,
+            "messages": [*MESSAGES, echoed, {"role": "user", "content": [{"type": "text", "text": "y"}]}],
+        }
+        answer = await client.post(CHAT, chat(**fields))
+        assert answer.status == 200, answer.body
+
+    run_with_app(scenario)
+
+
+BAD_CHATS: list[tuple[Any, str | None, str]] = [
+    ({"messages": MESSAGES, "max_tokns": 1}, "max_tokns", "did you mean 'max_tokens'"),
+    ({"model": "fake"}, "messages", "required"),
+    (chat(messages=[]), "messages", "length >= 1"),
+    (chat(messages=[{"content": "x"}]), "messages[0].role", "required"),
+    (chat(messages=[{"role": "user", "content": 5}]), "messages[0].content", "5"),
+    (chat(messages=[{"role": "user"}]), "messages[0].content", "a text"),
+    (
+        chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+        "messages[0].content[0].type",
+        "text",
+    ),
+    (chat(messages=[{"role": "user", "content": "word " * 500}]), "messages", "max_model_len=128"),
+    (chat(temperature=3), "temperature", "<= 2.0"),
+    (chat(temperature="hot"), "temperature", "'hot'"),
+    (chat(n=0), "n", ">= 1"),
+    (chat(n=1000), "n", "1000"),
+    (chat(max_tokens=0), "max_tokens", "at least 1"),
+    (chat(top_logprobs=2), "top_logprobs", "logprobs=true"),
+    (chat(logprobs=True, top_logprobs=100), "top_logprobs", "<= 20"),
+    (chat(stop=["x"] * 100), "stop", "<= 64"),
+    (chat(stop=[""]), "stop", "1 to 1024"),
+    (chat(logit_bias={"x": 1.0}), "logit_bias", "token ids"),
+    (chat(min_tokens=9, max_tokens=3), "min_tokens", "max_tokens=3"),
+    (chat(tools=[{"type": "function"}]), "tools", "not supported"),
+    (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
+    (chat(chat_template="{{ messages }}"), "chat_template", "the model's own"),
+    (chat(chat_template_kwargs={"chat_template": "x"}), "chat_template_kwargs.chat_template", "server"),
+    (chat(stream_options={"include_usage": True}), "stream_options", "stream=true"),
+    (chat(stream=True, best_of=3), "best_of", "stream"),
+    (chat(cache_salt=""), "cache_salt", ">= 1"),
+    (chat(seed=2**70), "seed", ""),
+    (b'{"messages": ', None, "JSON"),
+    (b"\xff\xfe", None, "JSON"),
+    (b'["a"]', "body", "object"),
+    (b'{"messages": ' + b"[" * 100_000, "messages[0]", "object"),
+    (b'{"messages": [{"role": "user"}], "chat_template_kwargs": ' + b'{"a":' * 100_000, None, "JSON"),
+    (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', None, "JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "text"), BAD_CHATS)
+def test_a_bad_chat_is_refused_with_its_field_value_and_what_is_allowed(
+    body: Any, param: str | None, text: str
+) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(CHAT, body)
+        assert answer.status == 400, answer.body
+        assert answer.error["type"] == "invalid_request_error"
+        assert answer.error["param"] == param
+        assert text in answer.error["message"]
+        assert len(answer.error["message"]) < 2000
+        assert not llm.calls
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a"] * 300}, "prompt"),
+        ({"prompt": [[-1]]}, "prompt[0][0]"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": ["a"] * 200, "n": 128}, "n"),
+        ({"prompt": "x", "best_of": 1, "n": 2}, "best_of"),
+        ({"prompt": {"prompt": "x"}}, "prompt"),
+    ],
+)
+def test_a_bad_completion_is_refused_with_its_field(body: Any, param: str) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post("/v1/completions", body)
+        assert (answer.status, answer.error["param"]) == (400, param), answer.body
+
+    run_with_app(scenario)
+
+
+def test_an_unknown_model_a_wrong_path_and_a_wrong_method_have_the_same_shape() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        unknown = await client.post(CHAT, chat(model="gpt-4"))
+        assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+        assert (await client.get("/v1/models/gpt-4")).error["param"] == "model"
+        assert (await client.get("/v1/nothing")).error["code"] == "not_found"
+        wrong = await client.get(CHAT)
+        assert (wrong.status, wrong.error["type"]) == (405, "invalid_request_error")
+        assert wrong.headers["allow"] == "POST"
+        form = await client.post(CHAT, b"a=b", content_type="application/x-www-form-urlencoded")
+        assert (form.status, form.error["code"]) == (415, "unsupported_media_type")
+
+    run_with_app(scenario)
+
+
+def test_models_version_and_health_answer() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        models = (await client.get("/v1/models")).json
+        assert [card["id"] for card in models["data"]] == ["fake"]
+        assert (await client.get("/v1/models/fake")).json["max_model_len"] == 128
+        assert (await client.get("/version")).json["version"]
+        assert [(await client.get(path)).status for path in ("/live", "/ready", "/health")] == [200] * 3
+        llm.dead_error = EngineDeadError("killed")
+        assert [(await client.get(path)).status for path in ("/live", "/ready", "/health")] == [200, 503, 503]
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RequestFailedError("full", "overloaded"), 429, "overloaded"),
+        (RequestFailedError("late", "queue_timeout"), 503, "queue_timeout"),
+        (RequestFailedError("never fits", "refused"), 400, "refused"),
+        (RequestFailedError("culprit", "poison_request"), 500, "poison_request"),
+        (RequestFailedError("broken", "step_failed"), 500, "step_failed"),
+        (RequestFailedError("nan", "bad_logits"), 500, "bad_logits"),
+        (EngineDeadError("killed"), 503, "engine_dead"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_says_becomes_a_status_also_of_a_stream_that_has_not_begun(
+    error: Exception, status: int, code: str, stream: bool
+) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.error = error
+        answer = await client.post(CHAT, chat(stream=stream))
+        assert (answer.status, answer.error["code"]) == (status, code)
+        assert str(error) in answer.error["message"]
+        assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+    run_with_app(scenario)
+
+
+def test_an_unforeseen_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.error = KeyError("secret")
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"]) == (500, "internal")
+        assert "secret" not in answer.body.decode()
+
+    run_with_app(scenario)
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+def test_an_error_within_a_stream_is_an_event(path: str) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.error, llm.error_after = RequestFailedError("broken", "step_failed"), 1
+        body = {"messages": MESSAGES} if path == CHAT else {"prompt": "x"}
+        body = {"input": "x"} if path == "/v1/responses" else body
+        answer = await client.post(path, body | {"stream": True})
+        assert answer.status == 200
+        last = answer.events[-1]
+        if path == "/v1/responses":
+            assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "step_failed")
+        else:
+            assert last == "[DONE]"
+            assert answer.events[-2]["error"]["code"] == "step_failed"
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_client_that_leaves_ends_its_requests_before_and_after_the_first_token(
+    path: str, stream: bool
+) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.gate.clear()
+        prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": ["a", "b"]}
+        for holds_first in (True, False):
+            client.gone.clear()
+            llm.holds_first = holds_first
+            llm.started.clear()
+            num_before = len(llm.calls)
+            call = asyncio.create_task(client.post(path, prompt | {"stream": stream}))
+            while len(llm.calls) < num_before + (1 if path == CHAT else 2):
+                await asyncio.sleep(0)
+            if not holds_first:
+                await llm.started.wait()
+            client.leave()
+            await call
+            assert len(llm.ended) == len(llm.calls)
+
+    run_with_app(scenario)
+
+
+def test_a_stream_in_which_nothing_flows_is_kept_alive_by_comments() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.gate.clear()
+        llm.holds_first = True
+        call = asyncio.create_task(client.post(CHAT, chat(stream=True)))
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.2, llm.gate.set)
+        answer = await call
+        assert answer.body.startswith(b": ping\n\n: ping\n\n")
+        assert answer.events[-1] == "[DONE]"
+
+    run_with_app(scenario, ServerOptions(limits=Limits(ping_interval_s=0.05)))
+
+
+def test_what_does_not_fit_is_refused_at_once_with_retry_after() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.gate.clear()
+        running = [asyncio.create_task(client.post(CHAT, chat(stream=i % 2 == 0))) for i in range(6)]
+        while len(llm.calls) < 6:
+            await asyncio.sleep(0)
+        for stream in (False, True):
+            refused = await client.post(CHAT, chat(stream=stream))
+            assert (refused.status, refused.error["code"]) == (429, "overloaded")
+            assert refused.headers["retry-after"] == "1"
+        llm.gate.set()
+        assert {(await one).status for one in running} == {200}
+        assert (await client.post(CHAT, chat())).status == 200
+
+    run_with_app(scenario, ServerOptions(max_waiting=2))  # beside max_num_seqs=4
+
+
+def test_every_route_but_the_health_checks_wants_a_key() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        paths = ["/v1/models", "/docs", "/openapi.json", "/metrics", "/", "/stats", "/version", "/nothing"]
+        for path in paths:
+            answer = await client.get(path)
+            assert (answer.status, answer.error["code"]) == (401, "invalid_api_key"), path
+        assert (await client.get("/v1/models", authorization="Bearer wrong")).status == 401
+        assert (await client.get("/v1/models", authorization="Bearer two")).status == 200
+        assert (await client.get("/v1/models", authorization="Basic OnR3bw==")).status == 200
+        assert (await client.get("/v1/models", authorization="Basic !")).status == 401
+        assert [(await client.get(path)).status for path in ("/live", "/ready", "/health")] == [200] * 3
+
+    run_with_app(scenario, ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two"))))
+
+
+def test_callers_with_different_keys_share_no_cache_and_have_names_of_their_own() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        for key in ("one", "two", "one"):
+            await client.post(CHAT, chat(), authorization=f"Bearer {key}")
+        await client.post(CHAT, chat(cache_salt="mine"), authorization="Bearer one")
+        salts = [call.prompt["cache_salt"] for call in llm.calls]
+        assert salts[0] == salts[2]
+        assert len(set(salts)) == 3
+        assert [call.keywords["tenant"] for call in llm.calls].count(hash_key("one")[:16]) == 3
+        assert not any("one" in salt for salt in salts)
+
+    run_with_app(scenario, ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two"))))
+
+
+def test_a_draining_server_takes_nothing_new_and_finishes_what_runs() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.gate.clear()
+        running = asyncio.create_task(client.post(CHAT, chat(stream=True)))
+        await llm.started.wait()
+        serving.drain()
+        refused = await client.post(CHAT, chat())
+        assert (refused.status, refused.headers["connection"]) == (503, "close")
+        assert (await client.get("/ready")).json == {"status": "draining"}
+        assert (await client.get("/live")).status == 200
+        llm.gate.set()
+        assert (await running).events[-1] == "[DONE]"
+
+    run_with_app(scenario)
+
+
+def test_a_response_streams_events_in_order_with_sequence_numbers() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        body = {"input": [{"role": "user", "content": "Hi"}], "instructions": "Be brief.", "stream": True}
+        answer = await client.post("/v1/responses", body)
+        events = answer.events
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        assert kinds == [
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added",
+            *["output_text.delta"] * 3,
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "completed",
+        ]
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hello there!"
+        assert events[-1]["response"]["usage"]["output_tokens"] == 3
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text"),
+        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": "word " * 500}, "input"),
+    ],
+)
+def test_a_response_that_cannot_be_made_is_refused(fields: dict[str, Any], param: str) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post("/v1/responses", fields)
+        assert (answer.status, answer.error["param"]) == (400, param), answer.body
+
+    run_with_app(scenario)
+
+
+def test_tokenize_and_detokenize_are_inverse_and_tokenize_renders_chats() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post("/tokenize", {"prompt": "Once upon a time", "return_token_strs": True})
+        tokens = answer.json["tokens"]
+        assert answer.json["count"] == len(tokens) == len(answer.json["token_strs"])
+        assert (await client.post("/detokenize", {"tokens": tokens})).json == {"prompt": "Once upon a time"}
+        rendered = await client.post("/tokenize", {"messages": MESSAGES})
+        assert rendered.json["count"] > 1
+        for body in ({}, {"prompt": "x", "messages": MESSAGES}):
+            assert (await client.post("/tokenize", body)).status == 400
+        for tokens in ([-1], [2**40], ["a"]):
+            assert (await client.post("/detokenize", {"tokens": tokens})).status == 400
+
+    run_with_app(scenario)
+
+
+def test_every_reference_of_the_openapi_document_leads_somewhere() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        document = (await client.get("/openapi.json")).json
+        names = set(document["components"]["schemas"])
+        found = {part.split('"')[0] for part in json.dumps(document).split('"#/components/schemas/')[1:]}
+        assert found <= names
+        assert {"ChatCompletionRequest", "CompletionRequest", "ErrorResponse"} <= found
+        post = document["paths"][CHAT]["post"]
+        assert {"200", "400", "401", "404", "413", "429", "503"} <= set(post["responses"])
+        assert "422" not in post["responses"]
+
+    run_with_app(scenario)

@@ -1,0 +1,313 @@
+"""A real server on a real socket over a scripted engine: caps, time-outs, readers that leave, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from openai_fakes import FakeLLM
+from quire.frontend.openai.limits import Limits
+from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.server import Server
+from quire.ipc.errors import EngineDeadError
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+STREAM = CHAT | {"stream": True}
+
+
+class Peer:
+    """A client that says exactly what it is told to."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def connect(self, receive_buffer: int | None = None) -> None:
+        client = socket.socket()
+        if receive_buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self._port))
+        self.reader, self.writer = await asyncio.open_connection(sock=client, limit=2**24)
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def post(self, path: str, body: Any) -> None:
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        await self.say(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+
+    async def read_answer(self) -> tuple[int, str, str]:
+        """Status, headers and body of an answer with a length."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+        return int(head.split()[1]), head, (await self.reader.readexactly(length)).decode()
+
+    async def read_all(self) -> bytes:
+        """Everything until the server ends the connection."""
+        return await self.reader.read(-1)
+
+    def leave(self) -> None:
+        self.writer.transport.abort()
+
+
+Scenario = Callable[[FakeLLM, Peer, Server], Awaitable[None]]
+
+
+def run_with_server(
+    scenario: Scenario,
+    *,
+    drain_timeout_s: float = 5.0,
+    pieces: int = 3,
+    max_waiting: int = 2048,
+    **limits: Any,
+) -> float:
+    """Run a scenario beside a server, then end it with SIGTERM; returns how long the end took."""
+
+    async def main() -> float:
+        llm = FakeLLM(tuple("word " for _ in range(pieces)))
+        listener = socket.create_server(("127.0.0.1", 0))
+        options = ServerOptions(
+            drain_timeout_s=drain_timeout_s, max_waiting=max_waiting, limits=Limits(**limits)
+        )
+        server = Server(llm, options)  # type: ignore[arg-type]
+        ready = asyncio.Event()
+        serving = asyncio.create_task(server.serve(listener, ready.set))
+        peer = Peer(listener.getsockname()[1])
+        async with asyncio.timeout(30):
+            await ready.wait()
+            await peer.connect()
+            try:
+                await scenario(llm, peer, server)
+                began = time.monotonic()
+                if not serving.done():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                assert await serving == 0
+            finally:
+                peer.leave()
+        assert llm.num_shutdowns == 1
+        assert len(llm.ended) == len(llm.calls)
+        return time.monotonic() - began
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431, "too_many_headers"),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\n\r\n", 431, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 700_000, 431, "headers_too_large"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400, "invalid_http"),
+        (b"GET / HTTP/9.9\r\n\r\n", 400, "invalid_http"),
+        (b"POST /tokenize HTTP/1.1\r\ncontent-length: x\r\n\r\n", 400, "invalid_http"),
+        (b"POST /tokenize HTTP/1.1\r\ncontent-length: 999999999\r\n\r\n", 413, "body_too_large"),
+        (
+            b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"400\r\n%b\r\n" % (b"x" * 1024) * 20,
+            413,
+            "body_too_large",
+        ),
+    ],
+)
+def test_what_exceeds_a_cap_is_answered_with_its_status_and_the_connection_ends(
+    request_bytes: bytes, status: int, code: str
+) -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        peer.writer.write(request_bytes)
+        seen, head, body = await peer.read_answer()
+        assert (seen, json.loads(body)["error"]["code"]) == (status, code)
+        assert "connection: close" in head.lower()
+        assert await peer.read_all() == b""
+
+    run_with_server(scenario, max_body_bytes=10_000)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET / HTTP/1.1\r\nx: y\r\n",
+        b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+    ],
+)
+def test_a_request_that_does_not_end_is_answered_with_408(begun: bytes) -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        await peer.say(begun)
+        status, _, body = await peer.read_answer()
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+    run_with_server(scenario, max_header_s=0.2, max_body_s=0.2)
+
+
+def test_a_connection_that_says_nothing_is_closed_and_one_too_many_is_refused() -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        second = Peer(peer._port)
+        await second.connect()
+        status, _, _ = await second.read_answer()
+        assert status == 503
+        second.leave()
+        assert await peer.read_all() == b""
+
+    run_with_server(scenario, max_keep_alive_s=0.3, max_connections=1)
+
+
+def test_a_connection_carries_request_after_request_also_pipelined() -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        await peer.say(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        assert [(await peer.read_answer())[0] for _ in range(3)] == [200] * 3
+        await peer.post("/v1/chat/completions", CHAT)
+        status, head, body = await peer.read_answer()
+        assert (status, json.loads(body)["choices"][0]["finish_reason"]) == (200, "stop")
+        assert "\r\ndate: " in head.lower()
+
+    run_with_server(scenario)
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+@pytest.mark.parametrize("holds_first", [True, False])
+def test_a_client_that_leaves_ends_its_request_within_a_second(body: Any, holds_first: bool) -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        llm.gate.clear()
+        llm.holds_first = holds_first
+        await peer.post("/v1/chat/completions", body)
+        while not llm.calls or (not holds_first and not llm.started.is_set()):
+            await asyncio.sleep(0.001)
+        began = time.monotonic()
+        peer.leave()
+        while not llm.ended:
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - began < 1
+
+    run_with_server(scenario)
+
+
+def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        slow = Peer(peer._port)
+        await slow.connect(receive_buffer=4096)
+        slow.writer.transport.pause_reading()
+        began = time.monotonic()
+        await slow.post("/v1/chat/completions", STREAM)
+        while not llm.ended:
+            await asyncio.sleep(0.01)
+        assert 0.3 <= time.monotonic() - began < 10
+        await peer.say(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await peer.read_answer())[0] == 200
+        slow.leave()
+
+    run_with_server(scenario, pieces=100_000, write_timeout_s=0.3)
+
+
+def test_overload_is_answered_at_once() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        llm.gate.clear()
+        peers = [Peer(peer._port) for _ in range(4)]
+        for one in peers:
+            await one.connect()
+            await one.post("/v1/chat/completions", CHAT)
+        while len(llm.calls) < 4:
+            await asyncio.sleep(0.001)
+        times: list[float] = []
+        for _ in range(20):
+            began = time.monotonic()
+            await peer.post("/v1/chat/completions", CHAT)
+            status, head, _ = await peer.read_answer()
+            times.append(time.monotonic() - began)
+            assert status == 429
+            assert "retry-after: 1" in head.lower()
+        assert sorted(times)[10] < 0.02
+        llm.gate.set()
+        for one in peers:
+            assert (await one.read_answer())[0] == 200
+            one.leave()
+
+    run_with_server(scenario, max_waiting=0)
+
+
+def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
+        llm.gate.clear()
+        late = Peer(peer._port)
+        await late.connect()
+        await peer.post("/v1/chat/completions", STREAM)
+        await llm.started.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not server._serving.is_draining:
+            await asyncio.sleep(0.001)
+        newcomer = Peer(peer._port)
+        await newcomer.connect()
+        await newcomer.say(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await newcomer.read_answer())[0] == 503
+        await newcomer.post("/v1/chat/completions", CHAT)
+        status, head, _ = await newcomer.read_answer()
+        assert status == 503
+        assert "connection: close" in head.lower()
+        llm.gate.set()
+        assert b"[DONE]" in await peer.read_all()
+        newcomer.leave()
+        late.leave()
+
+    run_with_server(scenario)
+
+
+def test_what_outlives_the_drain_time_ends_with_abort_and_its_text() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        llm.gate.clear()
+        await peer.post("/v1/chat/completions", STREAM)
+        await llm.started.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        rest = await peer.read_all()
+        assert b'"finish_reason":"abort"' in rest
+        assert b"[DONE]" in rest
+
+    run_with_server(scenario, drain_timeout_s=0.2)
+
+
+def test_a_second_signal_ends_the_drain_at_once() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
+        llm.gate.clear()
+        await peer.post("/v1/chat/completions", STREAM)
+        await llm.started.wait()
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+        while not server._serving.is_draining:
+            await asyncio.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert b"abort" in await peer.read_all()
+        assert time.monotonic() - began < 3
+
+    run_with_server(scenario, drain_timeout_s=60)
+
+
+def test_a_server_whose_engine_dies_ends_with_the_cause() -> None:
+    async def scenario(llm: FakeLLM, _peer: Peer, server: Server) -> None:
+        llm.dead_error = EngineDeadError("killed by signal 9")
+        while not server._serving.is_draining:
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        run_with_server(scenario)
+
+
+def test_an_engine_that_does_not_start_ends_the_server_with_its_error() -> None:
+    async def main() -> None:
+        llm = FakeLLM()
+
+        async def fail(_on_phase: Any = None) -> None:
+            raise EngineDeadError("no memory")
+
+        llm.start = fail  # type: ignore[method-assign]
+        server = Server(llm, ServerOptions())  # type: ignore[arg-type]
+        with pytest.raises(EngineDeadError, match="no memory"):
+            await server.serve(socket.create_server(("127.0.0.1", 0)))
+
+    asyncio.run(main())
