@@ -199,6 +199,19 @@ def test_bad_input_is_refused_and_disturbs_nobody(run: Any):
     run(scenario)
 
 
+def test_tenant_and_timeouts_reach_the_engine(run: Any):
+    async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
+        terms = {"priority": 3, "tenant": "t", "timeout_s": 9.0, "queue_timeout_s": 2.0}
+        async for _ in llm.generate([6], SamplingParams(max_tokens=1), **terms):
+            pass
+        (added,) = client.engine.added
+        assert {name: getattr(added, name) for name in terms} == terms
+        with pytest.raises(InputError, match="queue_timeout_s=0"):
+            await anext(llm.generate([6], SamplingParams(), queue_timeout_s=0))
+
+    run(scenario)
+
+
 def test_a_request_that_the_engine_fails_raises_its_cause(run: Any):
     async def scenario(llm: AsyncLLM, client: FakeAsyncClient) -> None:
         generator = llm.generate([60], SamplingParams(max_tokens=500))

@@ -224,6 +224,15 @@ def test_the_engine_is_driven_step_by_step(llm: LLM):
     assert run_all(engine)["a"].outputs[0].token_ids == [5]
 
 
+def test_add_request_takes_a_tenant_and_timeouts(llm: LLM, client: FakeSyncClient):
+    terms: dict[str, Any] = {"tenant": "t", "timeout_s": 9.0, "queue_timeout_s": 2.0}
+    llm.llm_engine.add_request("a", [9], SamplingParams(max_tokens=1), **terms)
+    (added,) = client.engine.added
+    assert {name: getattr(added, name) for name in terms} == terms
+    with pytest.raises(InputError, match="tenant"):
+        llm.llm_engine.add_request("b", [9], tenant="x" * 200)
+
+
 def test_an_aborted_request_gets_its_final_output_from_step(llm: LLM):
     engine = llm.llm_engine
     engine.add_request("a", [60], SamplingParams(max_tokens=100))
