@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...ipc.errors import RequestFailedError
+from ...ipc.errors import PromptError, RequestFailedError
+from ...ipc.messages import EngineFacts
 from ...ipc.sampling_params import SamplingParams
 from ..engine_args import EngineArgs
 from ..hf_config import read_default_sampling
@@ -43,6 +44,11 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._engine.close()
+
+    @property
+    def facts(self) -> EngineFacts:
+        """The engine's facts."""
+        return self._engine.facts
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -82,6 +88,9 @@ class Session:
             self._engine.forget_requests(ids)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
-        """The prompt of a conversation, by the model's chat template."""
+        """The prompt of a conversation, by the model's chat template. Raises PromptError."""
         text = self.tokenizer.render_chat(messages)
-        return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+        try:
+            return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+        except (UnicodeEncodeError, TypeError):
+            raise PromptError("message", text, "text that UTF-8 can hold (no lone surrogates)") from None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Generator, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from quire.frontend.cli import chat
-from quire.frontend.cli.chat import Conversation, Terminal, interrupts_noted
+from quire.frontend.cli import conversation as conversation_module
+from quire.frontend.cli.chat_terminal import Terminal
+from quire.frontend.cli.conversation import AnswerRates, Conversation, interrupts_noted
 from quire.frontend.cli.session import Session
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.ipc.errors import PromptError
+from quire.ipc.errors import PromptError, RequestFailedError
 from quire.ipc.sampling_params import SamplingParams
 
 
@@ -25,6 +27,8 @@ class FakeSession:
         self.asked: list[list[dict[str, str]]] = []
         self.params: list[SamplingParams] = []
         self.num_sent = 0
+        self.facts = SimpleNamespace(served_model_name="fake", max_model_len=64)
+        self.tokenizer = SimpleNamespace(render_chat=str, encode=lambda text, **_options: text.split())
 
     def render_chat(self, messages: list[dict[str, str]]) -> str:
         if len(messages) > 4:
@@ -35,6 +39,10 @@ class FakeSession:
     def stream(self, _prompts: list[str], params: SamplingParams) -> Generator[tuple[int, RequestOutput]]:
         self.params.append(params)
         for number, word in enumerate(self.words, start=1):
+            if word == "fail":
+                raise RequestFailedError("the step failed")
+            if word == "hang":
+                raise KeyboardInterrupt
             self.num_sent = number
             is_last = number == len(self.words)
             yield 0, RequestOutput("id", None, [1], None, [CompletionOutput(0, word, [number])], is_last)
@@ -112,7 +120,7 @@ def test_a_conversation_that_became_too_long_is_told_and_can_be_forgotten(
 def test_ctrl_c_ends_the_answer_and_keeps_what_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession([f"{number} " for number in range(10)])
     conversation = make_conversation(session)
-    monkeypatch.setattr(chat.sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
 
     def print_and_press(text: str = "", **_options: Any) -> None:
         if text == "2 ":
@@ -126,7 +134,7 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_was_shown(monkeypatch: pytest.Mon
 
 
 def test_a_second_ctrl_c_leaves_an_answer_that_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat.sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
     before = signal.getsignal(signal.SIGINT)
 
     def press_twice() -> None:
@@ -137,3 +145,67 @@ def test_a_second_ctrl_c_leaves_an_answer_that_does_not_move(monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         press_twice()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_quoted_message_is_never_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["ok"])
+    run_terminal(monkeypatch, make_conversation(session), ['"""/bye"""', "/rest", "/etc/passwd", "/bye"])
+    assert [messages[-1]["content"] for messages in session.asked] == ["/bye"]
+    out = capsys.readouterr().out
+    assert "/rest: not a command, did you mean '/reset'?" in out
+    assert "/etc/passwd: not a command" in out
+    assert "begins a message with a slash" in out
+
+
+def test_a_setting_can_be_taken_back_and_show_says_what_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["ok"])
+    typed = ["/set max_tokens 5", "/set temperature 0.5", "/set system Be very kind.", "Hi", "/show"]
+    typed += ["/set max_tokens default", "/set system default", "/set top_k default", "Hi", "/bye"]
+    run_terminal(monkeypatch, make_conversation(session), [*typed])
+    first, second = session.params
+    assert (first.max_tokens, second.max_tokens, second.top_k) == (5, None, 20)
+    assert session.asked[0][0] == {"role": "system", "content": "Be very kind."}
+    assert session.asked[1][0]["role"] == "user"
+    out = capsys.readouterr().out
+    assert "2 messages, " in out
+    assert " of 64 tokens" in out
+    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
+    assert (shown["model"], shown["system"], shown["max_tokens"]) == ("fake", "Be very kind.", "5 (set)")
+    assert (shown["top_k"], shown["seed"]) == ("20", "-")
+
+
+def test_a_failed_answer_is_told_and_not_remembered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["some ", "fail"])
+    conversation = make_conversation(session)
+    run_terminal(monkeypatch, conversation, ["Hi", "/bye"])
+    assert "the step failed" in capsys.readouterr().out
+    assert conversation.num_messages == 0
+
+
+def test_a_second_ctrl_c_stops_an_answer_that_does_not_move_and_not_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["hang"])
+    assert run_terminal(monkeypatch, make_conversation(session), ["Hi", "/help", "/bye"]) == 0
+    out = capsys.readouterr().out
+    assert "stopped; Ctrl-D or /bye leaves" in out
+    assert "/reset                forget the conversation" in out
+
+
+def test_rates_leave_out_cached_tokens_and_the_wait_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 10.5, 11.5])
+    monkeypatch.setattr(conversation_module.time, "perf_counter", lambda: next(clock))
+    rates = AnswerRates()
+    for tokens in ([1], [2, 3, 4]):
+        output = RequestOutput("id", None, [1] * 30, None, [CompletionOutput(0, "x", tokens)], False)
+        output.num_cached_tokens = 10
+        rates.take(output)
+    assert rates.describe() == (
+        "[30 tokens in, 10 cached, 40 tokens/s; first token after 0.500 s; 4 out, 3 tokens/s]"
+    )

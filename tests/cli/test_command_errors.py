@@ -122,6 +122,24 @@ def test_a_closed_standard_output_is_answered_as_a_reader_that_left() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (141, b"", b"")
 
 
+def test_a_closed_standard_input_is_answered_as_an_empty_pipe() -> None:
+    command = [sys.executable, "-m", "quire", "chat"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "quire: error: message='': a text piped in, or a terminal to chat at\n"
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_bytes_that_are_no_text_are_refused(locale: str) -> None:
+    command = [sys.executable, "-m", "quire", "chat"]
+    environment = os.environ | {"LC_ALL": locale, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, input=b"a\xffb", capture_output=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"quire: error: message=b'\\xffb': a text in UTF-8\n"
+
+
 def test_the_script_of_pyproject_is_the_commands_main() -> None:
     script = Path(sys.executable).with_name("quire")
     if not script.exists():

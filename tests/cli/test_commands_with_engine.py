@@ -113,7 +113,7 @@ class TerminalChat:
         self.output = ""
 
     def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
+        os.write(self._fd, text.encode(errors="surrogateescape"))
 
     def read_until(self, wanted: str, since: int) -> str:
         """All output after position `since`, as soon as `wanted` is in it."""
@@ -126,6 +126,15 @@ class TerminalChat:
             except OSError:
                 break
         return self.output[since:]
+
+    def press_ctrl_c_until(self, wanted: str) -> None:
+        """At a prompt. Python forgets a signal that comes between its prompt and its wait for a key."""
+        since, deadline = len(self.output), time.monotonic() + TIMEOUT_S
+        while wanted not in self.output[since:]:
+            assert time.monotonic() < deadline, self.output
+            self.type("\x03")
+            while select.select([self._fd], [], [], 0.2)[0]:
+                self.output += os.read(self._fd, 65536).decode(errors="replace")
 
     def wait(self) -> int:
         self.read_until("\0 never printed", len(self.output))
@@ -142,19 +151,24 @@ def test_a_conversation_at_a_terminal() -> None:
         ("/set tempera 1\n", "did you mean 'temperature'?"),
         ("/set temperature 9\n", "temperature=9.0: a number from 0 to 2"),
         ("/nothing\n", "/nothing: not a command"),
+        ("\udcff no text\n", "\n"),
+        ("/reset\n", "forgotten"),
         ('"""What is\n12 plus 30?"""\n', "42"),
+        ("/show\n", "2 messages"),
+        ("\x10\n", "2 messages"),  # Ctrl-P is the line before, where there is a history
         ("/reset\n", "forgotten"),
     ]:
         since = len(chat.output)
         chat.type(typed)
         chat.read_until(wanted, since)
         chat.read_until(">>> ", since + len(typed))
+    chat.press_ctrl_c_until("Ctrl-D or /bye leaves")
     chat.type("\x04")
     assert chat.wait() == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_ctrl_c_stops_an_answer_and_not_the_chat(endless_model: Path) -> None:
+def test_ctrl_c_stops_an_answer_and_not_the_chat_however_often_it_is_pressed(endless_model: Path) -> None:
     chat = TerminalChat("--model", str(endless_model), "--verbose")
     chat.read_until(">>> ", 0)
     since = len(chat.output)
@@ -165,5 +179,11 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(endless_model: Path) -> None:
     after = chat.read_until(">>> ", since)
     num_tokens = int(re.search(r"(\d+) out", after)[1])  # type: ignore[index]
     assert 0 < num_tokens < 2000, "it ended by itself, so nothing was stopped"
+    since = len(chat.output)
+    chat.type(typed.replace("\r", ""))
+    chat.read_until(" ", since + len(typed))
+    chat.type("\x03\x03\x03")
+    chat.read_until(">>> ", since)
+    chat.press_ctrl_c_until("Ctrl-D or /bye leaves")
     chat.type("/bye\n")
     assert chat.wait() == 0
