@@ -98,6 +98,16 @@ class DaemonStarter:
         finally:
             os.close(self._reader)
 
+    def wait_until_attachable(self) -> None:
+        """Until clients can come, which then see the rest of the start. Raises as `wait_until_ready`."""
+        try:
+            report = self._read_report(time.monotonic() + self._ready_timeout_s)
+            if isinstance(report, FailedReport):
+                raise_remote(report.kind, report.reason)
+        except BaseException:
+            self.stop()
+            raise
+
     def stop(self) -> None:
         """End the daemon."""
         if self.child.exit_code is None:

@@ -98,11 +98,15 @@ def make_sync_client(config: EngineConfig, on_phase: PhaseCallback | None = None
 
 
 def attach_sync_client(
-    name: str, client_kind: str, weight: float = 1.0, timeout_s: float = ATTACH_TIMEOUT_S
+    name: str,
+    client_kind: str,
+    weight: float = 1.0,
+    timeout_s: float = ATTACH_TIMEOUT_S,
+    on_phase: PhaseCallback | None = None,
 ) -> SyncClient:
     """Come to a running daemon. Raises DaemonError when there is none of this name, EngineStartError when
     its engine does not answer in time."""
-    return SyncMPClient(DaemonEngine(name), timeout_s, client_kind=client_kind, weight=weight)
+    return SyncMPClient(DaemonEngine(name), timeout_s, on_phase, client_kind=client_kind, weight=weight)
 
 
 class SyncMPClient(SyncClient):

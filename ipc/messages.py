@@ -50,7 +50,7 @@ MAX_CLIENT_WEIGHT = 1000.0
 MAX_TIMEOUT_S = 86400.0 * 7
 
 # Kinds of clients that only look; they are not counted as clients where people read it.
-OBSERVER_KINDS = frozenset({"supervisor", "ps", "top"})
+OBSERVER_KINDS = frozenset({"supervisor", "ps", "top", "serve"})
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
 PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]

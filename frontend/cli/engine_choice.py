@@ -25,8 +25,8 @@ def read_engine_choice(options: argparse.Namespace) -> EngineArgs | None:
     if options.attach is None:
         return EngineArgs.from_cli_args(options)
     for item in fields(EngineArgs):
-        # --seed is the request's where a command has one; log_level is set by the command itself.
-        if item.name in ("seed", "log_level", "generation_config"):
+        # --seed is the request's where a command has one; the others have defaults of the command.
+        if item.name in ("seed", "log_level", "generation_config", "scheduling_policy"):
             continue
         value = getattr(options, item.name, item.default)
         if value != item.default:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...ipc.daemon_state import SupervisorLaunch
 from ...ipc.errors import ConfigError
+from ..daemon import DaemonStarter, check_name_is_free
 from ..engine_args import EngineArgs
+from ..engine_core_client import attach_sync_client
+from .engine_choice import add_engine_options, read_engine_choice
 from .exit_codes import ExitCode
 from .parser import Parser
 
+if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
+    from ..openai.options import ServerOptions
+
+_MAX_PROCESSES = 64
 _ENV_KEY = "QUIRE_API_KEY"
 _BACKLOG = 2048
 _EPILOG = """\
@@ -58,28 +68,85 @@ def run(argv: Sequence[str]) -> int:
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$.")
         raise ConfigError(path.rstrip("`"), getattr(options, path.rstrip("`"), None), what) from None
+    engine_args = _read_engine_args(options)
+    with bind_socket(options.host, options.port, options.share_port) as listening_socket:
+        port = listening_socket.getsockname()[1]
+        box = functools.partial(format_box, options.host, port, has_keys=bool(keys))
+        if engine_args is None:
+            return _serve(options, server_options, listening_socket, options.attach, box)
+        name = options.name or f"serve-{port}"
+        config = engine_args.create_engine_config()
+        check_name_is_free(name)
+        starter = DaemonStarter(SupervisorLaunch(name=name, config=config, ends_with_parent=True))
+        try:
+            starter.wait_until_attachable()
+            return _serve(options, server_options, listening_socket, name, box)
+        finally:
+            starter.stop()
+
+
+def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
+    """The engine's arguments, None with --attach."""
     if options.model_name is not None:
         options.model = options.model_name
-    engine_args = EngineArgs.from_cli_args(options)
-    with bind_socket(options.host, options.port) as listening_socket:
-        from ..async_llm import AsyncLLM
-        from ..openai.server import run_server
-
-        llm = AsyncLLM.from_engine_args(engine_args)
-        port = listening_socket.getsockname()[1]
-
-        def announce() -> None:
-            model = llm.facts.served_model_name
-            print(format_box(options.host, port, model, has_keys=bool(keys)), flush=True)
-
-        return run_server(llm, server_options, listening_socket, announce, _show_phase)
+    if options.attach is not None and options.name is not None:
+        raise ConfigError("name", options.name, "not given with --attach: that daemon has a name")
+    if not 1 <= options.api_server_count <= _MAX_PROCESSES:
+        raise ConfigError(
+            "api_server_count", options.api_server_count, f"an integer from 1 to {_MAX_PROCESSES}"
+        )
+    return read_engine_choice(options)
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
+def _serve(
+    options: argparse.Namespace,
+    server_options: ServerOptions,
+    listening_socket: socket.socket,
+    name: str,
+    box: Callable[[str], str],
+) -> int:
+    """Serve the engine of the daemon `name` in this process, or in several, until a signal."""
+    if options.api_server_count > 1:
+        from ..openai.group import HttpGroup
+
+        model = load_served_model_name(name, _show_phase)
+        group = HttpGroup(name, server_options, listening_socket, options.api_server_count)
+        return group.run(lambda: print(box(model), flush=True))
+    from ..async_llm import AsyncLLM
+    from ..openai.options import HTTP_CLIENT_KIND
+    from ..openai.server import run_server
+
+    llm = AsyncLLM(attach=name, client_kind=HTTP_CLIENT_KIND)
+
+    def announce() -> None:
+        print(box(llm.facts.served_model_name), flush=True)
+
+    return run_server(llm, server_options, listening_socket, announce, _show_phase)
+
+
+def load_served_model_name(name: str, on_phase: Callable[[str], None]) -> str:
+    """The name of a daemon's model, when its engine is ready."""
+    client = attach_sync_client(name, "serve", on_phase=on_phase)
+    try:
+        return client.facts.served_model_name
+    finally:
+        client.close()
+
+
+def bind_socket(host: str, port: int, share_port: bool = False) -> socket.socket:
     """A listening socket. Raises ConfigError naming the owner of a port that is in use.
 
-    It listens at once: on Linux two sockets that do not listen may share a port.
+    It listens at once: on Linux two sockets that do not listen may share a port. With `share_port` it joins
+    the servers of this user that listen there; the kernel spreads new connections over them.
     """
+    if not share_port and port:
+        _bind(
+            host, port, socket.SO_REUSEADDR
+        ).close()  # SO_REUSEPORT alone would not see that somebody is there
+    return _bind(host, port, socket.SO_REUSEPORT)
+
+
+def _bind(host: str, port: int, reuse: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -89,6 +156,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     listening_socket = socket.socket(family, kind, proto)
     try:
         listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening_socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listening_socket.bind(address)
         listening_socket.listen(_BACKLOG)
     except PermissionError as error:
@@ -150,8 +218,16 @@ def _make_parser() -> Parser:
     group.add_argument(
         "--limit", action="append", default=[], metavar="NAME=VALUE", help="set a limit (repeatable)"
     )
+    group.add_argument(
+        "--api-server-count", type=int, default=1, metavar="N", help="HTTP processes on the port (1)"
+    )
+    group.add_argument(
+        "--share-port", action="store_true", help="join servers of yours that listen on the port already"
+    )
+    group.add_argument("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
     group.add_argument("--help-limits", action="store_true", help="show every limit and its value")
-    EngineArgs.add_cli_args(parser)
+    add_engine_options(parser)
+    parser.set_defaults(scheduling_policy="fair")
     return parser
 
 

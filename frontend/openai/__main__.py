@@ -9,7 +9,8 @@ import msgspec
 from ...ipc.errors import QuireError
 from ...ipc.process import EXIT_OK, EXIT_START_FAILED, Lifeline
 from ..async_llm import AsyncLLM
-from .group import EXIT_ENGINE_LOST, HTTP_CLIENT_KIND, HttpLaunch
+from .group import EXIT_ENGINE_LOST, HttpLaunch
+from .options import HTTP_CLIENT_KIND
 from .server import run_server
 
 _PARENT_LOST_GRACE_S = 0.5

@@ -22,7 +22,6 @@ from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
 from .options import ServerOptions
 
 HTTP_MODULE = "quire.frontend.openai"
-HTTP_CLIENT_KIND = "http"
 EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
 _STOP_GRACE_S = 5.0  # beyond the drain time
 _logger = logging.getLogger("quire.serve")

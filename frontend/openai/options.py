@@ -6,6 +6,7 @@ import msgspec
 
 from .limits import Limits
 
+HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 
