@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from typing import NoReturn
@@ -112,7 +113,12 @@ class Supervisor:
     """Keeps one engine core running until it is told to end."""
 
     def __init__(
-        self, launch: SupervisorLaunch, run_dir: RunDirectory, reporter: Reporter, lifeline_fd: int | None
+        self,
+        launch: SupervisorLaunch,
+        run_dir: RunDirectory,
+        reporter: Reporter,
+        signals: socket.socket,
+        lifeline_fd: int | None,
     ) -> None:
         self._launch = launch
         self._reporter = reporter
@@ -129,7 +135,7 @@ class Supervisor:
         self._start_at: float | None = time.monotonic()  # when the next core is started
         self._refusal: Refusal | None = None
         self._exit_code: int | None = None
-        self._signals = catch_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._signals = signals
         self._poller = zmq.Poller()
         self._poller.register(self._signals.fileno(), zmq.POLLIN)
         self._lifeline_fd = lifeline_fd
@@ -239,9 +245,10 @@ class Supervisor:
     def _on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
             self._end(EXIT_OK)
-        elif signal.SIGHUP in numbers and self._core is not None:
+        elif signal.SIGHUP in numbers:
             _log.info("restarting the engine core")
-            self._forget_core(self._core)
+            if self._core is not None:
+                self._forget_core(self._core)
             self._restart_after(0.0)
 
     def _end(self, code: int) -> None:
@@ -269,10 +276,12 @@ def run_supervisor() -> NoReturn:
     launch = msgspec.msgpack.decode(lifeline.launch, type=SupervisorLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
     reporter = Reporter()
+    # Before the directory is made: a signal from now on ends in the way that removes it.
+    signals = catch_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     try:
         run_dir = RunDirectory.create_named(launch.name)
     except QuireError as error:
         reporter.report(FailedReport(str(error), type(error).__name__))
         sys.exit(EXIT_START_FAILED)
     lifeline_fd = lifeline.fd if launch.ends_with_parent else None
-    sys.exit(Supervisor(launch, run_dir, reporter, lifeline_fd).run())
+    sys.exit(Supervisor(launch, run_dir, reporter, signals, lifeline_fd).run())

@@ -37,6 +37,7 @@ from ..ipc.messages import (
     EngineFacts,
     Goodbye,
     Hello,
+    LeaseCheck,
     Refusal,
     StartupProgress,
     Welcome,
@@ -132,6 +133,8 @@ class DaemonEngine(Engine):
             raise EngineDeadError("this process is a fork of an attached one; attach by itself")
 
     def describe_end(self) -> str | None:
+        if self.exit_fd < 0:  # this client has left
+            return None
         poller = select.poll()
         poller.register(self.exit_fd, select.POLLIN)
         return f"the daemon {self._name!r} (pid {self._pid}) has ended" if poller.poll(0) else None
@@ -197,9 +200,13 @@ class Conversation:
             say_goodbye(socket)
         match message:
             case Welcome(facts=facts, number=number) if number == self._number:
+                if self.facts is not None:  # what answers may be another daemon of the same name
+                    self.raise_if_dead(EngineDeadError)
                 self.facts = facts
                 self.is_open = True
                 self._lost_at = None
+            case LeaseCheck():
+                pass  # another client left just now; it is sent past the answers that wait
             case StartupProgress(phase=phase):
                 if on_phase is not None:
                     on_phase(phase)

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from .errors import ConfigError, DaemonError
@@ -21,7 +22,8 @@ from .sockets import MAX_IPC_PATH_BYTES, make_ipc_address
 
 _PRIVATE_PREFIX = "p-"
 _LOCK_NAME = "lock"
-_NUM_LOCK_TRIES = 5
+_NUM_LOCK_TRIES = 20
+_LOCK_RETRY_S = 0.01
 _LONGEST_SOCKET_NAME = "worker.sock"
 _DAEMON_NAME = re.compile(r"(?!p-)[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
@@ -62,10 +64,11 @@ class RunDirectory:
                 owner = find_owner(path)
                 if owner is not None:
                     raise DaemonError(f"a daemon named {name!r} is running already (pid {owner})")
-                continue  # removed by its owner just now
+                time.sleep(_LOCK_RETRY_S)  # its owner just removes it, or somebody looks who owns it
+                continue
             for leftover in path.iterdir():
                 if leftover.name != _LOCK_NAME:
-                    leftover.unlink()
+                    leftover.unlink(missing_ok=True)
             return cls(path, lock_fd)
         raise DaemonError(f"the run directory {path} is being made and removed by others")
 

@@ -2,21 +2,27 @@
 
 Faults are asked for by request id: "poison..." makes the step that computes it fail, "lethal..." kills the
 worker each time, "once..." the first time, "crash..." the core itself. The model name "missing" fails the
-start.
+start, "refused-later" every start but the first, "unready" never gets a worker; "paced" waits 2 ms a step, so
+that there is time to do something to it. In the role of a supervisor it is the real one, over fake cores.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import time
+from pathlib import Path
 
 import zmq
 from fakes import FakeWorker
-from quire.core import engine_process
+from quire.core import engine_process, supervisor
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
 from quire.ipc.config import EngineConfig
+from quire.ipc.daemon_state import SUPERVISOR_ROLE
 from quire.ipc.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
 
 NUM_BLOCKS = 256
+STEP_TIME_S = 0.002
 
 
 class FakeProcessExecutor(Executor):
@@ -31,8 +37,12 @@ class FakeProcessExecutor(Executor):
         self._has_died = False
 
     def start(self) -> None:
-        if self._config.model.served_model_name == "missing":
-            self._tell(WorkerFailed("model='missing': a folder", "ModelError"))
+        name = self._config.model.served_model_name
+        if name == "missing" or (name == "refused-later" and not _is_first_start(self._config)):
+            self._tell(WorkerFailed(f"model={name!r}: a folder", "ModelError"))
+            return
+        if name == "unready":
+            self._tell(WorkerProgress("load fake weights", 1.0))
             return
         self._is_dead = False
         self._worker.lose()
@@ -52,6 +62,8 @@ class FakeProcessExecutor(Executor):
         self._worker.poisoned.update(
             new.request_id for new in step.new_requests if "poison" in new.request_id
         )
+        if self._config.model.served_model_name == "paced":
+            time.sleep(STEP_TIME_S)
         self._tell(self._worker.execute(step))
 
     def reset_rows(self) -> None:
@@ -78,6 +90,17 @@ class FakeProcessExecutor(Executor):
         return {"worker": os.getpid()}
 
 
+def _is_first_start(config: EngineConfig) -> bool:
+    """True once for a `config.model.model`, the path of a file that says so afterwards."""
+    mark = Path(config.model.model)
+    is_first = not mark.exists()
+    mark.touch()
+    return is_first
+
+
 if __name__ == "__main__":
     engine_process.make_executor = lambda config, _context, _address: FakeProcessExecutor(config)
+    if SUPERVISOR_ROLE in sys.argv:
+        supervisor.CORE_MODULE = "fake_core"
+        supervisor.run_supervisor()
     engine_process.main()

@@ -1,0 +1,480 @@
+"""The supervisor and clients of its engine, with fake cores: what dies, who notices, and that no token is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
+from fakes import expected_output, make_config, make_request
+from quire.frontend.async_engine_core_client import attach_async_client
+from quire.frontend.daemon import (
+    DaemonStarter,
+    find_log,
+    inspect_daemon,
+    restart_engine,
+    start_daemon,
+    stop_daemon,
+)
+from quire.frontend.engine_core_client import SyncClient, attach_sync_client
+from quire.ipc.config import EngineConfig
+from quire.ipc.daemon_state import SupervisorLaunch
+from quire.ipc.errors import DaemonError, EngineDeadError, ModelError
+from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, UtilityMethod
+from quire.ipc.restarts import MAX_LOSSES
+from quire.ipc.run_dir import RunDirectory, find_named, list_daemons
+
+
+def make_named_config(name: str, model: str = "fake") -> EngineConfig:
+    config = make_config(max_model_len=512, block_size=64)
+    return msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, served_model_name=name, model=model)
+    )
+
+
+PACED = make_named_config("paced")
+TIMEOUT_S = 20.0
+
+Outputs = dict[str, list[EngineCoreOutput]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime() -> Iterator[Path]:
+    with runtime_folders() as folder, fake_modules():
+        yield folder
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon("paced", PACED) as daemon:
+        yield daemon
+
+
+def make_requests(prefix: str, count: int, max_tokens: int = 200) -> list[EngineCoreRequest]:
+    return [
+        make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens + i % 7)
+        for i in range(count)
+    ]
+
+
+def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
+    """Outputs per request until each of `ids` has ended."""
+    outputs = {} if outputs is None else outputs
+    live = set(ids)
+    deadline = time.monotonic() + TIMEOUT_S
+    while live:
+        assert time.monotonic() < deadline, f"waiting for {sorted(live)}"
+        for output in client.get_outputs(timeout_s=1.0):
+            outputs.setdefault(output.request_id, []).append(output)
+            if output.finish_reason is not None:
+                live.remove(output.request_id)
+    return outputs
+
+
+def assert_undisturbed(requests: list[EngineCoreRequest], outputs: Outputs) -> None:
+    """Merged by position, every request has the tokens of an undisturbed run, and one end."""
+    for request in requests:
+        merged: list[int] = []
+        own = outputs[request.request_id]
+        for output in own:
+            num_known = len(merged) - output.start
+            assert num_known >= 0, f"{request.request_id} has a gap at {len(merged)}"
+            assert merged[output.start :] == output.new_token_ids[:num_known], "a token has changed"
+            merged += output.new_token_ids[num_known:]
+        tokens, reason = expected_output(request, PACED.model.max_model_len)
+        assert merged == tokens
+        assert [output.finish_reason for output in own if output.finish_reason is not None] == [reason]
+
+
+def read_stats(client: SyncClient) -> SchedulerStats:
+    stats = client.call_utility(UtilityMethod.STATS).stats
+    assert stats is not None
+    return stats
+
+
+class SyncLoad(threading.Thread):
+    """An attached sync client with requests, in a thread of its own."""
+
+    def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
+        super().__init__(daemon=True)
+        self.outputs: Outputs = {}
+        self.error: BaseException | None = None
+        self._requests = requests
+        self._client = attach_sync_client(name, "LLM")
+
+    def run(self) -> None:
+        try:
+            for request in self._requests:
+                self._client.add_request(request)
+            collect(self._client, {request.request_id for request in self._requests}, self.outputs)
+            assert self._client.get_outputs(timeout_s=0.05) == []
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._client.close()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(o.new_token_ids) for outputs in list(self.outputs.values()) for o in outputs)
+
+    def finish(self) -> Outputs:
+        self.join(TIMEOUT_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.outputs
+
+
+class AsyncLoad(SyncLoad):
+    """The same with an async client and its event loop."""
+
+    def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
+        threading.Thread.__init__(self, daemon=True)
+        self.outputs = {}
+        self.error = None
+        self._requests, self._name = requests, name
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            self.error = error
+
+    async def _run(self) -> None:
+        client = await attach_async_client(self._name, "AsyncLLM")
+        try:
+            for request in self._requests:
+                client.add_request(request)
+            live = {request.request_id for request in self._requests}
+            async with asyncio.timeout(TIMEOUT_S):
+                while live:
+                    for output in await client.get_outputs():
+                        self.outputs.setdefault(output.request_id, []).append(output)
+                        if output.finish_reason is not None:
+                            live.remove(output.request_id)
+        finally:
+            client.close()
+
+
+@contextlib.contextmanager
+def under_load(name: str, count: int = 32, max_tokens: int = 200) -> Iterator[list[SyncLoad]]:
+    """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
+    requests = make_requests("sync", count, max_tokens), make_requests("async", count, max_tokens)
+    loads = [SyncLoad(name, requests[0]), AsyncLoad(name, requests[1])]
+    for load in loads:
+        load.start()
+    yield loads
+    for load, own in zip(loads, requests, strict=True):
+        assert_undisturbed(own, load.finish())
+
+
+def wait_for_tokens(loads: list[SyncLoad], count: int) -> None:
+    """Until each has received that many tokens; fails if one has ended."""
+    assert wait_until(lambda: all(load.num_tokens >= count or load.error for load in loads), TIMEOUT_S)
+    assert all(load.is_alive() for load in loads), [load.error for load in loads]
+
+
+# The core is lost.
+
+
+def test_a_killed_core_costs_64_streams_no_token(daemon: Daemon) -> None:
+    with under_load(daemon.name) as loads:
+        wait_for_tokens(loads, 500)
+        os.kill(daemon.core_pid, signal.SIGKILL)
+    assert daemon.num_restarts == 1
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        stats = read_stats(client)
+        assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+        assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
+
+
+def test_a_core_killed_five_times_at_any_moment_costs_no_token(daemon: Daemon) -> None:
+    rng = random.Random(7)
+    with under_load(daemon.name, 16, 400) as loads:
+        for number in range(MAX_LOSSES):
+            at = sum(load.num_tokens for load in loads) + rng.randrange(1, 600)
+            wait_until(lambda at=at: sum(load.num_tokens for load in loads) >= at, 0.5 * rng.random())
+            os.kill(daemon.core_pid, signal.SIGKILL)
+            assert wait_until(lambda number=number: daemon.num_restarts > number, TIMEOUT_S)
+            if rng.random() < 0.7:
+                daemon.wait_until_ready(number + 1)
+            else:  # the next kill is during its start
+                assert wait_until(lambda: _has_core(daemon), TIMEOUT_S)
+    assert daemon.num_restarts == MAX_LOSSES
+
+
+def _has_core(daemon: Daemon) -> bool:
+    with contextlib.suppress(AssertionError):
+        return daemon.core_pid > 0
+    return False
+
+
+def test_a_request_added_while_there_is_no_core_waits_for_it(daemon: Daemon) -> None:
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        os.kill(daemon.core_pid, signal.SIGKILL)
+        wait_for_end(client.facts.pids["core"])
+        requests = make_requests("late", 5, 20)
+        for request in requests:
+            client.add_request(request)
+        client.abort_requests(["late-4"])
+        outputs = collect(client, {request.request_id for request in requests})
+        assert_undisturbed(requests[:4], outputs)
+        assert str(outputs["late-4"][-1].finish_reason) == "abort"
+        assert read_stats(client).generation_tokens_total <= 5 * 30
+
+
+def test_a_call_that_the_core_did_not_live_to_answer_is_answered_by_the_next(daemon: Daemon) -> None:
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        os.kill(daemon.core_pid, signal.SIGSTOP)
+        timer = threading.Timer(0.1, os.kill, (daemon.core_pid, signal.SIGKILL))
+        timer.start()
+        assert read_stats(client).num_steps_total == 0
+        timer.join()
+
+
+def test_a_core_killed_while_it_starts_is_started_again() -> None:
+    config = make_named_config("unready")
+    launch = SupervisorLaunch(name="start", config=config)
+    starter = DaemonStarter(launch)
+    directory = find_named("start")
+    killed: list[int] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def kill_core(phase: str) -> None:
+        from quire.ipc.daemon_state import read_state
+
+        state = read_state(directory)
+        if phase == "load fake weights" and state is not None and state.core_pid is not None:
+            if len(killed) == 2:
+                raise EnoughError
+            killed.append(state.core_pid)
+            os.kill(state.core_pid, signal.SIGKILL)
+
+    with pytest.raises(EnoughError):  # two were killed, and a third one starts
+        starter.wait_until_ready(kill_core)
+    assert len(set(killed)) == 2
+    assert starter.child.exit_code == 0
+    assert not directory.exists()
+
+
+def test_a_used_up_budget_ends_the_daemon_with_one_reason_and_every_client_is_told(daemon: Daemon) -> None:
+    loads = [
+        SyncLoad(daemon.name, make_requests("sync", 4)),
+        AsyncLoad(daemon.name, make_requests("async", 4)),
+    ]
+    poison = SyncLoad(daemon.name, [make_request("crash-1", [1])])  # kills each core that is given it
+    for load in (*loads, poison):
+        load.start()
+    for load in (*loads, poison):
+        with pytest.raises(EngineDeadError, match=f"the daemon 'paced' .pid {daemon.pid}. has ended"):
+            load.finish()
+    wait_for_end(daemon.pid)
+    assert not find_named(daemon.name).exists()
+    lines = find_log(daemon.name).read_text().splitlines()
+    assert "has failed" in lines[-1]
+    assert lines[-1].endswith("exited with code 7, 6 times in 60 s")
+    assert sum("has failed" in line for line in lines) == 1
+
+
+def test_a_restart_that_is_refused_ends_the_daemon_with_the_cause(tmp_path: Path) -> None:
+    config = make_named_config("refused-later", str(tmp_path / "mark"))
+    with Daemon("later", config) as daemon, contextlib.closing(attach_sync_client("later", "test")) as client:
+        with pytest.raises(DaemonError, match="ended while it was restarted"):
+            restart_engine("later", TIMEOUT_S)
+        with pytest.raises(EngineDeadError, match=r"model='refused-later': a folder|has ended"):
+            client.get_outputs(TIMEOUT_S)
+        wait_for_end(daemon.pid)
+        assert "model='refused-later': a folder" in find_log("later").read_text()
+
+
+def test_sighup_restarts_the_engine_and_costs_no_token(daemon: Daemon) -> None:
+    with under_load(daemon.name) as loads:
+        wait_for_tokens(loads, 500)
+        before = daemon.core_pid
+        restart_engine(daemon.name, TIMEOUT_S)
+        assert daemon.core_pid != before
+    assert daemon.num_restarts == 1
+    assert "lost" not in find_log(daemon.name).read_text()
+
+
+def test_a_restart_between_two_starts_begins_at_once(daemon: Daemon) -> None:
+    for number in range(4):  # the next start is 0.4 s away
+        daemon.wait_until_ready(number)
+        os.kill(daemon.core_pid, signal.SIGKILL)
+    assert wait_until(lambda: daemon.num_restarts == 4 and not _has_core(daemon), TIMEOUT_S)
+    restart_engine(daemon.name, timeout_s=5.0)
+
+
+# The supervisor is lost.
+
+
+def test_a_killed_supervisor_ends_everything_and_clients_are_told_at_once(daemon: Daemon) -> None:
+    core_pid = daemon.core_pid
+    loads = [
+        SyncLoad(daemon.name, make_requests("sync", 8, 400)),
+        AsyncLoad(daemon.name, make_requests("a", 8, 400)),
+    ]
+    for load in loads:
+        load.start()
+    wait_for_tokens(loads, 100)
+    os.kill(daemon.pid, signal.SIGKILL)
+    began = time.monotonic()
+    for load in loads:
+        with pytest.raises(EngineDeadError, match="'paced'"):
+            load.finish()
+    assert time.monotonic() - began < 1.0
+    wait_for_end(core_pid, 2.0)
+    assert find_named(daemon.name).exists(), "what it left is there for the next one to take over"
+    assert list_daemons() == []
+    os.waitpid(daemon.pid, 0)
+    with pytest.raises(DaemonError, match="no daemon named 'paced'"):
+        attach_sync_client(daemon.name, "test")
+    with Daemon(daemon.name, PACED), under_load(daemon.name, 2, 20):
+        pass
+    assert not find_named(daemon.name).exists()
+
+
+def test_a_daemon_can_be_started_while_the_dead_ones_core_is_still_leaving(daemon: Daemon) -> None:
+    old_core = daemon.core_pid
+    os.kill(old_core, signal.SIGSTOP)  # it leaves late, and then removes the files of its sockets
+    os.kill(daemon.pid, signal.SIGKILL)
+    os.waitpid(daemon.pid, 0)
+    timer = threading.Timer(0.6, os.kill, (old_core, signal.SIGCONT))
+    timer.start()
+    with Daemon(daemon.name, PACED):
+        timer.join()
+        wait_for_end(old_core)
+        with under_load(daemon.name, 2, 20):
+            pass
+
+
+def test_a_client_does_not_go_over_to_another_daemon_of_the_same_name(daemon: Daemon) -> None:
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        client.add_request(make_request("r", [1], max_tokens=None))
+        stop_daemon(daemon.name)
+        os.waitpid(daemon.pid, 0)
+        with Daemon(daemon.name, PACED), pytest.raises(EngineDeadError, match="has ended"):
+            for _ in range(100):
+                client.get_outputs(timeout_s=0.1)
+
+
+def test_an_async_client_does_not_go_over_to_another_daemon_either(daemon: Daemon) -> None:
+    async def run() -> None:
+        client = await attach_async_client(daemon.name, "test")
+        client.add_request(make_request("r", [1], max_tokens=None))
+        await client.get_outputs()
+        stop_daemon(daemon.name)  # all of this while the event loop stands still
+        os.waitpid(daemon.pid, 0)
+        with Daemon(daemon.name, PACED):
+            with pytest.raises(EngineDeadError, match="has ended"):
+                while True:
+                    await client.get_outputs()
+            with contextlib.closing(attach_sync_client(daemon.name, "test")) as other:
+                assert read_stats(other).num_steps_total == 0, "the other daemon was given the request"
+            client.close()
+
+    asyncio.run(run())
+
+
+def test_a_closed_attached_client_says_so(daemon: Daemon) -> None:
+    sync = attach_sync_client(daemon.name, "test")
+    sync.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        sync.add_request(make_request("r", [1]))
+
+    async def run() -> None:
+        client = await attach_async_client(daemon.name, "test")
+        client.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            client.add_request(make_request("r", [1]))
+        with pytest.raises(EngineDeadError, match="closed"):
+            await client.get_outputs()
+
+    asyncio.run(run())
+
+
+# Starting and stopping.
+
+
+def test_stopping_ends_every_process_and_removes_the_run_directory(daemon: Daemon) -> None:
+    info = inspect_daemon(daemon.name)
+    assert info is not None
+    assert (info.state, info.clients, info.restarts, info.num_running) == ("ready", 0, 0, 0)
+    assert [process.role for process in info.processes] == ["supervisor", "core", "worker"]
+    began = time.monotonic()
+    stop_daemon(daemon.name)
+    assert time.monotonic() - began < 2.0
+    for process in info.processes:
+        wait_for_end(process.pid)
+    assert not find_named(daemon.name).exists()
+    with pytest.raises(DaemonError, match="no daemon named 'paced' is running"):
+        stop_daemon(daemon.name)
+
+
+def test_a_start_that_fails_raises_the_cause_and_leaves_nothing() -> None:
+    with pytest.raises(ModelError, match="model='missing': a folder"):
+        start_daemon("bad", make_named_config("missing"))
+    assert not find_named("bad").exists()
+
+
+def test_of_two_that_start_at_once_one_wins_and_the_other_names_it() -> None:
+    starters = [DaemonStarter(SupervisorLaunch(name="race", config=PACED)) for _ in range(3)]
+    errors: list[str] = []
+    winners: list[DaemonStarter] = []
+    for starter in starters:
+        try:
+            starter.wait_until_ready()
+            winners.append(starter)
+        except DaemonError as error:
+            errors.append(str(error))
+    [winner] = winners
+    assert errors == [f"a daemon named 'race' is running already (pid {winner.child.pid})"] * 2
+    winner.stop()
+    assert not find_named("race").exists()
+
+
+def test_a_daemon_of_one_program_ends_with_it() -> None:
+    starter = DaemonStarter(SupervisorLaunch(name="mine", config=PACED, ends_with_parent=True))
+    starter.wait_until_ready()
+    starter.child.close_lifeline()
+    wait_for_end(starter.child.pid)
+    assert starter.child.stop(1.0) == 0
+    assert not find_named("mine").exists()
+
+
+def test_nothing_is_left_open_after_many_restarts(daemon: Daemon) -> None:
+    def count_fds(pid: int) -> int:
+        return psutil.Process(pid).num_fds()
+
+    before = 0
+    for number in range(5):
+        restart_engine(daemon.name, TIMEOUT_S)
+        assert daemon.num_restarts == number + 1
+        before = before or count_fds(daemon.pid)
+    assert count_fds(daemon.pid) == before
+    core_before = count_fds(daemon.core_pid)
+    for _ in range(20):
+        attach_sync_client(daemon.name, "test").close()
+    assert wait_until(lambda: count_fds(daemon.core_pid) == core_before, 2.0)
+
+
+def test_a_held_run_directory_is_not_a_daemon_to_attach_to() -> None:
+    held = RunDirectory.create_named("held")
+    try:
+        with pytest.raises(DaemonError, match=f"is running already .pid {os.getpid()}."):
+            start_daemon("held", PACED)
+        assert inspect_daemon("held") is None
+    finally:
+        held.remove()

@@ -1,0 +1,117 @@
+"""What tests of daemons share: a runtime folder of their own, fake daemons, and looking after processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from quire.frontend import daemon, engine_link
+from quire.frontend.daemon import find_daemon, start_daemon
+from quire.ipc.config import EngineConfig
+from quire.ipc.daemon_state import read_state
+from quire.ipc.run_dir import find_named
+
+
+@contextlib.contextmanager
+def runtime_folders() -> Iterator[Path]:
+    """Run directories and logs in a short temporary folder; fails if a process of a daemon is left there."""
+    with (
+        tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder,  # pytest's own are too long
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        patch.setenv("XDG_STATE_HOME", folder + "/state")
+        yield Path(folder)
+        left = wait_until(lambda: not find_processes(folder), 3.0) or find_processes(folder)
+        for process in left if isinstance(left, list) else []:
+            process.kill()
+        assert left is True, f"processes live on: {left}"
+
+
+@contextlib.contextmanager
+def fake_modules() -> Iterator[None]:
+    """Engines that are started in this block have a FakeWorker, in daemons too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setattr(engine_link, "CORE_MODULE", "fake_core")
+        patch.setattr(daemon, "CORE_MODULE", "fake_core")
+        yield
+
+
+class Daemon:
+    """A running daemon, stopped (or killed) when left."""
+
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        self.name = name
+        self.pid = start_daemon(name, config)
+
+    @property
+    def core_pid(self) -> int:
+        """Of the core that runs now."""
+        state = read_state(find_named(self.name))
+        assert state is not None
+        assert state.core_pid is not None
+        return state.core_pid
+
+    @property
+    def num_restarts(self) -> int:
+        state = read_state(find_named(self.name))
+        return -1 if state is None else state.num_restarts
+
+    def wait_until_ready(self, num_restarts: int, timeout_s: float = 20.0) -> None:
+        """Until the engine has been restarted that often and is ready again."""
+
+        def is_ready() -> bool:
+            state = read_state(find_named(self.name))
+            return state is not None and state.state == "ready" and state.num_restarts >= num_restarts
+
+        assert wait_until(is_ready, timeout_s), read_state(find_named(self.name))
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):
+            if find_daemon(self.name) == self.pid:
+                daemon.stop_daemon(self.name)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def wait_for_end(pid: int, timeout_s: float = 3.0) -> float:
+    """Seconds until the process has ended; fails if it lives on."""
+    began = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        has_ended = bool(select.select([fd], [], [], timeout_s)[0])
+        os.close(fd)
+        assert has_ended, f"process {pid} lives on"
+    return time.monotonic() - began
+
+
+def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
+    """Ask again and again, a little apart, until it is; False when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        select.select([], [], [], 0.01)
+    return True
+
+
+def find_processes(runtime_dir: str) -> list[psutil.Process]:
+    """Processes with this XDG_RUNTIME_DIR, without this one and what has ended."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_ours = process.environ().get("XDG_RUNTIME_DIR") == runtime_dir
+            if is_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

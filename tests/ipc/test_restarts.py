@@ -1,0 +1,20 @@
+"""The restart budget: at once, then later and later, then not any more."""
+
+from __future__ import annotations
+
+from quire.ipc.restarts import LOSS_WINDOW_S, MAX_BACKOFF_S, MAX_LOSSES, RestartBudget
+
+
+def test_the_first_restart_is_at_once_and_the_next_ones_wait_longer_and_longer() -> None:
+    budget = RestartBudget()
+    waits = [budget.note_loss(float(i)) for i in range(MAX_LOSSES)]
+    assert waits == [0.0, 0.1, 0.2, 0.4, 0.8]
+    assert max(wait or 0.0 for wait in waits) <= MAX_BACKOFF_S
+    assert budget.note_loss(float(MAX_LOSSES)) is None
+
+
+def test_losses_are_forgotten_after_the_window() -> None:
+    budget = RestartBudget()
+    for i in range(10 * MAX_LOSSES):
+        assert budget.note_loss(i * LOSS_WINDOW_S / MAX_LOSSES) is not None
+    assert budget.note_loss(1e6) == 0.0
