@@ -19,6 +19,7 @@ kinds:
   offline   generated tokens/s of Quire and transformers on the same workloads, side by side
   startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
   core      what the engine core's scheduling costs a step, with a fake worker
+  http      chunks/s and CPU a chunk of one HTTP process, with a fake engine
   serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
 
 `quire bench KIND --help` has the options.
@@ -109,6 +110,24 @@ def _run_core(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     _check_count("steps", options.steps)
     return run_core(options.steps)
+
+
+def _run_http(argv: Sequence[str]) -> int:
+    from ...tools.bench.http import NUM_STREAMS, run_http
+
+    parser = Parser("quire bench http", "Streaming by one HTTP server process, with a fake engine.")
+    parser.add_argument(
+        "--streams",
+        type=int,
+        default=NUM_STREAMS,
+        metavar="N",
+        help=f"streams at the same time ({NUM_STREAMS})",
+    )
+    parser.add_argument("--chunks", type=int, default=2000, metavar="N", help="chunks of a stream (2000)")
+    options = parser.parse(argv)
+    _check_count("streams", options.streams)
+    _check_count("chunks", options.chunks)
+    return run_http(options.streams, options.chunks)
 
 
 def _run_serve(argv: Sequence[str]) -> int:
@@ -217,5 +236,6 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
     "startup": _run_startup,
     "core": _run_core,
+    "http": _run_http,
     "serve": _run_serve,
 }

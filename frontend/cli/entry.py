@@ -30,7 +30,7 @@ COMMANDS = {
     "daemon": Command("start, stop, restart an engine in the background", "daemon"),
     "ps": Command("list the daemons that run", "ps"),
     "top": Command("watch an engine in the terminal", "top"),
-    "bench": Command("measure: offline (against peers), startup, core, serve", "bench"),
+    "bench": Command("measure: offline (against peers), startup, core, http, serve", "bench"),
     "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
 }
 
