@@ -68,6 +68,7 @@ class EngineCore:
         self._window = RateWindow(self.counters)
         self._observations = Observations(config.model.max_model_len)
         self._accepted_at = -1.0  # when the step before's tokens were taken
+        self._num_first_tokens = 0  # of the step whose tokens are being taken
         self._config = config
         self._clock = clock
         self._monotonic = monotonic
@@ -180,7 +181,7 @@ class EngineCore:
         began = self._clock()
         self._window.note(began, is_start=False)
         step = self._scheduler.complete_step()
-        self._observations.observe_step(step.num_scheduled_tokens)
+        self._observations.observe_step(self._config.scheduler.max_num_batched_tokens - step.token_budget)
         if output.rows != step.sampled_rows or len(output.token_ids) != len(output.rows):
             raise ProtocolError(f"step {step.step_id} sampled rows {step.sampled_rows}, not {output.rows}")
         logprobs: dict[int, RowLogprobs] = {}
@@ -351,8 +352,9 @@ class EngineCore:
         """Append each sampled token to its request, end those that stop, and put the outputs out."""
         finished: list[Request] = []
         outbox = self._outbox
-        num_accepted = num_apart = 0
-        accepted_at, self._accepted_at = self._accepted_at, now
+        num_accepted = 0
+        num_apart = self._observe_odd_gaps(step, now)
+        self._num_first_tokens = 0
         for i, (request, token_id) in enumerate(zip(step.sampled, token_ids, strict=True)):
             if request.finish_reason is not None:
                 continue  # it ended while this step ran
@@ -365,10 +367,6 @@ class EngineCore:
                 request.finish_reason = request.find_finish()
                 if request.finish_reason is not None:
                     finished.append(request)
-            if request.last_token_time != accepted_at:  # not in the step before
-                num_apart += 1
-                if request.first_token_time is not None:
-                    self._observations.observe_gap(now - request.last_token_time)
             request.last_token_time = now
             if request.finish_reason is None and request.first_token_time is not None and not logprobs:
                 output = EngineCoreOutput(request.request_id, start, [token_id])
@@ -379,8 +377,24 @@ class EngineCore:
             except KeyError:
                 outbox[request.client] = [output]
         self.counters.generation_tokens += num_accepted
-        self._observations.observe_gap(now - accepted_at, num_accepted - num_apart)
+        num_apart += self._num_first_tokens
+        self._observations.observe_gap(now - self._accepted_at, num_accepted - num_apart)
+        self._accepted_at = now
         self._forget(finished)
+
+    def _observe_odd_gaps(self, step: Step, now: float) -> int:
+        """Observe the time since the last token of requests that had none in the step before; how many.
+
+        Those come last in a step, since decodes come first: all others share one gap, counted at once.
+        """
+        num_apart = 0
+        for request in reversed(step.sampled):
+            if request.last_token_time == self._accepted_at:
+                break
+            if request.first_token_time is not None and request.finish_reason is None:
+                self._observations.observe_gap(now - request.last_token_time)
+                num_apart += 1
+        return num_apart
 
     def _describe(
         self, request: Request, start: int, logprobs: RowLogprobs | None, now: float
@@ -389,6 +403,7 @@ class EngineCore:
         is_first = request.first_token_time is None
         if is_first:
             request.first_token_time = now
+            self._num_first_tokens += 1
             if start == 0:
                 self._observations.observe_first_token(request, now)
         return EngineCoreOutput(
