@@ -11,6 +11,8 @@ import msgspec
 
 from ..ipc.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
 
+MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket
+
 
 class Outbox:
     """Messages to one client, in order; token outputs of a request merge while they wait."""
@@ -28,8 +30,12 @@ class Outbox:
         return len(self._replies) + len(self._outputs)
 
     def add_reply(self, message: msgspec.Struct) -> None:
-        """Queue a message that is sent as it is, before any waiting outputs."""
-        self._replies.append(message)
+        """Queue a message that is sent as it is, before any waiting outputs.
+
+        Dropped when MAX_REPLIES wait already: whoever asks that often and never reads gets no more answers.
+        """
+        if len(self._replies) < MAX_REPLIES:
+            self._replies.append(message)
 
     def add_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Queue outputs; one of a request that is still waiting grows instead."""

@@ -1,4 +1,4 @@
-"""The supervisor and clients of its engine, with fake cores: what dies, who notices, and that no token is lost."""
+"""The supervisor, its (fake) cores and their clients: what dies, who notices, and that no token is lost."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ class SyncLoad(threading.Thread):
         super().__init__(daemon=True)
         self.outputs: Outputs = {}
         self.error: BaseException | None = None
-        self._requests = requests
+        self.requests = requests
         self._client = attach_sync_client(name, "LLM")
 
     def run(self) -> None:
         try:
-            for request in self._requests:
+            for request in self.requests:
                 self._client.add_request(request)
-            collect(self._client, {request.request_id for request in self._requests}, self.outputs)
+            collect(self._client, {request.request_id for request in self.requests}, self.outputs)
             assert self._client.get_outputs(timeout_s=0.05) == []
         except BaseException as error:
             self.error = error
@@ -142,7 +142,7 @@ class AsyncLoad(SyncLoad):
         threading.Thread.__init__(self, daemon=True)
         self.outputs = {}
         self.error = None
-        self._requests, self._name = requests, name
+        self.requests, self._name = requests, name
 
     def run(self) -> None:
         try:
@@ -153,9 +153,9 @@ class AsyncLoad(SyncLoad):
     async def _run(self) -> None:
         client = await attach_async_client(self._name, "AsyncLLM")
         try:
-            for request in self._requests:
+            for request in self.requests:
                 client.add_request(request)
-            live = {request.request_id for request in self._requests}
+            live = {request.request_id for request in self.requests}
             async with asyncio.timeout(TIMEOUT_S):
                 while live:
                     for output in await client.get_outputs():
@@ -166,16 +166,23 @@ class AsyncLoad(SyncLoad):
             client.close()
 
 
+def make_loads(name: str, count: int, max_tokens: int = 200) -> list[SyncLoad]:
+    """A client of each kind with `count` requests."""
+    return [
+        SyncLoad(name, make_requests("sync", count, max_tokens)),
+        AsyncLoad(name, make_requests("async", count, max_tokens)),
+    ]
+
+
 @contextlib.contextmanager
 def under_load(name: str, count: int = 32, max_tokens: int = 200) -> Iterator[list[SyncLoad]]:
     """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
-    requests = make_requests("sync", count, max_tokens), make_requests("async", count, max_tokens)
-    loads = [SyncLoad(name, requests[0]), AsyncLoad(name, requests[1])]
+    loads = make_loads(name, count, max_tokens)
     for load in loads:
         load.start()
     yield loads
-    for load, own in zip(loads, requests, strict=True):
-        assert_undisturbed(own, load.finish())
+    for load in loads:
+        assert_undisturbed(load.requests, load.finish())
 
 
 def wait_for_tokens(loads: list[SyncLoad], count: int) -> None:
@@ -366,8 +373,7 @@ def test_a_client_does_not_go_over_to_another_daemon_of_the_same_name(daemon: Da
         stop_daemon(daemon.name)
         os.waitpid(daemon.pid, 0)
         with Daemon(daemon.name, PACED), pytest.raises(EngineDeadError, match="has ended"):
-            for _ in range(100):
-                client.get_outputs(timeout_s=0.1)
+            collect(client, {"r"})
 
 
 def test_an_async_client_does_not_go_over_to_another_daemon_either(daemon: Daemon) -> None:
@@ -375,12 +381,16 @@ def test_an_async_client_does_not_go_over_to_another_daemon_either(daemon: Daemo
         client = await attach_async_client(daemon.name, "test")
         client.add_request(make_request("r", [1], max_tokens=None))
         await client.get_outputs()
+
+        async def read_for_ever() -> None:
+            while True:
+                await client.get_outputs()
+
         stop_daemon(daemon.name)  # all of this while the event loop stands still
         os.waitpid(daemon.pid, 0)
         with Daemon(daemon.name, PACED):
             with pytest.raises(EngineDeadError, match="has ended"):
-                while True:
-                    await client.get_outputs()
+                await read_for_ever()
             with contextlib.closing(attach_sync_client(daemon.name, "test")) as other:
                 assert read_stats(other).num_steps_total == 0, "the other daemon was given the request"
             client.close()

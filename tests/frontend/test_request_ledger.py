@@ -1,4 +1,4 @@
-"""The ledger: what a client knows of its unfinished requests, and what it says to an engine that knows none."""
+"""The ledger: what a client knows of its requests, and what it says to an engine that knows none of them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def test_what_was_aborted_while_away_is_added_and_aborted_again(ledger: RequestL
     ledger.abort(["b", "c", "never"])
     ledger.take([EngineCoreOutput("c", 0, [], FinishReason.ABORT)])
     *requests, abort = ledger.resume()
-    assert [request.request_id for request in requests if isinstance(request, EngineCoreRequest)] == ["a", "b"]
+    assert [request.request_id for request in requests if isinstance(request, EngineCoreRequest)] == [
+        "a",
+        "b",
+    ]
     assert abort == AbortRequests(["b"])
     assert ledger.resume()[-1] == abort  # for as long as its last output has not come
 

@@ -1,0 +1,427 @@
+"""Clients of a daemon that die, stop, do not read or talk nonsense: what it costs them, and nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import zmq
+from daemon_client import make_requests
+from daemons import Daemon, fake_modules, runtime_folders, wait_until
+from fakes import expected_output, make_config, make_request
+from quire.core.outbox import MAX_REPLIES
+from quire.frontend.engine_core_client import SyncClient, attach_sync_client
+from quire.ipc.codec import MAX_BODY_BYTES, make_client_codec
+from quire.ipc.errors import ProtocolError
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    Hello,
+    MessageType,
+    ProtocolNotice,
+    Refusal,
+    SchedulerStats,
+    UtilityCall,
+    UtilityMethod,
+    Welcome,
+)
+from quire.ipc.run_dir import find_named
+from quire.ipc.sockets import connect_dealer
+
+TESTS = Path(__file__).parent.parent
+MAX_MODEL_LEN = 512
+CODEC = make_client_codec()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    config = make_config(max_model_len=MAX_MODEL_LEN, block_size=64)
+    config = msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, served_model_name="paced")
+    )
+    with runtime_folders(), fake_modules(), Daemon("leases", config) as daemon:
+        yield daemon
+
+
+@pytest.fixture(autouse=True)
+def idle_afterwards(daemon: Daemon) -> Iterator[None]:
+    """Whatever happened in a test: the same core is there, and holds nothing."""
+    core_pid = daemon.core_pid
+    yield
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        assert client.facts.pids["core"] == core_pid == daemon.core_pid
+        assert wait_until(lambda: is_idle(client), 3.0), read_stats(client)
+        assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[SyncClient]:
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        yield client
+
+
+class Stranger:
+    """A bare socket at the daemon's address."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        address = f"ipc://{find_named(daemon.name) / 'core.sock'}"
+        self.socket = connect_dealer(self._context.socket(zmq.DEALER), address)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def receive(self) -> object:
+        """The next message."""
+        assert self.socket.poll(5000), "no answer"
+        return CODEC.decode(self.socket.recv_multipart())
+
+    def ask(self, *frames: bytes) -> object:
+        self.send(*frames)
+        return self.receive()
+
+    def hello(self, number: int = 0) -> Welcome:
+        welcome = self.ask(*CODEC.encode(Hello(PROTOCOL_VERSION, "test", os.getpid(), 1.0, number)))
+        assert isinstance(welcome, Welcome), welcome
+        assert welcome.number == number
+        return welcome
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+
+class Script:
+    """A client process."""
+
+    def __init__(self, daemon: Daemon, prefix: str, count: int, max_tokens: int) -> None:
+        self._requests = make_requests(prefix, count, max_tokens)
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                str(TESTS / "daemon_client.py"),
+                daemon.name,
+                prefix,
+                str(count),
+                str(max_tokens),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def wait_until_busy(self) -> None:
+        assert [self.read_line(), self.read_line()] == ["attached", "busy"]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def assert_undisturbed(self) -> None:
+        """It ends with the tokens of an undisturbed run."""
+        tokens = json.loads(self.read_line())
+        assert tokens == {r.request_id: expected_output(r, MAX_MODEL_LEN)[0] for r in self._requests}
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def read_stats(client: SyncClient) -> SchedulerStats:
+    stats = client.call_utility(UtilityMethod.STATS).stats
+    assert stats is not None
+    return stats
+
+
+def read_client_pids(client: SyncClient) -> set[int]:
+    snapshot = client.call_utility(UtilityMethod.SNAPSHOT).snapshot
+    assert snapshot is not None
+    return {view.pid for view in snapshot.clients}
+
+
+def is_idle(client: SyncClient) -> bool:
+    stats = read_stats(client)
+    return (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+
+
+def run_requests(client: SyncClient, requests: list[EngineCoreRequest]) -> None:
+    """Add them, wait for them, and see that nothing has disturbed them."""
+    for request in requests:
+        client.add_request(request)
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    num_live = len(requests)
+    while num_live:
+        batch = client.get_outputs(timeout_s=10.0)
+        assert batch, "no output within 10 s"
+        for output in batch:
+            assert output.start == len(tokens[output.request_id])
+            tokens[output.request_id] += output.new_token_ids
+            num_live -= output.finish_reason is not None
+    assert tokens == {r.request_id: expected_output(r, MAX_MODEL_LEN)[0] for r in requests}
+
+
+# Dead and stopped clients.
+
+
+def test_a_killed_clients_requests_are_gone_within_two_seconds(daemon: Daemon, client: SyncClient) -> None:
+    with Script(daemon, "victim", 8, 450) as victim, Script(daemon, "other", 8, 200) as other:
+        victim.wait_until_busy()
+        other.wait_until_busy()
+        victim.send_signal(signal.SIGKILL)
+        victim.process.wait()
+        began = time.monotonic()
+        assert wait_until(lambda: victim.process.pid not in read_client_pids(client), 2.0)
+        gone_after_s = time.monotonic() - began
+        other.assert_undisturbed()
+    assert gone_after_s < 2.0
+    assert is_idle(client)
+    run_requests(client, make_requests("again", 4, 20))
+
+
+def test_a_stopped_client_is_let_go_and_ends_with_the_right_tokens_when_it_goes_on(
+    daemon: Daemon, client: SyncClient
+) -> None:
+    with Script(daemon, "stopped", 6, 450) as stopped, Script(daemon, "other", 4, 200) as other:
+        stopped.wait_until_busy()
+        other.wait_until_busy()
+        stopped.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        other.assert_undisturbed()
+        assert wait_until(lambda: is_idle(client), 3.0)
+        assert wait_until(lambda: time.monotonic() - began > 3.0, 4.0)
+        stopped.send_signal(signal.SIGCONT)
+        stopped.assert_undisturbed()
+
+
+def test_a_client_that_does_not_read_is_owed_little_and_loses_nothing(
+    daemon: Daemon, client: SyncClient
+) -> None:
+    core = psutil.Process(daemon.core_pid)
+    requests = [make_request(f"slow-{i}", [5, i // 900, i % 900], max_tokens=40) for i in range(1000)]
+    with contextlib.closing(attach_sync_client(daemon.name, "slow")) as slow:
+        run_requests(slow, make_requests("warm", 64, 40))
+        before = core.memory_info().rss
+        for request in requests:
+            slow.add_request(request)
+        run_requests(client, make_requests("fast", 8, 100))
+        assert wait_until(lambda: is_idle(client), 20.0)  # all are done, and none of it has been read
+        views = client.call_utility(UtilityMethod.SNAPSHOT).snapshot.clients
+        assert next(view.num_unsent for view in views if view.kind == "slow") <= 1000
+        assert core.memory_info().rss - before < 32e6
+        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        num_live = 1000
+        while num_live:
+            for output in slow.get_outputs(timeout_s=5.0):
+                assert output.start == len(tokens[output.request_id])
+                tokens[output.request_id] += output.new_token_ids
+                num_live -= output.finish_reason is not None
+    assert tokens == {r.request_id: expected_output(r, MAX_MODEL_LEN)[0] for r in requests}
+
+
+def test_a_client_that_asks_and_never_reads_does_not_grow_the_core(
+    daemon: Daemon, client: SyncClient
+) -> None:
+    with Stranger(daemon) as stranger:
+        stranger.hello()
+        junk = (b"\xee", b"x" * 64)
+        question = CODEC.encode(UtilityCall(1, UtilityMethod.SNAPSHOT))
+        for _ in range(4000):
+            stranger.send(*junk)
+            stranger.send(*question)
+        run_requests(client, make_requests("fast", 4, 50))
+        view = next(v for v in client.call_utility(UtilityMethod.SNAPSHOT).snapshot.clients if v.num_unsent)
+        assert view.num_unsent <= MAX_REPLIES
+
+
+def test_an_attach_succeeds_while_others_come_and_go(daemon: Daemon) -> None:
+    for _ in range(60):
+        attach_sync_client(daemon.name, "test").close()
+
+
+# A second Hello.
+
+
+def test_a_second_hello_drops_what_was_asked_for_before_it(daemon: Daemon) -> None:
+    with Stranger(daemon) as stranger:
+        first = stranger.hello(1)
+        stranger.send(*CODEC.encode(make_request("before", [1], max_tokens=None)))
+        assert isinstance(stranger.receive(), EngineCoreOutputs)
+        stranger.send(*CODEC.encode(Hello(PROTOCOL_VERSION, "test", 1, 1.0, 2)))
+        while not isinstance(message := stranger.receive(), Welcome):
+            assert isinstance(message, EngineCoreOutputs)
+        assert (message.number, message.epoch) == (2, first.epoch)
+        request = make_request("before", [1], output=[7, 8], max_tokens=5)  # the same id is free again
+        stranger.send(*CODEC.encode(request))
+        tokens: list[int] = []
+        while True:
+            message = stranger.receive()
+            assert isinstance(message, EngineCoreOutputs)
+            for output in message.outputs:
+                assert output.start == 2 + len(tokens)
+                tokens += output.new_token_ids
+            if message.outputs[-1].finish_reason == FinishReason.LENGTH:
+                break
+        assert [7, 8, *tokens] == expected_output(request, MAX_MODEL_LEN)[0]
+
+
+def test_a_second_hello_of_a_wrong_version_is_refused(daemon: Daemon) -> None:
+    with Stranger(daemon) as stranger:
+        refusal = stranger.ask(*CODEC.encode(Hello(PROTOCOL_VERSION + 1, "test", 1)))
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason == (
+            f"this engine speaks protocol version {PROTOCOL_VERSION}, not {PROTOCOL_VERSION + 1}"
+        )
+        stranger.hello()
+        assert isinstance(stranger.ask(*CODEC.encode(Hello(1, "test", 1))), Refusal)
+
+
+# Nonsense.
+
+
+def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: SyncClient) -> None:
+    hello = CODEC.encode(Hello(PROTOCOL_VERSION, "test", 1))
+    with Stranger(daemon) as stranger:
+        for frames in (
+            (b"",),
+            (b"\x01",),
+            (b"\x01", hello[1][:-3]),  # half a Hello
+            (b"\x01", b"\xc1"),
+            (b"\x01", msgspec.msgpack.encode([PROTOCOL_VERSION, "k" * 65, 1])),
+            (b"\x01", msgspec.msgpack.encode([PROTOCOL_VERSION, "kind", 1, -1.0])),
+            (b"\x01", msgspec.msgpack.encode([PROTOCOL_VERSION, "kind", 1, float("nan")])),
+            (b"\x02", b"\x91" * 100_000),  # nested beyond any stack
+            (b"\x02", msgspec.msgpack.encode(["x" * 257, b"", {}, 0.0])),
+            (b"\x11", hello[1]),
+            (b"x" * 5000, b""),
+            (*hello, b"third"),
+            CODEC.encode(UtilityCall(1, UtilityMethod.PING)),
+        ):
+            assert isinstance(stranger.ask(*frames), ProtocolNotice), frames
+        stranger.hello()
+        assert isinstance(stranger.ask(b"\x14", b"\x91\x90"), ProtocolNotice)
+    run_requests(client, make_requests("fine", 4, 20))
+
+
+def test_requests_that_no_frontend_would_send_end_with_an_error(daemon: Daemon, client: SyncClient) -> None:
+    honest = make_request("r", [1, 2])
+    replace = msgspec.structs.replace
+    with Stranger(daemon) as stranger:
+        stranger.hello()
+        for request in (
+            replace(honest, prompt_token_ids=b"abc"),
+            replace(honest, prompt_token_ids=b""),
+            replace(honest, prompt_token_ids=b"\xff" * 8),
+            replace(honest, output_token_ids=b"\xff\xff\xff\x7f"),
+            replace(honest, output_token_ids=b"\x00" * 4 * MAX_MODEL_LEN),
+            replace(honest, eos_token_ids=[-1]),
+            replace(honest, bad_words_token_ids=[[]]),
+        ):
+            message = stranger.ask(*CODEC.encode(request))
+            assert isinstance(message, EngineCoreOutputs), message
+            assert message.outputs[-1].finish_reason == FinishReason.ERROR
+    run_requests(client, make_requests("fine", 4, 20))
+
+
+def test_a_live_id_of_another_client_is_refused_and_its_owner_undisturbed(daemon: Daemon) -> None:
+    with Script(daemon, "owner", 2, 300) as owner:
+        owner.wait_until_busy()
+        with Stranger(daemon) as thief:
+            thief.hello()
+            message = thief.ask(*CODEC.encode(make_request("owner-0", [1], max_tokens=3)))
+            assert isinstance(message, EngineCoreOutputs)
+            assert message.outputs[-1].finish_reason == FinishReason.ERROR
+        owner.assert_undisturbed()
+
+
+GREETING = b"\xff" + b"\x00" * 8 + b"\x7f\x03\x00NULL" + b"\x00" * 48  # ZMTP 3.0, 64 bytes
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+
+
+def connect_raw(daemon: Daemon) -> socket.socket:
+    raw = socket.socket(socket.AF_UNIX)
+    raw.settimeout(5.0)
+    raw.connect(str(find_named(daemon.name) / "core.sock"))
+    return raw
+
+
+def shake_hands(raw: socket.socket) -> None:
+    """Become a ZeroMQ peer by hand."""
+    raw.sendall(GREETING)
+    receive_exactly(raw, 64)
+    raw.sendall(bytes([4, len(READY)]) + READY)
+    kind, size = receive_exactly(raw, 2)
+    assert kind == 4
+    receive_exactly(raw, size)
+
+
+def receive_exactly(raw: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = raw.recv(size - len(data))
+        assert part, "the connection was closed"
+        data += part
+    return data
+
+
+def is_closed_by_peer(raw: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionResetError):
+        while raw.recv(65536):
+            pass
+    return True
+
+
+@pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_frame_over_the_limit_ends_its_connection_before_it_is_read(
+    daemon: Daemon, client: SyncClient, size: int
+) -> None:
+    before = psutil.Process(daemon.core_pid).memory_info().rss
+    with connect_raw(daemon) as raw:
+        shake_hands(raw)
+        raw.sendall(b"\x02" + struct.pack(">Q", size) + b"x" * 1000)
+        assert is_closed_by_peer(raw)
+    assert psutil.Process(daemon.core_pid).memory_info().rss - before < 16e6
+    run_requests(client, make_requests("fine", 2, 20))
+
+
+def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, client: SyncClient) -> None:
+    raws = [connect_raw(daemon) for _ in range(20)]
+    for number, raw in enumerate(raws):
+        if number % 2:
+            raw.sendall(GREETING[: 7 * number % 64])
+        else:
+            shake_hands(raw)
+            raw.sendall(b"\x01\x01" + bytes(MessageType.HELLO) + b"\x00\x40ab")
+    run_requests(client, make_requests("fine", 4, 30))
+    for raw in raws:
+        raw.close()
+    with connect_raw(daemon) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)) * 40)
+    run_requests(client, make_requests("also", 4, 30))
+
+
+def test_a_notice_to_a_client_is_its_own_error(daemon: Daemon) -> None:
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        client._socket.send_multipart([b"\x02", b"junk"])
+        with pytest.raises(ProtocolError, match="does not decode"):
+            client.get_outputs(timeout_s=5.0)
