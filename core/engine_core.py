@@ -34,8 +34,8 @@ from .fair_scheduler import FairScheduler
 from .kv_cache_manager import KVCacheManager
 from .request import Request
 from .scheduler import Scheduler, Step
-from .snapshot import MAX_BLOCK_CELLS, Surroundings, find_shown, name_clients, view_clients, view_requests
-from .stats import EngineCounters, Observations, RateWindow
+from .snapshot import Inspector, Surroundings
+from .stats import EngineCounters
 from .tenant import Tenant, TenantLedger
 
 # The sampler tells neither case from the other: both leave a row without a number to choose.
@@ -65,8 +65,6 @@ class EngineCore:
         cache = config.cache
         hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
         self.counters = EngineCounters()
-        self._window = RateWindow(self.counters)
-        self._observations = Observations(config.model.max_model_len)
         self._accepted_at = -1.0  # when the step before's tokens were taken
         self._num_first_tokens = 0  # of the step whose tokens are being taken
         self._config = config
@@ -78,13 +76,14 @@ class EngineCore:
         )
         scheduler = FairScheduler if config.scheduler.policy == "fair" else Scheduler
         self._scheduler = scheduler(config.scheduler, self._manager, self.counters)
+        self._inspector = Inspector(config, self.counters, self._scheduler, self._pool)
+        self._window, self._observations = self._inspector.window, self._inspector.observations
         self._tenants = TenantLedger()
         self._weights: dict[bytes, float] = {}  # of clients that said one
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
         self._outbox: dict[bytes, list[EngineCoreOutput]] = {}
-        self._tokens_served: dict[bytes, int] = {}  # client -> tokens of its requests that have ended
         self._num_arrivals = 0
 
     # -- requests
@@ -133,7 +132,7 @@ class EngineCore:
         """End a client's requests without an answer: nobody is there to read it."""
         self._finish(self._find_live(self._ids_of.get(client, set())), FinishReason.ABORT)
         self._outbox.pop(client, None)
-        self._tokens_served.pop(client, None)
+        self._inspector.forget_client(client)
         self._weights.pop(client, None)
 
     def next_deadline(self) -> float | None:
@@ -237,61 +236,15 @@ class EngineCore:
 
     def stats(self, num_clients: int | None = None) -> SchedulerStats:
         """A look at this moment. `num_clients` are attached; None counts those that have live requests."""
-        counters = self.counters
-        return SchedulerStats(
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            num_clients=len(self._ids_of) if num_clients is None else num_clients,
-            kv_blocks_used=self._pool.num_blocks - self._pool.num_free,
-            kv_blocks_total=self._pool.num_blocks,
-            prefix_cache_queries_total=counters.prefix_cache_queries,
-            prefix_cache_hits_total=counters.prefix_cache_hits,
-            num_preemptions_total=counters.num_preemptions,
-            num_steps_total=counters.num_steps,
-            prompt_tokens_total=counters.prompt_tokens,
-            generation_tokens_total=counters.generation_tokens,
-            schedule_s_total=counters.schedule_s,
-            update_s_total=counters.update_s,
-            step_wait_s_total=counters.step_wait_s,
-        )
+        return self._inspector.stats(len(self._ids_of) if num_clients is None else num_clients)
 
     def snapshot(self, surroundings: Surroundings) -> EngineSnapshot:
-        """What live views show. Tokens a client was served are those of its running and ended requests."""
-        now, scheduler = self._clock(), self._scheduler
-        rates = self._window.measure(now)
-        names = name_clients(surroundings.clients)
-        shown = find_shown(scheduler)
-        served = self._tokens_served.copy()
-        for request in scheduler.running:
-            served[request.client] = served.get(request.client, 0) + request.num_output_tokens
-        block_map, blocks_per_cell = self._pool.map_cells(MAX_BLOCK_CELLS)
-        return EngineSnapshot(
-            at=now,
-            epoch=surroundings.epoch,
-            model=self._config.model.served_model_name,
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            uptime_s=max(now - surroundings.started_at, 0.0),
-            stats=self.stats(len(surroundings.clients)),
-            prompt_tokens_per_s=rates.prompt_tokens_per_s,
-            generation_tokens_per_s=rates.generation_tokens_per_s,
-            steps_per_s=rates.steps_per_s,
-            schedule_ms=rates.schedule_ms,
-            update_ms=rates.update_ms,
-            step_wait_ms=rates.step_wait_ms,
-            requests=view_requests(scheduler, shown, names, now),
-            num_hidden_requests=len(self._requests) - len(shown),
-            block_map=block_map,
-            blocks_per_cell=blocks_per_cell,
-            clients=view_clients(surroundings, names, self._ids_of, served, scheduler.running),
-        )
+        """What live views show."""
+        return self._inspector.snapshot(surroundings, self._ids_of, self._clock())
 
     def metrics(self, num_clients: int | None = None) -> EngineMetrics:
-        """Everything that was counted since the start."""
-        return EngineMetrics(
-            stats=self.stats(num_clients),
-            histograms=self._observations.to_messages(),
-            finished_total=self._observations.finished_total,
-        )
+        """Everything that was counted since the start; `num_clients` as for `stats`."""
+        return self._inspector.metrics(self.stats(num_clients))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while requests hold blocks."""
@@ -483,10 +436,8 @@ class EngineCore:
         if not finished:
             return
         self._scheduler.finish(finished)
-        served = self._tokens_served
         for request in finished:
-            self._observations.observe_finish(request)
-            served[request.client] = served.get(request.client, 0) + request.num_output_tokens
+            self._inspector.note_end(request)
             del self._requests[request.request_id]
             self._tenants.leave(request.tenant)
             own = self._ids_of[request.client]
