@@ -20,6 +20,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._queues: dict[Tenant, RequestQueue] = {}  # none is empty
         self._tenants = TenantHeap(lambda tenant: tenant in self._queues)
+        self._aside: dict[Tenant, RequestQueue] = {}
         self._num_live = 0
 
     def __len__(self) -> int:
@@ -47,6 +48,21 @@ class FairQueue:
         """The request that is next of this tenant's."""
         queue = self._queues.get(tenant)
         return None if queue is None else queue.peek()
+
+    def set_aside(self, tenant: Tenant) -> None:
+        """Pass over a tenant that has requests here until `put_back`. None is added or removed meanwhile."""
+        self._aside[tenant] = self._queues.pop(tenant)
+
+    def list_set_aside(self) -> list[Request]:
+        """The first request of each tenant that is passed over."""
+        return [request for queue in self._aside.values() if (request := queue.peek()) is not None]
+
+    def put_back(self) -> None:
+        """End what `set_aside` began."""
+        self._queues |= self._aside
+        for tenant in self._aside:
+            self._tenants.add(tenant)
+        self._aside.clear()
 
     def first(self, count: int) -> list[Request]:
         """The next `count` requests, if no tenant is charged in between; for people. O(number of tenants)."""

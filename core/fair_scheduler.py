@@ -5,6 +5,8 @@ value, then arrival. Prompts of running requests and waiting requests stand in o
 charged at once, so long prompts of one tenant do not take a step from the prompts of others. Decodes are not
 delayed, and charged when they are scheduled; what is computed again after a preemption is not charged again.
 
+A request that does not fit holds up its own tenant only, until max_num_seqs requests went before it.
+
 Rows and blocks: a tenant's share is the larger of its fractions of all rows and of all blocks, over its
 weight (dominant resource fairness, Ghodsi et al., NSDI 2011). If the next waiting request lacks a row or
 blocks, the most recent requests of tenants with greater shares are preempted for it, only if that is enough,
@@ -31,6 +33,8 @@ from .request import QueueOrder, Request
 from .scheduler import Scheduler, Step
 from .stats import EngineCounters
 from .tenant import Tenant, TenantKey
+
+_MAX_PASSED_OVER = 8  # tenants in a step whose next request does not fit; bounds what a step looks at
 
 
 class Holdings:
@@ -117,7 +121,16 @@ class FairScheduler(Scheduler):
             if running and (head is None or running[0][0] <= head.tenant.key):
                 self._schedule_prefill(step, heapq.heappop(running)[2])
             else:
-                may_admit = head is not None and self._admit(step, head)
+                may_admit = head is not None and (self._admit(step, head) or self._may_pass_over(head))
+        self._queue.put_back()
+
+    def _may_pass_over(self, head: Request) -> bool:
+        """Let other tenants' requests go before one that does not fit now, if it was not passed too often."""
+        passed = self._queue.list_set_aside()
+        if len(passed) >= _MAX_PASSED_OVER or head.num_overtaken >= self._config.max_num_seqs:
+            return False
+        self._queue.set_aside(head.tenant)
+        return True
 
     def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         super()._add_chunk(step, request, num_tokens)
@@ -126,6 +139,8 @@ class FairScheduler(Scheduler):
     def _enter(self, step: Step, request: Request) -> None:
         super()._enter(step, request)
         self._holders.add(request.tenant)
+        for passed in self._queue.list_set_aside():
+            passed.num_overtaken += 1
         request.num_charged_tokens = max(request.num_charged_tokens, request.num_computed_tokens)
 
     def _launch(self, step: Step) -> SchedulerOutput:

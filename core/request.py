@@ -72,6 +72,7 @@ class Request:
     num_cached_tokens: int | None = None  # prefix hit of the first admission
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were delivered
     num_preemptions: int = 0
+    num_overtaken: int = 0  # admissions of requests behind it, while it was the first and did not fit
     num_charged_tokens: int = 0  # its tenant was charged for the first so many, or they were cached
     scheduled_time: float | None = None
     first_token_time: float | None = None

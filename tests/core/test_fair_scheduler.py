@@ -287,6 +287,36 @@ def test_a_tenant_that_comes_back_has_not_lost_what_it_was_served_beyond_others(
     engine.run()
 
 
+def test_a_request_that_does_not_fit_does_not_hold_up_other_tenants():
+    engine = make_engine(20, caching=False, max_num_seqs=8)
+    flood(engine, b"big", 3, 80, 40)
+    work_of(engine)
+    for i in range(4):  # more than the flood's tokens meanwhile, and there is room
+        engine.add(make_request(f"small{i}", [i + 1] * 16, max_tokens=3), b"light")
+        assert work_of(engine) == {"big0": 1, f"small{i}": 16}
+        while f"small{i}" not in engine.finals:
+            work_of(engine)
+    assert live(engine, "big1").num_overtaken > 0
+    engine.run()
+
+
+def test_a_request_that_does_not_fit_is_not_passed_for_ever():
+    engine = make_engine(20, caching=False, max_num_seqs=4)
+    engine.add(make_request("holder", [1] * 30, max_tokens=60), b"holder")
+    work_of(engine)
+    engine.add(make_request("big", [2] * 110, max_tokens=9), b"big")
+    number = 0
+    while "big" not in engine.finals:
+        while len(engine.core._requests) < 6:
+            number += 1
+            name = f"small{number}"
+            engine.add(make_request(name, [number % 900] * 16, max_tokens=20, tenant=name), b"light")
+        work_of(engine)
+        assert number < 100
+    engine.run()
+    assert all(final.finish_reason is FinishReason.LENGTH for final in engine.finals.values())
+
+
 def count_calls_of_a_step(engine: FakeEngine) -> int:
     calls = 0
 
