@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...ipc.messages import ClientView, EngineSnapshot, RequestView
+from ..engine_core_client import attach_sync_client
 from ..llm_engine import LLMEngine
 from .exit_codes import ExitCode
 from .parser import Parser
@@ -46,8 +47,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def attach_engine(name: str) -> LLMEngine:
-    """Come to the engine of a running daemon."""
-    return LLMEngine.attach(name, client_kind="top")
+    """Come to the engine of a running daemon, only to look: no tokenizer is read."""
+    return LLMEngine(attach_sync_client(name, "top"), tokenizer=None)
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[float], width: int, height: int) -> RenderableType:

@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from daemons import Daemon, fake_modules, runtime_folders
+from fakes import make_config
 from quire.frontend.cli import top
 from quire.frontend.cli.entry import run_command
 from quire.ipc.messages import ClientView, EngineSnapshot, RequestView, SchedulerStats
@@ -215,7 +218,7 @@ def test_a_name_that_no_daemon_has_is_an_error_in_one_line(capsys: pytest.Captur
 
 SCREEN = """
 import sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 import test_top
 from quire.frontend.cli import top
 from quire.frontend.cli.entry import run_command
@@ -227,7 +230,8 @@ sys.exit(run_command(["top"]))
 @pytest.mark.parametrize("way", ["q", "ctrl-c"])
 def test_the_screen_moves_until_it_is_told_to_leave(way: str):
     main, terminal = pty.openpty()
-    script = SCREEN.format(folder=os.path.dirname(__file__))
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    script = SCREEN.format(folders=folders)
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     child = subprocess.Popen(
         [sys.executable, "-c", script], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
@@ -253,3 +257,17 @@ def read_until(descriptor: int, wanted: bytes, times: int) -> None:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"{wanted!r} came {seen.count(wanted)} times: {seen[-300:]!r}"
         seen += os.read(descriptor, 65536)
+
+
+def test_a_daemons_engine_is_shown_with_who_looks_at_it(capsys: pytest.CaptureFixture[str]):
+    with runtime_folders(), fake_modules(), Daemon("look", make_config()):
+        assert run_command(["top", "--attach", "look", "--json"]) == 0
+        snapshot = msgspec.json.decode(capsys.readouterr().out, type=EngineSnapshot)
+        assert run_command(["top", "--attach", "look"]) == 0
+    (own,) = [client for client in snapshot.clients if client.kind == "top"]
+    assert own.pid == os.getpid()
+    assert own.name in capsys.readouterr().out
+    assert snapshot.stats.num_clients == len(snapshot.clients)
+    assert (snapshot.model, snapshot.requests) == ("fake", [])
+    assert len(snapshot.epoch) > 0
+    assert snapshot.uptime_s > 0
