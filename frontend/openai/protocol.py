@@ -94,7 +94,7 @@ class CappedProtocol(HttpToolsProtocol):
             self.server_state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
         super().on_message_begin()
         scope = cast(dict[str, Any], self.scope)
-        scope["extensions"] = {CLOSE_EXTENSION: self._close_now}
+        scope["extensions"] = {CLOSE_EXTENSION: self.close_now}
         self._is_in_head = True
         self._num_messages += 1
         self._num_header_bytes = self._num_body_bytes = 0
@@ -185,7 +185,13 @@ class CappedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._deadline = self.loop.call_later(_LINGER_S, self.transport.close)
 
-    def _close_now(self) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """A response is under way."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+
+    def close_now(self) -> None:
         """End the connection without waiting for a reader that does not read."""
         self._has_refused = True
         self._forget_cycle()

@@ -21,6 +21,8 @@ NumSequences = Annotated[int, Meta(ge=1, le=MAX_N)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
+# Less than this an idle engine may need to begin, and every such request would be a 503.
+QueueTimeout = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)]
 Stops = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
 Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
@@ -66,7 +68,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     timeout_s: Timeout | None = None
-    queue_timeout_s: Timeout | None = None
+    queue_timeout_s: QueueTimeout | None = None
     response_format: dict[str, Any] | None = None
     user: str | None = None
 
@@ -177,7 +179,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     timeout_s: Timeout | None = None
-    queue_timeout_s: Timeout | None = None
+    queue_timeout_s: QueueTimeout | None = None
     # These say nothing about the answer.
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -27,6 +28,8 @@ from .serving import Serving
 
 _BACKLOG = 2048
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
+_FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
+_FLUSH_POLL_S = 0.01
 _WATCH_S = 1.0  # how often the engine is looked after
 _logger = logging.getLogger("quire.serve")
 
@@ -87,8 +90,8 @@ class Server:
         finally:
             listener.close()
             self._llm.shutdown()
-            for connection in list(self._state.connections):
-                connection.transport.abort()  # pyright: ignore
+            for connection in cast(list[CappedProtocol], list(self._state.connections)):
+                connection.close_now()
         if self._has_died:
             raise EngineDeadError(f"the engine has ended: {self._llm.dead_error}")
         return 0
@@ -145,10 +148,19 @@ class Server:
             if ids and self._llm.is_running:
                 await self._llm.abort(ids)
             await self._wait_until_idle(_ABORT_GRACE_S)
-        tasks = list(self._state.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        """Let what has been answered reach its reader; cut off what still runs."""
+        connections = cast(set[CappedProtocol], self._state.connections)
+        for connection in list(connections):
+            if connection.is_busy:
+                connection.close_now()
+            else:
+                connection.transport.close()
+        deadline = asyncio.get_running_loop().time() + _FLUSH_GRACE_S
+        while (connections or self._state.tasks) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_FLUSH_POLL_S)
 
     async def _wait_until_idle(self, timeout_s: float) -> bool:
         """True when no request is under way any more; False after `timeout_s` or a second signal."""
