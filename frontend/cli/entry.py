@@ -30,6 +30,7 @@ COMMANDS = {
     "daemon": Command("start, stop, restart an engine in the background", "daemon"),
     "ps": Command("list the daemons that run", "ps"),
     "top": Command("watch an engine in the terminal", "top"),
+    "run-batch": Command("run a file of OpenAI requests, a result line for each", "run_batch"),
     "bench": Command("measure: offline (against peers), startup, core, http, serve", "bench"),
     "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
 }

@@ -1,0 +1,269 @@
+"""Runs the lines of a batch through the HTTP server's own app, in this process and without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message
+
+from ...ipc.errors import EngineDeadError, did_you_mean
+from ..async_llm import AsyncLLM
+from ..openai.app import create_app
+from ..openai.auth import ApiKeyMiddleware
+from ..openai.options import ServerOptions
+from ..openai.serving import Serving
+from .batch_files import (
+    MAX_LINE_BYTES,
+    BatchError,
+    BatchResponse,
+    BatchResult,
+    InputLine,
+    Progress,
+    ResultFile,
+)
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_OVERLOADED = 429
+_RETRY_S = 1.0  # between tries of a line that the engine has no room for, as a daemon under load may say
+_MAX_TRIES = 600
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Body(msgspec.Struct):
+    stream: Any = None
+
+
+class _CustomId(msgspec.Struct):
+    custom_id: str
+
+
+class _AnswerHead(msgspec.Struct):
+    id: str
+
+
+class LineError(Exception):
+    """A line that cannot be sent; `custom_id` as far as it could be read."""
+
+    def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
+        self.code = code
+        self.custom_id = custom_id
+        super().__init__(message)
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """Results of this run by how they ended."""
+
+    num_answered: int = 0  # with status 200
+    num_refused: int = 0  # malformed lines, and statuses 4xx
+    num_failed: int = 0  # statuses 5xx
+
+    def add(self, result: BatchResult) -> None:
+        """Count a result."""
+        status = 400 if result.response is None else result.response.status_code
+        if status < 400:
+            self.num_answered += 1
+        elif status < 500:
+            self.num_refused += 1
+        else:
+            self.num_failed += 1
+
+    @property
+    def num_results(self) -> int:
+        """All of them."""
+        return self.num_answered + self.num_refused + self.num_failed
+
+
+class BatchRun:
+    """One run over the lines that are due, at most `max_concurrency` at a time (None: by the engine)."""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        lines: Iterator[InputLine],
+        progress: Progress,
+        results: ResultFile,
+        max_concurrency: int | None,
+        on_result: Callable[[BatchResult], None] | None = None,
+    ) -> None:
+        self.counts = BatchCounts()
+        self._llm = llm
+        self._lines = lines
+        self._progress = progress
+        self._results = results
+        self._max_concurrency = max_concurrency
+        self._on_result = on_result
+        self._stop = asyncio.Event()
+
+    async def run(self, on_phase: Callable[[str], None] | None = None) -> bool:
+        """Run until every line has a result (True) or SIGINT or SIGTERM came (False).
+
+        What was under way when a signal came is aborted and has no result. Raises EngineStartError, and
+        EngineDeadError when the engine ends; lines without a result then stay due.
+        """
+        with self._signals_noted():
+            try:
+                working = asyncio.ensure_future(self._work(on_phase))
+                stopping = asyncio.ensure_future(self._stop.wait())
+                await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                is_whole = working.done()
+                await _end(working, stopping)
+                if is_whole:
+                    working.result()
+                return is_whole
+            finally:
+                self._llm.shutdown()
+
+    async def _work(self, on_phase: Callable[[str], None] | None) -> None:
+        await self._llm.start(on_phase)
+        num_workers = self._max_concurrency or 2 * self._llm.facts.max_num_seqs
+        # The server's own bound on waiting sequences is for many clients; here `num_workers` is the bound.
+        serving = Serving(self._llm, ServerOptions(max_waiting=2**31 - 1))
+        app = ApiKeyMiddleware(create_app(serving), ())
+        serving.open()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(num_workers, self._progress.num_lines - self._progress.num_done)):
+                    group.create_task(self._answer_lines(app))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _answer_lines(self, app: ASGIApp) -> None:
+        """One worker: the next line that is due, as long as there is one."""
+        for line in self._lines:
+            if self._progress.is_due(line):
+                self._keep(await self._answer(app, line))
+
+    def _keep(self, result: BatchResult) -> None:
+        self._results.append(result)
+        self._progress.add(result.id)
+        self.counts.add(result)
+        if self._on_result is not None:
+            self._on_result(result)
+
+    async def _answer(self, app: ASGIApp, line: InputLine) -> BatchResult:
+        """A line's result. Raises EngineDeadError instead of one that says no more than that."""
+        try:
+            asked = parse_line(line)
+        except LineError as error:
+            return BatchResult(
+                id=line.result_id, custom_id=error.custom_id, error=BatchError(error.code, str(error))
+            )
+        status, answer = await self._ask(app, asked)
+        request_id = _read_answer_id(answer) or line.result_id
+        response = BatchResponse(status, request_id, msgspec.Raw(answer))
+        return BatchResult(id=line.result_id, custom_id=asked.custom_id, response=response)
+
+    async def _ask(self, app: ASGIApp, asked: _Line) -> tuple[int, bytes]:
+        """(status, body) of the answer; where there is no room, of the last of many tries."""
+        for _ in range(_MAX_TRIES):
+            answer = await call_app(app, asked.url, bytes(asked.body))
+            if self._llm.dead_error is not None:
+                raise EngineDeadError(str(self._llm.dead_error))
+            if answer[0] != _OVERLOADED:
+                return answer
+            await asyncio.sleep(_RETRY_S)
+        return await call_app(app, asked.url, bytes(asked.body))
+
+    @contextlib.contextmanager
+    def _signals_noted(self) -> Generator[None]:
+        """Inside, SIGINT and SIGTERM end the run between two writes."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self._stop.set)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+def parse_line(line: InputLine) -> _Line:
+    """A line as a request. Raises LineError."""
+    if line.is_cut:
+        raise LineError("line_too_long", f"line {line.number}: more than {MAX_LINE_BYTES} bytes")
+    try:
+        asked = msgspec.json.decode(line.text, type=_Line)
+        body = msgspec.json.decode(asked.body, type=_Body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json"
+        raise LineError(code, f"line {line.number}: {error}", _read_custom_id(line.text)) from None
+    if asked.method != "POST":
+        message = f"line {line.number}: method={asked.method[:20]!r}: POST"
+        raise LineError("invalid_method", message, asked.custom_id)
+    if asked.url not in URLS:
+        hint = did_you_mean(asked.url, URLS) or f": one of {', '.join(URLS)}"
+        raise LineError("invalid_url", f"line {line.number}: url={asked.url[:80]!r}{hint}", asked.custom_id)
+    if body.stream:
+        raise LineError("invalid_request", f"line {line.number}: stream: not in a batch", asked.custom_id)
+    return asked
+
+
+async def call_app(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
+    """(status, body) of a POST of JSON to an ASGI app; cancelling it is the client's disconnect."""
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": None,
+        "server": None,
+    }
+    unread = [body]
+    never = asyncio.Event()
+    status = 500
+    answer: list[bytes] = []
+
+    async def receive() -> Message:
+        if not unread:
+            await never.wait()
+        return {"type": "http.request", "body": unread.pop(), "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif message["type"] == "http.response.body":
+            answer.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, b"".join(answer)
+
+
+def _read_custom_id(text: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(text, type=_CustomId).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _read_answer_id(answer: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(answer, type=_AnswerHead).id
+    except msgspec.DecodeError:
+        return None
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

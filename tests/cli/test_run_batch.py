@@ -1,0 +1,266 @@
+"""`quire run-batch`: one result for every line, whatever the line, and an interrupted run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.cli import batch_run, run_batch
+from quire.frontend.cli.batch_files import InputLine, ResultFile, read_lines, read_progress
+from quire.frontend.cli.batch_run import BatchRun, LineError, parse_line
+from quire.frontend.cli.entry import run_command
+from quire.ipc.errors import EngineDeadError
+from quire.ipc.sampling_params import SamplingParams
+
+
+def make_line(custom_id: str, url: str, body: dict[str, Any], method: str = "POST") -> str:
+    return json.dumps({"custom_id": custom_id, "method": method, "url": url, "body": body})
+
+
+def ask(text: str) -> dict[str, Any]:
+    return {"model": "pocket", "messages": [{"role": "user", "content": text}], "max_tokens": 20}
+
+
+GOOD = [make_line(f"sum-{n}", "/v1/chat/completions", ask(f"What is {n} plus 30?")) for n in range(20)]
+OTHERS = [
+    make_line("text", "/v1/completions", {"model": "pocket", "prompt": "Once upon a time", "max_tokens": 3}),
+    make_line("response", "/v1/responses", {"model": "pocket", "input": "What is 1 plus 2?"}),
+    make_line("negative", "/v1/completions", {"model": "pocket", "prompt": "x", "max_tokens": -1}),
+    make_line("other", "/v1/chat/completions", ask("x") | {"model": "gpt-9"}),
+    make_line("stream", "/v1/chat/completions", ask("x") | {"stream": True}),
+    make_line("embed", "/v1/embeddings", {"input": "x"}),
+    make_line("get", "/v1/completions", {}, method="GET"),
+    '{"custom_id": "half", "method": "POST"',
+    '{"custom_id": "no-body", "method": "POST", "url": "/v1/completions"}',
+    '{"custom_id": 7}',
+    "\x00",
+    "",
+]
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def answer_of(result: dict[str, Any]) -> str:
+    return result["response"]["body"]["choices"][0]["message"]["content"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with in.jsonl and, of one run of the pocket model over it, out.jsonl."""
+    folder = tmp_path_factory.mktemp("batch")
+    (folder / "in.jsonl").write_text("\n".join([*GOOD, *OTHERS]))
+    assert run_command(["run-batch", str(folder / "in.jsonl"), str(folder / "out.jsonl")]) == 0
+    return folder
+
+
+def test_every_line_has_one_result_with_its_answer_or_its_error(finished: Path) -> None:
+    results = read_results(finished / "out.jsonl")
+    assert sorted(int(result["id"].split("_")[2]) for result in results) == list(range(1, 32))
+    assert all((result["response"] is None) != (result["error"] is None) for result in results)
+    by_id = {result["custom_id"]: result for result in results if result["custom_id"]}
+    assert answer_of(by_id["sum-12"]) == "12 plus 30 is 42."
+    assert by_id["sum-12"]["response"]["request_id"].startswith("chatcmpl-")
+    statuses = {
+        name: by_id[name]["response"]["status_code"] for name in ("text", "response", "negative", "other")
+    }
+    assert statuses == {"text": 200, "response": 200, "negative": 400, "other": 404}
+    assert by_id["negative"]["response"]["body"]["error"]["param"] == "max_tokens"
+    codes = {name: by_id[name]["error"]["code"] for name in ("stream", "embed", "get", "no-body")}
+    assert codes == {
+        "stream": "invalid_request",
+        "embed": "invalid_url",
+        "get": "invalid_method",
+        "no-body": "invalid_request",
+    }
+    nameless = {result["error"]["message"].split(":")[0] for result in results if result["custom_id"] is None}
+    assert nameless == {"line 28", "line 30", "line 31"}
+
+
+def test_a_finished_batch_is_left_as_it_is(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "out.jsonl").read_bytes()
+    command = ["run-batch", "-i", str(finished / "in.jsonl"), "-o", str(finished / "out.jsonl")]
+    # An engine could not even start with this model.
+    assert run_command([*command, "--attach", "no-such-daemon"]) == 0
+    assert "31 lines, every one has a result" in capsys.readouterr().out
+    assert (finished / "out.jsonl").read_bytes() == before
+
+
+def after_results(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
+    """Call `act` once, when a run has written its result number `count`."""
+    numbers = iter(range(1, 10_000))
+
+    def take(_self: object, _result: object) -> None:
+        if next(numbers) == count:
+            act()
+
+    monkeypatch.setattr(run_batch._Bar, "take", take)
+
+
+def test_an_interrupted_run_goes_on_and_ends_with_the_same_answers(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.jsonl"
+    command = ["run-batch", str(finished / "in.jsonl"), str(output), "--max-concurrency", "2"]
+    after_results(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
+    assert run_command(command) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    before = output.read_bytes()
+    assert 5 <= len(before.splitlines()) < 31
+    output.write_bytes(before + b'{"id":"batch_req_31_')
+    assert run_command(command) == 0
+    assert output.read_bytes().startswith(before)
+    results, expected = read_results(output), read_results(finished / "out.jsonl")
+    assert Counter(result["id"] for result in results) == Counter(result["id"] for result in expected)
+    sums = {r["custom_id"]: answer_of(r) for r in results if str(r["custom_id"]).startswith("sum-")}
+    assert sums == {r["custom_id"]: answer_of(r) for r in expected if r["custom_id"] in sums}
+    assert len(sums) == 20
+
+
+@pytest.mark.slow
+def test_a_killed_core_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(GOOD))
+    killed: list[int] = []
+
+    def kill_core() -> None:
+        for child in psutil.Process().children():
+            if "quire.core" in child.cmdline():
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+
+    after_results(monkeypatch, 3, kill_core)
+    assert run_command(["run-batch", str(source), str(output), "--max-concurrency", "4"]) == 0
+    assert len(killed) == 1
+    results = {result["custom_id"]: result for result in read_results(output)}
+    assert len(results) == 20
+    assert answer_of(results["sum-12"]) == "12 plus 30 is 42."
+
+
+class FakeLLM:
+    """As much of AsyncLLM as a run needs whose app is replaced."""
+
+    def __init__(self) -> None:
+        self.facts = SimpleNamespace(max_num_seqs=2, served_model_name="fake", max_model_len=64)
+        self.dead_error: Exception | None = None
+        self.is_shut_down = False
+
+    async def start(self, _on_phase: object = None) -> None:
+        pass
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return SamplingParams()
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+
+def run_with_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_app: Any, llm: FakeLLM, num_lines: int
+) -> tuple[BatchRun, bool]:
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n".join(GOOD[:num_lines]))
+    monkeypatch.setattr(batch_run, "call_app", call_app)
+    monkeypatch.setattr(batch_run, "create_app", lambda serving: serving)
+    progress = read_progress(str(source))
+    results = ResultFile.open(str(tmp_path / "out.jsonl"), overwrite=False)
+
+    async def run() -> tuple[BatchRun, bool]:
+        batch = BatchRun(cast(AsyncLLM, llm), read_lines(str(source)), progress, results, None)
+        return batch, await batch.run()
+
+    try:
+        return asyncio.run(run())
+    finally:
+        results.close()
+
+
+def test_no_more_lines_are_under_way_than_asked_for_and_failures_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[int] = [0]
+    most: list[int] = [0]
+
+    async def call_app(_app: object, _path: str, body: bytes) -> tuple[int, bytes]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0)
+        running[0] -= 1
+        return (500, b"{}") if b" 3 plus" in body else (200, b'{"id": "x"}')
+
+    llm = FakeLLM()
+    batch, is_whole = run_with_answers(tmp_path, monkeypatch, call_app, llm, 20)
+    assert is_whole
+    assert most == [4], "twice the engine's max_num_seqs"
+    assert (batch.counts.num_answered, batch.counts.num_failed) == (19, 1)
+    assert llm.is_shut_down
+
+
+def test_a_line_for_which_there_is_no_room_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([(429, b"{}"), (429, b"{}"), (200, b"{}")])
+
+    async def call_app(*_arguments: object) -> tuple[int, bytes]:
+        return next(answers)
+
+    monkeypatch.setattr(batch_run, "_RETRY_S", 0.0)
+    batch, _ = run_with_answers(tmp_path, monkeypatch, call_app, FakeLLM(), 1)
+    assert (batch.counts.num_answered, batch.counts.num_results) == (1, 1)
+
+
+def test_an_answer_of_a_dead_engine_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = FakeLLM()
+
+    async def call_app(*_arguments: object) -> tuple[int, bytes]:
+        llm.dead_error = EngineDeadError("the core was killed")
+        return 503, b"{}"
+
+    with pytest.raises(EngineDeadError, match="the core was killed"):
+        run_with_answers(tmp_path, monkeypatch, call_app, llm, 3)
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_a_cut_line_and_a_deep_one_are_errors() -> None:
+    with pytest.raises(LineError, match="line 4: more than") as caught:
+        parse_line(InputLine(4, b"{", is_cut=True, digest=1))
+    assert caught.value.code == "line_too_long"
+    deep = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": ' + b"[" * 100_000
+    with pytest.raises(LineError):
+        parse_line(InputLine(4, deep, is_cut=False, digest=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "input: a file, as in 'quire run-batch in.jsonl out.jsonl'"),
+        (["IN"], "output: a file"),
+        (["IN", "OUT", "-i", "x"], "input='x': given once"),
+        (["/no/such/file", "OUT"], "input='/no/such/file': a file that can be read"),
+        (["IN", "/no/such/folder/x"], "output='/no/such/folder/x': a file that can be written"),
+        (["IN", "IN"], "output='IN': another file than the input"),
+        (["IN", "OUT", "--max-concurrency", "0"], "max_concurrency=0: an integer of at least 1"),
+        (["IN", "OUT", "--model", "/no/such/model"], "model='/no/such/model': no such folder"),
+        (["IN", "OUT", "--attach", "no-such-daemon"], "no daemon named 'no-such-daemon' is running"),
+    ],
+)
+def test_bad_options_are_refused_and_nothing_is_run(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "IN").write_text(GOOD[0])
+    given = [str(tmp_path / word) if word in ("IN", "OUT") else word for word in arguments]
+    assert run_command(["run-batch", *given]) in (1, 2)
+    error = capsys.readouterr().err.replace(f"{tmp_path}/", "")
+    assert error.startswith(f"quire: error: {message}")
+    assert (tmp_path / "IN").read_text() == GOOD[0]
