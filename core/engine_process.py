@@ -78,7 +78,6 @@ class EngineCoreProcess:
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
         self._clients: dict[bytes, Client] = {}
         self._leases = LeaseWatch(self._router)
-        self._is_supervised = launch.is_supervised
         self._core: EngineCore | None = None
         self._facts: EngineFacts | None = None
         self._has_worker = False
@@ -362,15 +361,11 @@ class EngineCoreProcess:
         self._exit_code = EXIT_START_FAILED
 
     def _end(self, reason: str, code: int) -> None:
-        """Leave the loop. A supervised engine's clients are told nothing: another one will take its place."""
-        if self._is_supervised:
-            self._exit_code = code
-            return
-        for identity in list(self._clients):
-            self._reply(identity, EngineDead(reason))
-        if code == EXIT_OK:
-            self._deliver()  # the client that asked for it is not listening any more
-        else:
+        """Leave the loop. Clients are told only what is final: else another core takes this one's place."""
+        if code == EXIT_WORKER_LOST:
+            _log.error("%s", reason)
+            for identity in list(self._clients):
+                self._reply(identity, EngineDead(reason))
             self._say_last_words()
         self._exit_code = code
 

@@ -34,7 +34,15 @@ from ..ipc.daemon_state import (
 )
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
-from ..ipc.messages import PROTOCOL_VERSION, Goodbye, Hello, Refusal, StartupProgress, Welcome
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    EngineDead,
+    Goodbye,
+    Hello,
+    Refusal,
+    StartupProgress,
+    Welcome,
+)
 from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline, catch_signals
 from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
 from ..ipc.run_dir import RunDirectory
@@ -127,13 +135,12 @@ class Supervisor:
             client_address=run_dir.address_of(CLIENT_SOCKET_NAME),
             worker_address=run_dir.address_of(WORKER_SOCKET_NAME),
             config=launch.config,
-            is_supervised=True,
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._budget = RestartBudget()
         self._core: CoreLink | None = None
         self._start_at: float | None = time.monotonic()  # when the next core is started
-        self._refusal: Refusal | None = None
+        self._final_words: FailedReport | None = None  # why the core will not run again
         self._exit_code: int | None = None
         self._signals = signals
         self._poller = zmq.Poller()
@@ -207,8 +214,11 @@ class Supervisor:
                 self._state.state = "ready"
                 self._write_state()
                 self._reporter.report(ReadyReport())
-            case Refusal():
-                self._refusal = message
+            case Refusal(reason=reason, kind=kind):
+                self._final_words = FailedReport(reason, kind)
+                core.say_goodbye()
+            case EngineDead(reason=reason):
+                self._final_words = FailedReport(reason)
                 core.say_goodbye()
             case _:
                 pass
@@ -216,12 +226,13 @@ class Supervisor:
     def _on_core_lost(self, core: CoreLink) -> None:
         reason = core.child.describe_exit()
         self._forget_core(core)
-        if self._refusal is not None:  # what cannot start now cannot start in a second either
-            self._fail(self._refusal.reason, self._refusal.kind, EXIT_START_FAILED)
+        if self._final_words is not None:  # what cannot go on now cannot in a second either
+            self._fail(self._final_words, EXIT_START_FAILED)
             return
         backoff_s = self._budget.note_loss(time.monotonic())
         if backoff_s is None:
-            self._fail(f"{reason}, {MAX_LOSSES + 1} times in {LOSS_WINDOW_S:g} s", "", EXIT_CORE_LOST)
+            often = f"{reason}, {MAX_LOSSES + 1} times in {LOSS_WINDOW_S:g} s"
+            self._fail(FailedReport(often), EXIT_CORE_LOST)
             return
         _log.error("%s; starting another", reason)
         self._state.last_loss = reason
@@ -257,11 +268,11 @@ class Supervisor:
         self._state.state = "stopping"
         self._write_state()
 
-    def _fail(self, reason: str, kind: str, code: int) -> None:
+    def _fail(self, report: FailedReport, code: int) -> None:
         """End with one line that says why, which is the last of the log."""
-        self._reporter.report(FailedReport(reason, kind))
+        self._reporter.report(report)
         self._end(code)
-        _log.error("the daemon %r has failed: %s", self._launch.name, reason)
+        _log.error("the daemon %r has failed: %s", self._launch.name, report.reason)
 
     def _write_state(self) -> None:
         try:

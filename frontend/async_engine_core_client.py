@@ -254,11 +254,21 @@ class AsyncMPClient(EngineCoreClient):
 
     def _on_engine_exit(self) -> None:
         self._loop.remove_reader(self._engine.exit_fd)
-        self._loop.call_later(LAST_WORDS_MS / 1000, self._end)
+        self._loop.call_later(LAST_WORDS_MS / 1000, self._replace_engine)
 
-    def _end(self) -> None:
+    def _replace_engine(self) -> None:
+        """Start another engine if this client may, else end."""
         if not self._finalizer.alive:
             return
         self._pump()
+        backoff_s = None if self._conversation.facts is None else self._engine.plan_restart()
+        if backoff_s is not None:
+            self._loop.call_later(backoff_s, self._start_engine_again)
+            return
         self._has_ended = True
         self._has_news.set()
+
+    def _start_engine_again(self) -> None:
+        if self._finalizer.alive:
+            self._engine.start_again()
+            self._loop.add_reader(self._engine.exit_fd, self._on_engine_exit)

@@ -296,9 +296,22 @@ class SyncMPClient(SyncClient):
                 self._follow_connection()
             # What an ended engine said last may still be on its way.
             if self._engine.exit_fd in ready and not self._socket.poll(LAST_WORDS_MS):
+                self._replace_engine()
                 self._conversation.raise_if_dead(error_class)
             if not self._conversation.is_open:
                 self._conversation.raise_if_dead(error_class)
+
+    def _replace_engine(self) -> None:
+        """Start another engine if this client may; its connection then begins as any other."""
+        if self._conversation.facts is None:
+            return
+        backoff_s = self._engine.plan_restart()
+        if backoff_s is None:
+            return
+        time.sleep(backoff_s)
+        self._poller.unregister(self._engine.exit_fd)
+        self._engine.start_again()
+        self._poller.register(self._engine.exit_fd, zmq.POLLIN)
 
     def _poll(self, deadline: float | None) -> dict[Any, int] | None:
         """What is ready, perhaps nothing; None when the deadline has passed."""

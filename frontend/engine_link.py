@@ -6,6 +6,7 @@ Shared by the sync and async clients; holds no socket of its own and knows nothi
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import time
@@ -42,7 +43,8 @@ from ..ipc.messages import (
     StartupProgress,
     Welcome,
 )
-from ..ipc.process import ChildProcess
+from ..ipc.process import EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST, ChildProcess
+from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
 from ..ipc.run_dir import RunDirectory, find_named, find_owner, list_daemons
 from ..ipc.sockets import connect_dealer, make_ipc_address
 from .request_ledger import RequestLedger
@@ -53,7 +55,11 @@ RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is ther
 _CLIENT_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
 _GOODBYE = make_client_codec().encode(Goodbye())
 
+# Another core would end in the same way, or was told to end.
+_FINAL_EXIT_CODES = (EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST)
+
 PhaseCallback = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 class Engine(ABC):
@@ -72,13 +78,24 @@ class Engine(ABC):
     def describe_end(self) -> str | None:
         """How it has ended, None while it lives."""
 
+    def plan_restart(self) -> float | None:
+        """It has ended: seconds after which `start_again` is to be called, None if it is gone for good."""
+        return None
+
+    def start_again(self) -> None:
+        """Put another in its place, at the same address, with another `exit_fd`."""
+        raise NotImplementedError
+
     @abstractmethod
     def stop(self) -> None:
         """Let go of it; a private one ends. Idempotent."""
 
 
 class EngineProcess(Engine):
-    """A private engine core: its run directory, process and the way they end."""
+    """A private engine core: its run directory, process and the way they end.
+
+    A core that is lost after it was ready once is replaced by another, within limits.
+    """
 
     linger_ms = 0
 
@@ -91,16 +108,37 @@ class EngineProcess(Engine):
             worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
             config=config,
         )
-        self.child = ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(launch))
-        self.exit_fd = self.child.pid_fd
+        self._launch = msgspec.msgpack.encode(launch)
+        self._budget = RestartBudget()
+        self._is_restarting = False
+        self._has_been_lost_too_often = False
         self._owner_pid = os.getpid()
+        self._start()
 
     def check_owner(self) -> None:
         if os.getpid() != self._owner_pid:
             raise EngineDeadError("this process is a fork of the engine's owner; make an engine of its own")
 
     def describe_end(self) -> str | None:
-        return None if self.child.exit_code is None else self.child.describe_exit()
+        if self._is_restarting or self.child.exit_code is None:
+            return None
+        often = f", {MAX_LOSSES + 1} times in {LOSS_WINDOW_S:g} s" if self._has_been_lost_too_often else ""
+        return self.child.describe_exit() + often
+
+    def plan_restart(self) -> float | None:
+        if self.child.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
+            return None
+        backoff_s = self._budget.note_loss(time.monotonic())
+        self._has_been_lost_too_often = backoff_s is None
+        self._is_restarting = backoff_s is not None
+        if self._is_restarting:
+            _log.error("%s; starting another", self.child.describe_exit())
+        return backoff_s
+
+    def start_again(self) -> None:
+        self.child.stop(0.0)
+        self._start()
+        self._is_restarting = False
 
     def stop(self) -> None:
         """End everything, unless this is a fork of the owner: what it inherited is not its own."""
@@ -108,6 +146,10 @@ class EngineProcess(Engine):
             return
         self.child.stop(STOP_GRACE_S)
         self.run_dir.remove()
+
+    def _start(self) -> None:
+        self.child = ChildProcess.start(CORE_MODULE, "engine-core", self._launch)
+        self.exit_fd = self.child.pid_fd
 
 
 class DaemonEngine(Engine):

@@ -36,7 +36,6 @@ class LLMEngine:
         self, client: SyncClient, tokenizer: Tokenizer | None, generation_config: str = "auto"
     ) -> None:
         self._client = client
-        self.facts: EngineFacts = client.facts
         self.tokenizer = tokenizer
         self.input_processor = InputProcessor(client.facts, tokenizer)
         self._output_processor = OutputProcessor(tokenizer)
@@ -71,6 +70,11 @@ class LLMEngine:
         except BaseException:
             client.close()
             raise
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine says of itself; process ids change when a process is replaced."""
+        return self._client.facts
 
     @property
     def startup(self) -> list[tuple[str, float]]:

@@ -19,7 +19,6 @@ class CoreLaunch(msgspec.Struct, frozen=True, kw_only=True):
     client_address: str
     worker_address: str
     config: EngineConfig
-    is_supervised: bool = False  # somebody starts another when this one has ended
     package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
 
 

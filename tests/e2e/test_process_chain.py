@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,6 @@ from typing import Any
 
 import pytest
 from quire import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
-from quire.ipc.errors import EngineDeadError
 from quire.ipc.run_dir import find_base
 
 PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?", "Lily went to the"]
@@ -179,14 +179,18 @@ def test_a_killed_worker_costs_no_token(llm: LLM) -> None:
     assert [tokens[request_id] for request_id in ids] == expected
 
 
-def test_a_killed_core_is_an_error_and_leaves_nothing() -> None:
-    llm = LLM(max_model_len=512)
-    pids = llm.llm_engine.facts.pids
-    os.kill(pids["core"], signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match="SIGKILL"):
-        llm.generate("Once", SamplingParams(), use_tqdm=False)
-    llm.close()
-    wait_for_end([pids["worker"]], timeout_s=2.0)
+def test_a_killed_core_is_replaced_and_leaves_nothing() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    with LLM(max_model_len=512) as llm:
+        undisturbed = llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids
+        pids = llm.llm_engine.facts.pids
+        killer = threading.Timer(0.05, os.kill, (pids["core"], signal.SIGKILL))
+        killer.start()
+        assert llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids == undisturbed
+        killer.join()
+        assert llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids == undisturbed
+        wait_for_end([pids["worker"]], timeout_s=2.0)
+        assert llm.llm_engine.facts.pids["core"] != pids["core"]
 
 
 SCRIPTS = {
