@@ -29,10 +29,11 @@ def runtime_folders() -> Iterator[Path]:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         patch.setenv("XDG_STATE_HOME", folder + "/state")
         yield Path(folder)
-        left = wait_until(lambda: not find_processes(folder), 3.0) or find_processes(folder)
-        for process in left if isinstance(left, list) else []:
+        wait_until(lambda: not find_processes(folder), 3.0)
+        left = find_processes(folder)
+        for process in left:
             process.kill()
-        assert left is True, f"processes live on: {left}"
+        assert not left, f"processes live on: {left}"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,283 @@
+"""`quire daemon`, `quire ps` and --attach as a person calls them: exit codes, texts and what is left behind.
+
+Most tests run the commands over fake cores; those about weights and memory need a real worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemons import find_processes, runtime_folders, wait_for_end, wait_until
+from quire.frontend.daemon import find_daemon
+from quire.frontend.model_folder import pocket_folder
+from quire.ipc.errors import DaemonError
+from quire.ipc.run_dir import find_named, find_owner, list_daemons
+
+REAL = [sys.executable, "-m", "quire"]
+FAKE = [
+    sys.executable,
+    "-c",
+    "import sys; from quire.frontend import daemon; daemon.CORE_MODULE = 'fake_core'\n"
+    "from quire.frontend.cli.entry import run_command; sys.exit(run_command())",
+]
+PS_KEYS = [
+    "name",
+    "model",
+    "state",
+    "uptime_s",
+    "restarts",
+    "clients",
+    "num_running",
+    "num_waiting",
+    "kv_blocks_used",
+    "kv_blocks_total",
+    "tokens_per_s",
+    "processes",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime() -> Iterator[Path]:
+    with runtime_folders() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def pid() -> Iterator[int]:
+    """The supervisor of a daemon that is called 'one' and runs for the whole module."""
+    done = quire("daemon", "start", "--name", "one", "--max-model-len", "256")
+    assert done.returncode == 0, done.stderr
+    yield find_daemon("one")
+    assert quire("daemon", "stop", "one").returncode == 0
+
+
+def quire(*arguments: str, program: list[str] = FAKE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+
+
+def assert_nothing_is_left(runtime: Path, name: str) -> None:
+    """No process beside those of 'one', no run directory."""
+    assert not find_named(name).exists()
+    known = {"one"} & set(list_daemons())
+    assert wait_until(lambda: len(find_processes(str(runtime))) <= 2 * len(known), 3.0)
+
+
+def test_start_says_the_name_the_model_the_pid_and_the_log(runtime: Path) -> None:
+    done = quire("daemon", "start", "--max-model-len", "256")
+    pid = find_daemon("default")
+    assert done.returncode == 0
+    assert done.stdout == f"default: pocket is ready (pid {pid}), log {runtime}/state/quire/default.log\n"
+    assert done.stderr == ""
+    done = quire("daemon", "stop")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "default: stopped\n", "")
+    wait_for_end(pid)
+    assert_nothing_is_left(runtime, "default")
+
+
+def test_a_second_start_is_refused_with_the_pid_before_anything_loads(pid: int) -> None:
+    began = time.monotonic()
+    done = quire("daemon", "start", "/no/such/folder", "--name", "one")
+    elapsed_s = time.monotonic() - began
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"quire: error: a daemon named 'one' is running already (pid {pid})\n"
+    assert elapsed_s < 1.0
+
+
+def test_ps_json_has_exactly_the_documented_keys(pid: int) -> None:
+    done = quire("ps", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    [daemon] = json.loads(done.stdout)
+    assert list(daemon) == PS_KEYS
+    assert (daemon["name"], daemon["model"], daemon["state"]) == ("one", "pocket", "ready")
+    assert (daemon["restarts"], daemon["clients"], daemon["num_running"], daemon["num_waiting"]) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (daemon["kv_blocks_used"], daemon["kv_blocks_total"]) == (0, 256)
+    assert 0.0 < daemon["uptime_s"] < 600.0
+    assert [list(process) for process in daemon["processes"]] == [["role", "rank", "pid"]] * 3
+    assert [p["role"] for p in daemon["processes"]] == ["supervisor", "core", "worker"]
+    assert daemon["processes"][0]["pid"] == pid
+
+
+def test_ps_answers_in_time_when_an_engine_does_not(pid: int) -> None:
+    core_pid = json.loads(quire("ps", "--json").stdout)[0]["processes"][1]["pid"]
+    os.kill(core_pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        [daemon] = json.loads(quire("ps", "--json").stdout)
+        assert time.monotonic() - began < 4.0
+    finally:
+        os.kill(core_pid, signal.SIGCONT)
+    assert list(daemon) == PS_KEYS
+    assert (daemon["clients"], daemon["kv_blocks_total"]) == (None, None)
+    assert [p["pid"] for p in daemon["processes"]] == [pid, core_pid]
+    assert quire("ps").returncode == 0
+
+
+def test_ps_prints_a_table_with_a_row_for_each_daemon(pid: int) -> None:
+    header, row = quire("ps").stdout.splitlines()
+    assert " ".join(header.split()) == (
+        "NAME MODEL STATE UPTIME RESTARTS CLIENTS RUNNING WAITING KV TOK/S PIDS"
+    )
+    assert row.split()[:3] == ["one", "pocket", "ready"]
+    assert str(pid) in row
+
+
+def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
+    before = json.loads(quire("ps", "--json").stdout)[0]
+    done = quire("daemon", "restart", "--name", "one")
+    assert (done.returncode, done.stdout) == (0, "one: ready again\n")
+    after = json.loads(quire("ps", "--json").stdout)[0]
+    assert after["restarts"] == before["restarts"] + 1
+    assert after["processes"][0]["pid"] == pid
+    assert after["processes"][1]["pid"] != before["processes"][1]["pid"]
+
+
+@pytest.mark.usefixtures("pid")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["daemon", "stop", "two"], 1, "no daemon named 'two' is running; those that run: one"),
+        (["daemon", "restart", "two"], 1, "no daemon named 'two' is running; those that run: one"),
+        (["daemon", "logs", "two"], 1, "no daemon named 'two' has logged anything"),
+        (["daemon", "stop", "../one"], 2, "name='../one': 1 to 32 letters"),
+        (["daemon", "start", "--name", "p-x"], 2, "name='p-x': 1 to 32 letters"),
+        (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': 1 to 32 letters"),
+        (["daemon", "start", "--name", ""], 2, "name='': 1 to 32 letters"),
+        (["daemon", "logs", "one", "-n", "0"], 2, "lines=0: an integer from 1"),
+        (["daemon", "stpo"], 2, "'stpo': not a command of 'quire daemon'"),
+        (["daemon", "start", "--nmae", "x"], 2, "--nmae: not an option of 'quire daemon start'"),
+        (["daemon", "start", "--name", "x", "/no/such/folder"], 2, "model='/no/such/folder': no such folder"),
+        (["daemon", "start", "--name", "x", "--block-size", "5"], 2, "block_size=5: one of 8, 16"),
+        (["generate", "--attach", "two", "x"], 1, "no daemon named 'two' is running"),
+        (
+            ["generate", "--attach", "one", "--block-size", "8", "x"],
+            2,
+            "block_size=8: not given with --attach",
+        ),
+    ],
+)
+def test_bad_calls_are_one_line_with_an_exit_code(arguments: list[str], code: int, message: str) -> None:
+    done = quire(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"quire: error: {message}")
+
+
+@pytest.mark.usefixtures("pid")
+def test_logs_are_there_while_it_runs_and_when_it_has_ended() -> None:
+    assert quire("daemon", "start", "--name", "log", "--max-model-len", "256").returncode == 0
+    running = quire("daemon", "logs", "log", "-n", "2")
+    assert running.returncode == 0
+    assert 1 <= len(running.stdout.splitlines()) <= 2
+    assert quire("daemon", "stop", "log").returncode == 0
+    assert running.stdout.splitlines()[-1] in quire("daemon", "logs", "log").stdout
+
+
+def test_generate_attached_runs_on_the_daemons_engine_and_leaves_it(pid: int) -> None:
+    done = quire("generate", "--attach", "one", "--max-tokens", "3", "--json", "Once upon a time")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["completion_tokens"] <= 3
+    assert find_daemon("one") == pid
+
+
+# Starts that fail.
+
+
+@pytest.fixture
+def broken_model(tmp_path: Path) -> Path:
+    """The pocket model with its weights cut off."""
+    folder = tmp_path / "broken"
+    shutil.copytree(pocket_folder(), folder)
+    weights = next(folder.glob("*.safetensors"))
+    os.truncate(weights, weights.stat().st_size // 2)
+    return folder
+
+
+def test_truncated_weights_are_named_and_leave_nothing(runtime: Path, broken_model: Path) -> None:
+    done = quire("daemon", "start", str(broken_model), "--name", "cut", program=REAL)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "safetensors" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert_nothing_is_left(runtime, "cut")
+
+
+def test_too_small_a_cache_is_named_and_leaves_nothing(runtime: Path) -> None:
+    done = quire("daemon", "start", "--name", "small", "--kv-cache-memory-bytes", "20KiB", program=REAL)
+    assert done.returncode == 2, done.stderr
+    assert "kv_cache_memory_bytes" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert_nothing_is_left(runtime, "small")
+
+
+@pytest.mark.parametrize(
+    "program", [REAL, FAKE], ids=["while a worker loads", "when it is about to be ready"]
+)
+def test_ctrl_c_while_it_starts_leaves_nothing(runtime: Path, program: list[str]) -> None:
+    start = subprocess.Popen(
+        [*program, "daemon", "start", "--name", "interrupted", "--max-model-len", "256"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert wait_until(lambda: find_owner(find_named("interrupted")), 20.0)
+    start.send_signal(signal.SIGINT)
+    out, errors = start.communicate(timeout=20)
+    assert (start.returncode, out) == (130, "")
+    assert "Traceback" not in errors
+    with pytest.raises(DaemonError):
+        find_daemon("interrupted")
+    assert_nothing_is_left(runtime, "interrupted")
+
+
+# What a daemon outlives.
+
+
+def stop_and_check(name: str, pid: int) -> None:
+    assert find_daemon(name) == pid
+    [daemon] = [one for one in json.loads(quire("ps", "--json").stdout) if one["name"] == name]
+    assert (daemon["state"], daemon["restarts"], daemon["processes"][0]["pid"]) == ("ready", 0, pid)
+    assert quire("daemon", "stop", name).returncode == 0
+    wait_for_end(pid)
+    assert not find_named(name).exists()
+
+
+def test_a_daemon_outlives_the_script_that_started_it() -> None:
+    script = 'set -m; "$@" daemon start --name kept --max-model-len 256 > /dev/null; kill -9 $$'
+    done = subprocess.run(["bash", "-c", script, "bash", *FAKE], timeout=60, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    stop_and_check("kept", find_daemon("kept"))
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")  # the child execs
+def test_a_daemon_survives_the_hangup_of_its_terminal() -> None:
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execv("/bin/sh", ["sh", "-c", '"$@"; echo started; sleep 1000', "sh", *FAKE, "daemon", "start",
+                             "--name", "tty", "--max-model-len", "256"])  # fmt: skip
+    shown = ""
+    while "started" not in shown:
+        shown += os.read(fd, 65536).decode()
+    assert "daemon 'tty': starting ..." in shown  # for who watches
+    assert "tty: pocket is ready" in shown
+    os.close(fd)  # the terminal is gone: its session gets SIGHUP
+    os.waitpid(pid, 0)
+    stop_and_check("tty", find_daemon("tty"))
