@@ -11,12 +11,13 @@ import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from ...ipc.errors import QuireError
 from .auth import CALLER_KEY
 from .chat import create_chat_completion
 from .completions import create_completion
+from .docs_page import CONTENT_SECURITY_POLICY, render_docs
 from .errors import ErrorResponse, make_error_response
 from .live import add_routes as add_live_routes
 from .metrics import add_routes as add_metrics_routes
@@ -68,7 +69,11 @@ Handler = Callable[[Serving, Request, T, Caller], Awaitable[Response]]
 def create_app(serving: Serving) -> FastAPI:
     """All routes; those of other modules are in `_add_neighbours`."""
     app = FastAPI(
-        title="Quire", version=version("quire"), description="OpenAI-compatible inference.", redoc_url=None
+        title="Quire",
+        version=version("quire"),
+        description="OpenAI-compatible inference.",
+        docs_url=None,  # FastAPI's loads its scripts from another server
+        redoc_url=None,
     )
     app.add_exception_handler(HTTPException, _answer_error)
     app.add_exception_handler(QuireError, _answer_error)
@@ -95,7 +100,12 @@ def create_app(serving: Serving) -> FastAPI:
             schema.update(build_openapi(app, _TYPES))
         return schema
 
+    async def show_docs() -> Response:
+        headers = {"content-security-policy": CONTENT_SECURITY_POLICY}
+        return HTMLResponse(render_docs(openapi()), headers=headers)
+
     app.openapi = openapi
+    app.add_api_route("/docs", show_docs, include_in_schema=False, response_class=HTMLResponse)
     return app
 
 

@@ -52,7 +52,7 @@ def describe_route(
             "content": {"application/json": {"schema": _ref(request)}},
         }
     return {
-        "summary": (summary or "").partition("\n")[0],
+        "summary": (summary or "").partition(". ")[0].removesuffix("."),
         "responses": responses,
         "response_class": Response,
         "response_model": None,

@@ -481,3 +481,19 @@ def test_every_reference_of_the_openapi_document_leads_somewhere() -> None:
         assert "422" not in post["responses"]
 
     run_with_app(scenario)
+
+
+def test_the_docs_name_every_route_and_field_and_load_nothing_from_elsewhere() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.get("/docs")
+        page = answer.body.decode()
+        document = (await client.get("/openapi.json")).json
+        for path in document["paths"]:
+            assert f" {path}</h2>" in page
+        for field in document["components"]["schemas"]["ChatCompletionRequest"]["properties"]:
+            assert f"<code>{field}</code>" in page
+        assert "http" not in page
+        assert "<script" not in page
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+    run_with_app(scenario)
