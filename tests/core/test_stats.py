@@ -95,6 +95,16 @@ def test_a_running_engine_shows_its_tokens_a_second():
     assert rates.steps_per_s == pytest.approx(10.0, rel=0.1)
 
 
+def test_work_that_has_just_begun_is_measured_from_its_begin():
+    engine = make_engine()
+    for number in range(10):
+        engine.add(make_request(f"r{number}", [1, 2, 3], max_tokens=9))
+    step_and_wait(engine, 1.0)
+    rates = engine.core._window.measure(engine.clock.now)
+    assert rates.generation_tokens_per_s == pytest.approx(10.0)
+    assert rates.prompt_tokens_per_s == pytest.approx(30.0)
+
+
 # -- histograms
 
 
@@ -155,6 +165,23 @@ def test_a_gap_across_a_lost_worker_is_as_long_as_it_was():
     gaps = histogram(engine, "inter_token_latency_seconds")
     assert sum(gaps.counts) == 3
     assert sum(gaps.counts) - count_at_most(gaps, 2.5) == 1
+
+
+def test_a_request_that_comes_back_later_than_others_has_a_gap_of_its_own():
+    engine = make_engine(max_num_batched_tokens=16, max_num_seqs=4)
+    for name in "ab":
+        engine.add(make_request(name, list(range(40)), max_tokens=30, cache_salt=name))
+    while len(engine.tokens["b"]) == 0:
+        step_and_wait(engine, 0.03)
+    before = histogram(engine, "inter_token_latency_seconds")
+    engine.lose_worker()
+    engine.clock.advance(3.0)
+    while engine.core.has_unfinished_requests:
+        step_and_wait(engine, 0.03)
+    gaps = histogram(engine, "inter_token_latency_seconds")
+    assert count_at_most(before, 2.5) == sum(before.counts)
+    assert sum(gaps.counts) - count_at_most(gaps, 2.5) == 2
+    assert sum(gaps.counts) == 29 + 29
 
 
 def test_a_request_that_another_engine_began_has_no_first_token_here():
