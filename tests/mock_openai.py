@@ -24,7 +24,7 @@ class Behaviour:
     has_usage: bool = True
     num_slots: int = 1_000_000  # requests answered at a time; others wait
     closes_after_answer: bool = False  # without saying so beforehand
-    failures: dict[str, str] = field(default_factory=dict)  # word -> refuse | cut | error | silent
+    failures: dict[str, str] = field(default_factory=dict)  # word -> refuse | cut | undone | error | silent
 
 
 class MockOpenAI:
@@ -131,8 +131,9 @@ class MockOpenAI:
             self._write_raw(writer, b": ping\n\n")
             if failure == "cut":
                 return False
-            if failure == "error":
-                self._write_event(writer, {"error": {"message": "the engine failed"}})
+            if failure in ("error", "undone"):
+                if failure == "error":
+                    self._write_event(writer, {"error": {"message": "the engine failed"}})
                 writer.write(b"0\r\n\r\n")
                 return True
         if behaviour.has_usage:

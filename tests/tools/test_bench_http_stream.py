@@ -119,6 +119,7 @@ def ask_for(mock: MockOpenAI, prompt: str) -> bytes:
     [
         ("refuse", "HTTP 429: too many requests"),
         ("cut", "the connection ended within the answer"),
+        ("undone", "the stream ended without [DONE]"),
         ("error", "error in the stream: the engine failed"),
         ("silent", "no complete answer within 0.2 s"),
     ],

@@ -56,18 +56,22 @@ def test_the_servers_delays_come_out_as_the_latencies() -> None:
     assert itl is not None
     assert e2el is not None
     # A delay can only be late, and a busy machine is late by tens of milliseconds at times.
-    assert 100 <= ttft.median < 200
-    assert 30 <= tpot.median < 60
+    assert 100 <= ttft.median < 300
+    assert 30 <= tpot.median < 90
     assert itl.count == 16
-    assert 29 <= itl.median < 60
-    assert 219 <= e2el.median < 400
+    assert 29 <= itl.median < 90
+    assert 219 <= e2el.median < 600
 
 
 def test_the_open_loop_is_not_held_back_by_slow_answers() -> None:
     # One slot of 50 ms a request and a request every 5 ms: the last of 20 waits for most of a second.
     behaviour = Behaviour(first_delay_s=0.05, num_tokens=1, num_slots=1)
-    result = run_load(behaviour, LoadOptions(200.0, None, 10.0, 0), 20)
-    assert max(record.sent_at - record.due_at for record in result.records) < 0.05
+    options = LoadOptions(200.0, None, 10.0, 0)
+    result = run_load(behaviour, options, 20)
+    due = [record.due_at - result.started_at for record in result.records]
+    assert due == pytest.approx(draw_offsets(20, options), abs=1e-6)
+    # Sent one after the other, the last would be sent after 19 answers, 0.95 s.
+    assert max(record.sent_at - record.due_at for record in result.records) < 0.5
     assert result.records[-1].sent_at - result.started_at < 0.5
     last = result.records[-1]
     assert last.first_at is not None
