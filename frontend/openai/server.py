@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -22,6 +23,7 @@ from ...ipc.errors import EngineDeadError
 from ..async_llm import AsyncLLM
 from .app import create_app
 from .auth import ApiKeyMiddleware
+from .hosts import LocalHostMiddleware, is_loopback
 from .options import ServerOptions
 from .protocol import CappedProtocol
 from .serving import Serving
@@ -97,7 +99,9 @@ class Server:
         return 0
 
     def _make_factory(self) -> Callable[[], asyncio.Protocol]:
-        app = ApiKeyMiddleware(create_app(self._serving), self._options.api_key_hashes)
+        app: ASGIApp = ApiKeyMiddleware(create_app(self._serving), self._options.api_key_hashes)
+        if not self._options.api_key_hashes and is_loopback(self._options.host):
+            app = LocalHostMiddleware(app)
         config = Config(
             app,
             http=CappedProtocol,  # type: ignore[arg-type]

@@ -215,7 +215,7 @@ def test_a_whole_answer_whose_client_leaves_frees_its_blocks(served: Served) -> 
     served.wait_until_idle()
     body = json.dumps({"prompt": "Once", "max_tokens": 1900, "ignore_eos": True}).encode()
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         deadline = time.monotonic() + 5
@@ -307,7 +307,9 @@ def test_keys_are_wanted_and_a_running_stream_finishes_after_sigterm(tmp_path: P
     with server.client("from-env") as client:
         client.models.list()
     with server.client("from-file") as client:
-        stream = client.completions.create(model="pocket", prompt="Once", stream=True, **ENDLESS)
+        stream = client.completions.create(
+            model="pocket", prompt="Once", stream=True, **(ENDLESS | {"max_tokens": 400})
+        )
         chunks = iter(stream)
         next(chunks)
         server.process.send_signal(signal.SIGTERM)

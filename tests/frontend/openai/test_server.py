@@ -42,7 +42,7 @@ class Peer:
 
     async def post(self, path: str, body: Any) -> None:
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         await self.say(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
 
     async def read_answer(self) -> tuple[int, str, str]:
@@ -162,12 +162,26 @@ def test_a_connection_that_says_nothing_is_closed_and_one_too_many_is_refused() 
 
 def test_a_connection_carries_request_after_request_also_pipelined() -> None:
     async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        await peer.say(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 3)
         assert [(await peer.read_answer())[0] for _ in range(3)] == [200] * 3
         await peer.post("/v1/chat/completions", CHAT)
         status, head, body = await peer.read_answer()
         assert (status, json.loads(body)["choices"][0]["finish_reason"]) == (200, "stop")
         assert "\r\ndate: " in head.lower()
+
+    run_with_server(scenario)
+
+
+def test_a_page_that_makes_its_own_name_lead_here_is_refused() -> None:
+    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        for host, status in (
+            ("evil.example", 403),
+            ("localhost:8000", 200),
+            ("127.0.0.1", 200),
+            ("[::1]", 200),
+        ):
+            await peer.say(f"GET /version HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+            assert (await peer.read_answer())[0] == status, host
 
     run_with_server(scenario)
 
@@ -200,7 +214,7 @@ def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> Non
         while not llm.ended:
             await asyncio.sleep(0.01)
         assert 0.3 <= time.monotonic() - began < 10
-        await peer.say(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await peer.read_answer())[0] == 200
         slow.leave()
 
@@ -245,7 +259,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones() -> None:
             await asyncio.sleep(0.001)
         newcomer = Peer(peer._port)
         await newcomer.connect()
-        await newcomer.say(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
+        await newcomer.say(b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await newcomer.read_answer())[0] == 503
         await newcomer.post("/v1/chat/completions", CHAT)
         status, head, _ = await newcomer.read_answer()
