@@ -226,12 +226,13 @@ def test_nobody_is_preempted_for_a_newcomer_that_would_not_fit_anyway():
 
 def test_blocks_that_decodes_lack_come_from_the_tenant_that_holds_most():
     engine = make_engine(12, caching=False, max_num_seqs=16)
-    engine.add(make_request("first", [1] * 15, max_tokens=40), b"b")
     flood(engine, b"a", 3, 15, 40)
+    work_of(engine)
+    engine.add(make_request("last", [1] * 8, max_tokens=40), b"b")  # in order the one to preempt
     while engine.core.counters.num_preemptions == 0:
         work_of(engine)
+    assert running_of(engine, b"b") == ["last"]
     assert live(engine, "a2").num_preemptions == 1
-    engine.add(make_request("older", [1] * 15, max_tokens=9, arrival_time=-5.0), b"b")
     engine.run()
     assert all(final.finish_reason is FinishReason.LENGTH for final in engine.finals.values())
 
@@ -301,20 +302,38 @@ def test_a_request_that_does_not_fit_does_not_hold_up_other_tenants():
 
 
 def test_a_request_that_does_not_fit_is_not_passed_for_ever():
-    engine = make_engine(20, caching=False, max_num_seqs=4)
-    engine.add(make_request("holder", [1] * 30, max_tokens=60), b"holder")
+    engine = make_engine(22, caching=False, max_num_seqs=4)
+    engine.add(make_request("holder", [1] * 60, max_tokens=60), b"holder")
     work_of(engine)
     engine.add(make_request("big", [2] * 110, max_tokens=9), b"big")
-    number = 0
-    while "big" not in engine.finals:
-        while len(engine.core._requests) < 6:
-            number += 1
-            name = f"small{number}"
-            engine.add(make_request(name, [number % 900] * 16, max_tokens=20, tenant=name), b"light")
+    big = live(engine, "big")
+    for number in range(50):
+        engine.add(make_request(f"small{number}", [number] * 16, max_tokens=2), b"light")
         work_of(engine)
-        assert number < 100
+    assert big.num_overtaken == 4
+    assert "small3" in engine.finals
+    assert "small20" not in engine.finals
     engine.run()
     assert all(final.finish_reason is FinishReason.LENGTH for final in engine.finals.values())
+
+
+def test_nobody_who_was_served_less_is_preempted():
+    engine = make_engine(64, max_num_seqs=3, max_num_batched_tokens=64)
+    engine.add(make_request("greedy", [1] * 100, max_tokens=2), b"greedy")
+    flood(engine, b"slow", 1, 4, 60)
+    while "greedy" not in engine.finals:
+        work_of(engine)
+    for i in (1, 2):
+        engine.add(make_request(f"slow{i}", [i] * 4, max_tokens=60), b"slow")
+    work_of(engine)
+    assert len(running_of(engine, b"slow")) == 3
+    engine.add(make_request("again", [2] * 8, max_tokens=2), b"greedy")
+    work_of(engine)
+    assert running_of(engine, b"greedy") == []
+    while "again" not in engine.finals:
+        work_of(engine)
+    assert live(engine, "slow2").num_preemptions == 1
+    engine.run()
 
 
 def count_calls_of_a_step(engine: FakeEngine) -> int:
