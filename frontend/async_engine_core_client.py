@@ -82,7 +82,7 @@ class AsyncMPClient(EngineCoreClient):
         self._ledger = self._conversation.ledger
         self._codec = self._conversation.codec
         self._must_say_hello = False
-        self._outbox: deque[tuple[bytes, bytes]] = deque()  # of the open conversation only
+        self._outbox: deque[tuple[bytes]] = deque()  # of the open conversation only
         self._inbox: deque[list[bytes]] = deque()
         self._has_news = asyncio.Event()  # the inbox has grown, or the engine has ended
         self._has_ended = False

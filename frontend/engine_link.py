@@ -218,7 +218,7 @@ class Conversation:
         self.is_open = False
         self._lost_at: float | None = None
 
-    def hello(self) -> tuple[bytes, bytes]:
+    def hello(self) -> tuple[bytes]:
         """What to say on a new connection; no earlier Welcome counts from now on."""
         self._number += 1
         hello = Hello(PROTOCOL_VERSION, self._kind, os.getpid(), self._weight, self._number)

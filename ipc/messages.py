@@ -1,6 +1,6 @@
 """The protocol between frontends and the engine core (version 2).
 
-A message is two ZeroMQ frames: one byte that names its type (`MessageType`) and a msgpack body.
+A message is one ZeroMQ frame: a byte that names its type (`MessageType`), then a msgpack body.
 The engine binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a
 frame that does not decode costs its sender a ProtocolNotice and nobody else anything.
 
@@ -61,7 +61,7 @@ Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
 
 
 class MessageType(bytes, Enum):
-    """First frame of every message."""
+    """First byte of every message."""
 
     HELLO = b"\x01"
     ADD = b"\x02"

@@ -24,7 +24,7 @@ from .sampling_params import SamplingParams
 
 
 class StepMessageType(bytes, Enum):
-    """First frame of every message between core and worker."""
+    """First byte of every message between core and worker."""
 
     STEP = b"\x02"
     RESET_ROWS = b"\x03"

@@ -207,7 +207,7 @@ def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: SyncMPC
         assert stranger.poll(5000), "no answer"
         return codec.decode(stranger.recv_multipart())
 
-    assert isinstance(ask(b"\x02", b"junk"), ProtocolNotice)
+    assert isinstance(ask(b"\x02junk"), ProtocolNotice)
     assert isinstance(ask(b"\xee"), ProtocolNotice)
     assert isinstance(ask(*codec.encode(make_request("early", [1]))), ProtocolNotice)
     assert isinstance(ask(*codec.encode(Hello(999, "test", 1))), Refusal)
@@ -347,6 +347,6 @@ def test_an_async_start_that_fails_raises_the_workers_error() -> None:
 
 
 def test_a_notice_to_the_owner_is_a_protocol_error(client: SyncMPClient) -> None:
-    client._socket.send_multipart([b"\x02", b"junk"])
+    client._socket.send(b"\x02junk")
     with pytest.raises(ProtocolError, match="does not decode"):
         client.get_outputs(timeout_s=5.0)

@@ -22,6 +22,7 @@ from daemon_client import make_requests
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.core.outbox import MAX_REPLIES
+from quire.frontend.daemon import find_log
 from quire.frontend.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.codec import MAX_BODY_BYTES, make_client_codec
 from quire.ipc.errors import ProtocolError
@@ -63,7 +64,7 @@ def idle_afterwards(daemon: Daemon) -> Iterator[None]:
     core_pid = daemon.core_pid
     yield
     with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
-        assert client.facts.pids["core"] == core_pid == daemon.core_pid
+        assert client.facts.pids["core"] == core_pid == daemon.core_pid, find_log(daemon.name).read_text()
         assert wait_until(lambda: is_idle(client), 3.0), read_stats(client)
         assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
 
@@ -244,7 +245,7 @@ def test_a_client_that_asks_and_never_reads_does_not_grow_the_core(
 ) -> None:
     with Stranger(daemon) as stranger:
         stranger.hello()
-        junk = (b"\xee", b"x" * 64)
+        junk = (b"\xee" + b"x" * 64,)
         question = CODEC.encode(UtilityCall(1, UtilityMethod.SNAPSHOT))
         for _ in range(4000):
             stranger.send(*junk)
@@ -305,21 +306,21 @@ def test_junk_frames_cost_their_sender_a_notice(daemon: Daemon, client: SyncClie
         for frames in (
             (b"",),
             (b"\x01",),
-            (b"\x01", hello[1][:-3]),  # half a Hello
-            (b"\x01", b"\xc1"),
-            (b"\x01", msgspec.msgpack.encode([PROTOCOL_VERSION, "k" * 65, 1])),
-            (b"\x01", msgspec.msgpack.encode([PROTOCOL_VERSION, "kind", 1, -1.0])),
-            (b"\x01", msgspec.msgpack.encode([PROTOCOL_VERSION, "kind", 1, float("nan")])),
-            (b"\x02", b"\x91" * 100_000),  # nested beyond any stack
-            (b"\x02", msgspec.msgpack.encode(["x" * 257, b"", {}, 0.0])),
-            (b"\x11", hello[1]),
-            (b"x" * 5000, b""),
-            (*hello, b"third"),
+            (hello[0][:-3],),  # half a Hello
+            (b"\x01\xc1",),
+            (b"\x01" + msgspec.msgpack.encode([PROTOCOL_VERSION, "k" * 65, 1]),),
+            (b"\x01" + msgspec.msgpack.encode([PROTOCOL_VERSION, "kind", 1, -1.0]),),
+            (b"\x01" + msgspec.msgpack.encode([PROTOCOL_VERSION, "kind", 1, float("nan")]),),
+            (b"\x02" + b"\x91" * 100_000,),  # nested beyond any stack
+            (b"\x02" + msgspec.msgpack.encode(["x" * 257, b"", {}, 0.0]),),
+            (b"\x11" + hello[0][1:],),
+            (b"x" * 5000,),
+            (*hello, b"second"),
             CODEC.encode(UtilityCall(1, UtilityMethod.PING)),
         ):
             assert isinstance(stranger.ask(*frames), ProtocolNotice), frames
         stranger.hello()
-        assert isinstance(stranger.ask(b"\x14", b"\x91\x90"), ProtocolNotice)
+        assert isinstance(stranger.ask(b"\x14\x91\x90"), ProtocolNotice)
     run_requests(client, make_requests("fine", 4, 20))
 
 
@@ -411,7 +412,7 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
             raw.sendall(GREETING[: 7 * number % 64])
         else:
             shake_hands(raw)
-            raw.sendall(b"\x01\x01" + bytes(MessageType.HELLO) + b"\x00\x40ab")
+            raw.sendall(b"\x00\x40" + bytes(MessageType.HELLO) + b"ab")
     run_requests(client, make_requests("fine", 4, 30))
     for raw in raws:
         raw.close()
@@ -422,6 +423,6 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
 
 def test_a_notice_to_a_client_is_its_own_error(daemon: Daemon) -> None:
     with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
-        client._socket.send_multipart([b"\x02", b"junk"])
+        client._socket.send(b"\x02junk")
         with pytest.raises(ProtocolError, match="does not decode"):
             client.get_outputs(timeout_s=5.0)
