@@ -143,10 +143,10 @@ def _run_serve(argv: Sequence[str]) -> int:
         _check_count("max_concurrency", options.max_concurrency)
     if not options.request_rate > 0:
         raise InputError("request_rate", options.request_rate, "a number above 0, or inf")
-    for field in ("temperature", "timeout"):
-        value = getattr(options, field)
-        if not 0 <= value < math.inf:
-            raise InputError(field, value, "a number of at least 0")
+    if not 0 <= options.temperature < math.inf:
+        raise InputError("temperature", options.temperature, "a number of at least 0")
+    if not 0 < options.timeout < math.inf:
+        raise InputError("timeout", options.timeout, "seconds above 0")
     return run_serve(
         ServeOptions(
             base_url=options.base_url,

@@ -274,6 +274,8 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
         (["--request-rate", "0"], "request_rate=0.0: a number above 0, or inf"),
         (["--request-rate", "nan"], "request_rate=nan: a number above 0, or inf"),
         (["--max-concurrency", "-1"], "max_concurrency=-1: an integer of at least 1"),
+        (["--timeout", "0"], "timeout=0.0: seconds above 0"),
+        (["--temperature", "-1"], "temperature=-1.0: a number of at least 0"),
         (["--goodput", "ttft"], "goodput='ttft': NAME:MILLISECONDS"),
         (["--dataset", "/no/such/file"], "dataset='/no/such/file': random, or a file"),
         (["--json", "/no/such/folder/x.json"], "json='/no/such/folder/x.json': a file name in a folder"),
