@@ -98,7 +98,7 @@ class CappedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._num_messages += 1
         self._num_header_bytes = self._num_body_bytes = 0
-        self._arm(self._limits.max_header_s, "headers")
+        self._arm(self._limits.max_header_s, "header")
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -161,8 +161,8 @@ class CappedProtocol(HttpToolsProtocol):
         if part is None:
             self.transport.close()
             return
-        limit = self._limits.max_header_s if part == "headers" else self._limits.max_body_s
-        text = f"{part}: complete within {limit:g} s (max_{part.removesuffix('s').removesuffix('er')}_s)"
+        limit = self._limits.max_header_s if part == "header" else self._limits.max_body_s
+        text = f"{part}: complete within {limit:g} s (max_{part}_s)"
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, text, "request_timeout")
 
     def _refuse(self, status: HTTPStatus, text: str, code: str) -> None:

@@ -105,7 +105,8 @@ async def _read_stream(port: int, path: str, num_chunks: int) -> int:
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+    head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
     num_events = 0
     while part := await reader.read(2**18):
         num_events += part.count(b"data: ")

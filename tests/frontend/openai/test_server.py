@@ -132,18 +132,19 @@ def test_what_exceeds_a_cap_is_answered_with_its_status_and_the_connection_ends(
     run_with_server(scenario, max_body_bytes=10_000)
 
 
+_UNFINISHED_BODY = b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
+
+
 @pytest.mark.parametrize(
-    "begun",
-    [
-        b"GET / HTTP/1.1\r\nx: y\r\n",
-        b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
-    ],
+    ("begun", "limit"), [(b"GET / HTTP/1.1\r\nx: y\r\n", "max_header_s"), (_UNFINISHED_BODY, "max_body_s")]
 )
-def test_a_request_that_does_not_end_is_answered_with_408(begun: bytes) -> None:
+def test_a_request_that_does_not_end_is_answered_with_408(begun: bytes, limit: str) -> None:
     async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
         await peer.say(begun)
         status, _, body = await peer.read_answer()
-        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (408, "request_timeout")
+        assert limit in error["message"]
 
     run_with_server(scenario, max_header_s=0.2, max_body_s=0.2)
 
