@@ -1,0 +1,357 @@
+// The scenarios of scenarios.py with OpenAI's client for Node: the same names, the same lines.
+// Usage: node scenarios.mjs BASE_URL API_KEY, where the package openai can be resolved from the working folder.
+import assert from 'node:assert/strict';
+import { createRequire } from 'node:module';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+
+const require = createRequire(pathToFileURL(join(process.cwd(), 'package.json')));
+const { default: OpenAI } = await import(pathToFileURL(require.resolve('openai')).href).then((module) =>
+  module.default?.OpenAI ? module.default : module,
+);
+
+const MODEL = 'pocket';
+const STORY = 'Once upon a time';
+const SUM = [{ role: 'user', content: 'What is 12 plus 30?' }];
+const ENDLESS = { max_tokens: 1900, ignore_eos: true };
+const TIMEOUT_MS = 60_000;
+const IDLE_WITHIN_MS = 1000; // what is promised after a disconnect
+const NUM_STREAMS = 32;
+
+const [baseURL, apiKey] = process.argv.slice(2);
+const root = baseURL.replace(/\/v1$/, '');
+const makeClient = (options = {}) =>
+  new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: TIMEOUT_MS, ...options });
+const client = makeClient();
+
+const complete = (fields) => client.completions.create({ model: MODEL, prompt: STORY, ...fields });
+const chat = (fields) => client.chat.completions.create({ model: MODEL, messages: SUM, ...fields });
+const getStats = async () => (await client.get(`${root}/stats`)).stats;
+const isIdle = (stats) => stats.num_running + stats.num_waiting + stats.kv_blocks_used === 0;
+const range = (length) => Array.from({ length }, (_, place) => place);
+
+async function collect(stream) {
+  const items = [];
+  for await (const item of stream) items.push(item);
+  return items;
+}
+
+async function waitUntil(isTrue, withinMs) {
+  const deadline = performance.now() + withinMs;
+  for (;;) {
+    const stats = await getStats();
+    if (isTrue(stats)) return;
+    assert.ok(performance.now() < deadline, `not within ${withinMs} ms: ${JSON.stringify(stats)}`);
+  }
+}
+
+async function raised(kind, call) {
+  try {
+    await call();
+  } catch (error) {
+    if (error instanceof kind) return error;
+    throw error;
+  }
+  throw new assert.AssertionError({ message: `no ${kind.name}` });
+}
+
+const scenarios = {
+  async completion_plain() {
+    const answer = await complete({ max_tokens: 8, temperature: 0 });
+    assert.equal(answer.object, 'text_completion');
+    assert.ok(answer.choices[0].text);
+    assert.equal(answer.choices[0].finish_reason, 'length');
+    assert.equal(answer.usage.completion_tokens, 8);
+    assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + 8);
+  },
+
+  async completion_stream() {
+    const whole = await complete({ max_tokens: 24, seed: 5 });
+    const chunks = await collect(await complete({ max_tokens: 24, seed: 5, stream: true }));
+    assert.ok(chunks.length > 1);
+    assert.equal(chunks.map((chunk) => chunk.choices[0].text).join(''), whole.choices[0].text);
+    assert.deepEqual(chunks.map((chunk) => chunk.choices[0].finish_reason).filter(Boolean), ['length']);
+  },
+
+  async completion_n() {
+    const fields = { n: 3, max_tokens: 20, temperature: 1 };
+    const ask = async (seed) => {
+      const answer = await complete({ ...fields, seed });
+      assert.deepEqual(answer.choices.map((choice) => choice.index), [0, 1, 2]);
+      return answer.choices.map((choice) => choice.text);
+    };
+    const first = await ask(7);
+    assert.equal(new Set(first).size, 3);
+    assert.deepEqual(await ask(7), first);
+    assert.notDeepEqual(await ask(8), first);
+    const texts = ['', '', ''];
+    for await (const chunk of await complete({ ...fields, seed: 7, stream: true }))
+      texts[chunk.choices[0].index] += chunk.choices[0].text;
+    assert.deepEqual(texts, first);
+  },
+
+  async completion_best_of() {
+    const ask = (n) => complete({ n, best_of: 4, seed: 3, max_tokens: 12, temperature: 1, logprobs: 0 });
+    const mean = ({ logprobs: { token_logprobs: values } }) =>
+      values.reduce((sum, value) => sum + value, 0) / values.length;
+    const [every, best] = [await ask(4), await ask(1)];
+    assert.equal(every.choices.length, 4);
+    assert.equal(best.choices.length, 1);
+    const expected = every.choices.reduce((one, other) => (mean(other) > mean(one) ? other : one));
+    assert.equal(best.choices[0].text, expected.text);
+    assert.equal(best.usage.completion_tokens, 48);
+    assert.equal(every.usage.completion_tokens, 48);
+  },
+
+  async completion_echo_and_logprobs() {
+    const answer = await complete({ echo: true, max_tokens: 4, logprobs: 2, temperature: 0 });
+    const { text, logprobs } = answer.choices[0];
+    assert.ok(text.startsWith(STORY));
+    assert.equal(logprobs.tokens.join(''), text);
+    assert.equal(logprobs.token_logprobs[0], null);
+    assert.ok(logprobs.token_logprobs.slice(1).every((value) => value <= 0));
+    // Offsets count characters, as Python does; this text has none outside the basic plane.
+    logprobs.tokens.forEach((token, place) => assert.ok(text.startsWith(token, logprobs.text_offset[place])));
+    assert.equal((await complete({ echo: true, max_tokens: 0 })).choices[0].text, STORY);
+  },
+
+  async completion_several_prompts() {
+    const prompts = [STORY, 'The little fox', 'One day'];
+    const fields = { n: 2, seed: 1, max_tokens: 6 };
+    const together = await complete({ ...fields, prompt: prompts });
+    assert.deepEqual(together.choices.map((choice) => choice.index), range(6));
+    for (const [place, prompt] of prompts.entries()) {
+      const alone = await complete({ ...fields, prompt });
+      assert.deepEqual(
+        alone.choices.map((choice) => choice.text),
+        together.choices.slice(2 * place, 2 * place + 2).map((choice) => choice.text),
+      );
+    }
+  },
+
+  async completion_token_ids() {
+    const { tokens: ids } = await client.post(`${root}/tokenize`, { body: { prompt: STORY } });
+    const fields = { max_tokens: 8, temperature: 0 };
+    const { text } = (await complete(fields)).choices[0];
+    const byIds = await complete({ ...fields, prompt: ids });
+    const twice = await complete({ ...fields, prompt: [ids, ids] });
+    assert.deepEqual([...byIds.choices, ...twice.choices].map((choice) => choice.text), [text, text, text]);
+  },
+
+  async chat_plain() {
+    const answer = await chat({ temperature: 0 });
+    assert.equal(answer.object, 'chat.completion');
+    assert.equal(answer.choices[0].message.role, 'assistant');
+    assert.match(answer.choices[0].message.content, /42/);
+    assert.equal(answer.choices[0].finish_reason, 'stop');
+  },
+
+  async chat_system() {
+    const messages = [{ role: 'system', content: 'You are a helpful assistant.' }, ...SUM];
+    const answer = await chat({ messages, temperature: 0, max_tokens: 32 });
+    const plain = await chat({ temperature: 0, max_tokens: 32 });
+    assert.ok(answer.choices[0].message.content);
+    assert.ok(answer.usage.prompt_tokens > plain.usage.prompt_tokens);
+  },
+
+  async chat_multi_turn() {
+    const first = await chat({ temperature: 0 });
+    const question = { role: 'user', content: [{ type: 'text', text: 'What is 5 plus 6?' }] };
+    const second = await chat({ messages: [...SUM, first.choices[0].message, question], temperature: 0 });
+    assert.match(second.choices[0].message.content, /11/);
+    assert.ok(second.usage.prompt_tokens_details.cached_tokens > 0);
+  },
+
+  async chat_stream_with_usage() {
+    const whole = await chat({ temperature: 0 });
+    const chunks = await collect(
+      await chat({ temperature: 0, stream: true, stream_options: { include_usage: true } }),
+    );
+    assert.equal(chunks[0].choices[0].delta.role, 'assistant');
+    const text = chunks.map((chunk) => chunk.choices[0]?.delta.content ?? '').join('');
+    assert.equal(text, whole.choices[0].message.content);
+    assert.deepEqual(chunks.at(-1).choices, []);
+    assert.equal(chunks.at(-1).usage.completion_tokens, whole.usage.completion_tokens);
+    assert.ok(chunks.slice(0, -1).every((chunk) => chunk.usage === null));
+  },
+
+  async chat_n() {
+    const answer = await chat({ n: 4, seed: 2, temperature: 1.5, max_tokens: 12 });
+    assert.deepEqual(answer.choices.map((choice) => choice.index), [0, 1, 2, 3]);
+    assert.ok(new Set(answer.choices.map((choice) => choice.message.content)).size > 1);
+  },
+
+  async chat_logprobs() {
+    const answer = await chat({ temperature: 0, logprobs: true, top_logprobs: 3 });
+    const entries = answer.choices[0].logprobs.content;
+    assert.ok(entries.map((entry) => entry.token).join('').startsWith(answer.choices[0].message.content));
+    for (const entry of entries) {
+      assert.equal(entry.top_logprobs.length, 3);
+      assert.equal(entry.top_logprobs[0].token, entry.token);
+      assert.ok(entry.logprob <= 0);
+    }
+  },
+
+  async chat_stop() {
+    const free = await chat({ temperature: 0 });
+    const stopped = await chat({ temperature: 0, stop: ['42'] });
+    const { content } = stopped.choices[0].message;
+    assert.doesNotMatch(content, /42/);
+    assert.ok(free.choices[0].message.content.startsWith(content));
+    assert.equal(stopped.choices[0].finish_reason, 'stop');
+  },
+
+  async chat_seed() {
+    const messages = [{ role: 'user', content: 'Tell me a story.' }];
+    const ask = async (seed) =>
+      (await chat({ messages, seed, temperature: 1, max_tokens: 24 })).choices[0].message.content;
+    assert.equal(await ask(11), await ask(11));
+    assert.ok(new Set(await Promise.all([11, 12, 13, 14].map(ask))).size > 1);
+  },
+
+  async chat_max_completion_tokens() {
+    const answer = await chat({ max_completion_tokens: 3, ignore_eos: true });
+    assert.equal(answer.usage.completion_tokens, 3);
+    assert.equal(answer.choices[0].finish_reason, 'length');
+  },
+
+  async chat_penalties() {
+    const countKinds = async (penalties) => {
+      const answer = await chat({
+        temperature: 0,
+        max_tokens: 60,
+        logprobs: true,
+        ignore_eos: true,
+        logit_bias: { 100: 8 },
+        ...penalties,
+      });
+      return new Set(answer.choices[0].logprobs.content.map((entry) => entry.token)).size;
+    };
+    const plain = await countKinds({});
+    assert.ok((await countKinds({ frequency_penalty: 2, presence_penalty: 2 })) > plain);
+  },
+
+  async chat_logit_bias() {
+    const answer = await chat({ temperature: 0, max_tokens: 4, logprobs: true, logit_bias: { 100: 100 } });
+    const tokens = answer.choices[0].logprobs.content.map((entry) => entry.token);
+    assert.equal(tokens.length, 4);
+    assert.equal(new Set(tokens).size, 1);
+  },
+
+  async responses_text() {
+    const ask = (fields) => client.responses.create({ model: MODEL, ...fields });
+    const instructions = 'You are a helpful assistant.';
+    const answer = await ask({ instructions, input: SUM[0].content, temperature: 0 });
+    assert.equal(answer.status, 'completed');
+    assert.ok(answer.output_text);
+    const cut = await ask({ input: SUM, max_output_tokens: 1 });
+    assert.equal(cut.status, 'incomplete');
+    assert.equal(cut.incomplete_details.reason, 'max_output_tokens');
+    assert.equal(cut.usage.output_tokens, 1);
+  },
+
+  async responses_stream() {
+    const fields = { model: MODEL, input: SUM[0].content, temperature: 0 };
+    const whole = await client.responses.create(fields);
+    const events = await collect(await client.responses.create({ ...fields, stream: true }));
+    assert.deepEqual(events.map((event) => event.sequence_number), range(events.length));
+    assert.equal(events[0].type, 'response.created');
+    assert.equal(events.at(-1).type, 'response.completed');
+    const deltas = events.filter((event) => event.type === 'response.output_text.delta');
+    const text = deltas.map((event) => event.delta).join('');
+    assert.equal(text, whole.output_text);
+    assert.equal(text, events.at(-1).response.output[0].content[0].text);
+    assert.match(text, /42/);
+  },
+
+  async models() {
+    assert.deepEqual((await collect(client.models.list())).map((model) => model.id), [MODEL]);
+    assert.equal((await client.models.retrieve(MODEL)).owned_by, 'quire');
+    const error = await raised(OpenAI.NotFoundError, () => client.models.retrieve('gpt-4'));
+    assert.equal(error.code, 'model_not_found');
+  },
+
+  async error_unknown_model() {
+    const error = await raised(OpenAI.NotFoundError, () => chat({ model: 'gpt-4' }));
+    assert.equal(error.code, 'model_not_found');
+    assert.equal(error.param, 'model');
+  },
+
+  async error_wrong_key() {
+    const other = makeClient({ apiKey: 'wrong' });
+    const error = await raised(OpenAI.AuthenticationError, () => other.models.list());
+    assert.equal(error.code, 'invalid_api_key');
+  },
+
+  async error_too_long() {
+    const error = await raised(OpenAI.BadRequestError, () => complete({ prompt: 'word '.repeat(5000) }));
+    assert.equal(error.code, 'context_length_exceeded');
+  },
+
+  async error_bad_fields() {
+    const bad = {
+      temperature: 9,
+      top_p: 0,
+      n: 0,
+      max_tokens: -1,
+      seed: 'one',
+      presence_penalty: 3,
+      top_logprobs: 21,
+      stop: Array(99).fill('x'),
+      logit_bias: { 99999999: 1 },
+      tools: [{ type: 'function', function: { name: 'f' } }],
+      response_format: { type: 'json_object' },
+      no_such_field: 1,
+    };
+    for (const [name, value] of Object.entries(bad)) {
+      const error = await raised(OpenAI.BadRequestError, () => chat({ [name]: value }));
+      assert.equal((error.param ?? '').split('.')[0], name, error.message);
+      assert.ok(error.message.includes(name), error.message);
+    }
+    const error = await raised(OpenAI.BadRequestError, () => complete({ prompt: [1, 99999] }));
+    assert.equal(error.param, 'prompt');
+  },
+
+  async cancel_stream() {
+    await waitUntil(isIdle, 5000);
+    const stream = await chat({ ...ENDLESS, stream: true });
+    await stream[Symbol.asyncIterator]().next();
+    assert.equal((await getStats()).num_running, 1);
+    stream.controller.abort();
+    await waitUntil(isIdle, IDLE_WITHIN_MS);
+  },
+
+  async timeout() {
+    await waitUntil(isIdle, 5000);
+    const hasty = makeClient({ timeout: 300 });
+    await raised(OpenAI.APIConnectionTimeoutError, () =>
+      hasty.completions.create({ model: MODEL, prompt: STORY, n: 16, temperature: 1, ...ENDLESS }),
+    );
+    await waitUntil(isIdle, IDLE_WITHIN_MS);
+  },
+
+  async concurrency_of_32() {
+    const tell = async (place) => {
+      const fields = { prompt: 'One day', seed: place % 8, max_tokens: 24, temperature: 1 };
+      const chunks = await collect(await complete({ ...fields, stream: true }));
+      return chunks.map((chunk) => chunk.choices[0].text).join('');
+    };
+    const texts = await Promise.all(range(NUM_STREAMS).map(tell));
+    assert.deepEqual(texts, range(NUM_STREAMS).map((place) => texts[place % 8]));
+    assert.equal(new Set(texts).size, 8);
+  },
+};
+
+for (const [name, scenario] of Object.entries(scenarios)) {
+  const began = performance.now();
+  const line = { name, ok: true };
+  try {
+    await scenario();
+  } catch (error) {
+    line.ok = false;
+    line.error = error.stack;
+    process.exitCode = 1;
+  }
+  line.seconds = Number(((performance.now() - began) / 1000).toFixed(3));
+  console.log(JSON.stringify(line));
+}
