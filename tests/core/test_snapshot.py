@@ -7,6 +7,7 @@ import time
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.block_pool import BlockPool
+from quire.core.engine_facts import call_utility
 from quire.core.snapshot import (
     MAX_BLOCK_CELLS,
     MAX_REQUEST_VIEWS,
@@ -16,7 +17,7 @@ from quire.core.snapshot import (
     _name_clients,
 )
 from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import EngineSnapshot
+from quire.ipc.messages import EngineSnapshot, UtilityCall, UtilityMethod
 
 
 def make_engine(num_blocks: int = 64, max_num_seqs: int = 256, **config: int) -> FakeEngine:
@@ -138,6 +139,21 @@ def test_the_block_map_covers_every_block_in_a_bounded_number_of_cells(num_block
     sizes = [min(length, num_blocks - length * cell) for cell in range(num_cells)]
     num_used = sum(size * cells[2 * cell] / 255 for cell, size in enumerate(sizes))
     assert num_used == pytest.approx(num_blocks // 2, abs=max(sizes) / 255 * num_cells)
+
+
+def test_snapshot_and_metrics_are_answers_to_utility_calls_and_count_who_is_attached():
+    engine = make_engine()
+    engine.add(make_request("a", [1, 2], max_tokens=2))
+    engine.run()
+    surroundings = Surroundings("epoch", engine.clock.now - 60.0, attach(b"client", b"other"))
+    shown = call_utility(engine.core, UtilityCall(1, UtilityMethod.SNAPSHOT), surroundings)
+    counted = call_utility(engine.core, UtilityCall(2, UtilityMethod.METRICS), surroundings)
+    assert shown.snapshot is not None
+    assert (shown.call_id, shown.snapshot.epoch, shown.snapshot.uptime_s) == (1, "epoch", 60.0)
+    assert counted.metrics is not None
+    assert (counted.call_id, counted.metrics.finished_total["length"]) == (2, 1)
+    assert shown.snapshot.stats == counted.metrics.stats
+    assert counted.metrics.stats.num_clients == 2
 
 
 def measure_look(num_waiting: int) -> float:
