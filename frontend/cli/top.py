@@ -21,10 +21,10 @@ from rich.text import Text
 from ...ipc.messages import ClientView, EngineSnapshot, RequestView
 from ..engine_core_client import attach_sync_client
 from ..llm_engine import LLMEngine
+from .daemon import DEFAULT_NAME
 from .exit_codes import ExitCode
 from .parser import Parser
 
-DEFAULT_NAME = "default"
 PERIOD_S = 0.5
 _PIPED_SIZE = (100, 40)  # columns and lines where there is no terminal to ask
 _MAX_CLIENTS = 4
