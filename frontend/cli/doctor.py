@@ -32,11 +32,17 @@ REQUIRED_PACKAGES = (
     "jinja2",
     "huggingface_hub",
     "psutil",
+    "fastapi",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "prometheus_client",
+    "rich",
     "tqdm",
 )
 OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
-    "uvloop": "a faster event loop around AsyncLLM",
+    "matplotlib": "the picture of `quire bench serve --plot`",
 }
 _PROBE_TIMEOUT_S = 300.0  # the native kernel may be compiled on the way
 

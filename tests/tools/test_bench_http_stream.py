@@ -95,7 +95,7 @@ def test_a_base_url_may_end_in_v1(url: str, host: str, port: int, target: str) -
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/?a=1"]
+    "url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/?a=1", "http://u:p@x"]
 )
 def test_what_is_no_base_url_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="base_url="):

@@ -140,7 +140,13 @@ class Endpoint:
             port = url.port
         except ValueError:
             raise InputError("base_url", base_url, allowed) from None
-        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+        if (
+            url.scheme not in ("http", "https")
+            or not url.hostname
+            or url.query
+            or url.fragment
+            or url.username
+        ):
             raise InputError("base_url", base_url, allowed)
         if not (url.path.isascii() and url.path.isprintable()):
             raise InputError("base_url", base_url, "a path of printable ASCII characters")

@@ -22,7 +22,11 @@ class QuireEngine(Engine):
     """LLM.generate on token ids, without detokenizing: no contestant makes text."""
 
     def __init__(self, model: str, engine_args: dict[str, Any]) -> None:
-        defaults = {"max_model_len": MAX_TOTAL_LEN, "skip_tokenizer_init": True, "log_level": "WARNING"}
+        defaults: dict[str, Any] = {
+            "max_model_len": MAX_TOTAL_LEN,
+            "skip_tokenizer_init": True,
+            "log_level": "WARNING",
+        }
         self._llm = LLM(model=model, **{**defaults, **engine_args})
         self.pids: dict[str, int] = dict(self._llm.llm_engine.facts.pids)
 

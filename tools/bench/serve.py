@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import math
 import resource
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
+import uvloop
 from tqdm import tqdm
 
 from ...ipc.errors import InputError, QuireError
@@ -42,8 +41,6 @@ _BUSY_CPU_SHARE = 0.7
 _LATE_S = 0.02
 _MODELS_TIMEOUT_S = 30.0
 _MAX_REASONS = 5
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,8 @@ def run_serve(options: ServeOptions) -> int:
     if options.api_key is not None:
         machine["command"] = machine["command"].replace(options.api_key, "...")
     _raise_file_limit()
-    run = _run_in_loop(_ask_server(endpoint, options, warmups, asks))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        run = runner.run(_ask_server(endpoint, options, warmups, asks))
     metrics = compute_metrics(run.result, options.goodput_s)
     print(format_machine(machine) + "\n")
     print(format_report(options, run, metrics))
@@ -306,13 +304,6 @@ def _check_outputs(options: ServeOptions) -> None:
     for field, path in (("json", options.json_path), ("plot", options.plot_path)):
         if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
             raise InputError(field, path, "a file name in a folder that exists")
-
-
-def _run_in_loop(work: Coroutine[Any, Any, _T]) -> _T:
-    """In uvloop where it is installed."""
-    factory = importlib.import_module("uvloop").new_event_loop if find_spec("uvloop") else None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)
 
 
 def _raise_file_limit() -> None:
