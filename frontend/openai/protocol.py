@@ -134,6 +134,15 @@ class CappedProtocol(HttpToolsProtocol):
         self._disarm()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():  # when its last bytes have gone, which takes a reader that reads
+            self._arm(self._limits.write_timeout_s, None)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing has come for a while; what the client has not read by now it does not want."""
+        self.transport.abort()
+
     def _count_header_bytes(self, size: int) -> None:
         self._num_header_bytes += size
         if self._num_header_bytes > self._limits.max_header_bytes:
@@ -159,7 +168,7 @@ class CappedProtocol(HttpToolsProtocol):
 
     def _on_deadline(self, part: str | None) -> None:
         if part is None:
-            self.transport.close()
+            self.transport.abort()
             return
         limit = self._limits.max_header_s if part == "header" else self._limits.max_body_s
         text = f"{part}: complete within {limit:g} s (max_{part}_s)"

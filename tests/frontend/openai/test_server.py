@@ -40,9 +40,9 @@ class Peer:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def post(self, path: str, body: Any) -> None:
+    async def post(self, path: str, body: Any, more_headers: str = "") -> None:
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more_headers}"
         await self.say(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
 
     async def read_answer(self) -> tuple[int, str, str]:
@@ -220,6 +220,23 @@ def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> Non
         slow.leave()
 
     run_with_server(scenario, pieces=100_000, write_timeout_s=0.3)
+
+
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connection: str) -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
+        llm.pieces = ("word " * 4_000_000,)  # past what the kernel takes for a reader that does not read
+        slow = Peer(peer._port)
+        await slow.connect(receive_buffer=4096)
+        slow.writer.transport.pause_reading()
+        await slow.post("/v1/chat/completions", CHAT, f"connection: {connection}\r\n")
+        while not llm.ended:
+            await asyncio.sleep(0.01)
+        while server._state.connections:  # `peer` says nothing and is closed as well
+            await asyncio.sleep(0.01)
+        slow.leave()
+
+    run_with_server(scenario, write_timeout_s=0.3, max_keep_alive_s=1)
 
 
 def test_overload_is_answered_at_once() -> None:
