@@ -27,7 +27,7 @@ from .schema import (
     Usage,
 )
 from .serving import Caller, Serving, make_id
-from .stream import DONE, EventStream, encode_event, run_while_connected
+from .stream import DONE, EventStream, encode_event, respond_whole, run_while_connected
 from .unsupported import CHAT_RULES, check_supported
 from .usage import UsageCounter
 
@@ -47,10 +47,11 @@ async def create_chat_completion(
     outputs = serving.generate(request_id, prompt, params, caller, request)
     if request.stream:
         chunks = _ChunkMaker(request, request_id, serving.model_id)
-        return EventStream(_stream(outputs, chunks, params.n), serving.options.limits)
+        events = _stream(outputs, chunks, params.n)
+        return EventStream(events, serving.options.limits, request_id=request_id)
     output, usage = await run_while_connected(http.receive, _collect(outputs))
     body = _make_completion(request, request_id, serving.model_id, output, usage)
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return respond_whole(body, request_id)
 
 
 def _check(request: ChatCompletionRequest) -> None:

@@ -20,7 +20,7 @@ from .prompts import split_prompts, tokenize_prompt
 from .sampling import make_completion_params
 from .schema import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 from .serving import Caller, PromptInput, Serving, make_id
-from .stream import DONE, EventStream, encode_event, run_while_connected
+from .stream import DONE, EventStream, encode_event, respond_whole, run_while_connected
 from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter
 
@@ -36,9 +36,9 @@ async def create_completion(
     serving.check_room(len(prompts) * params.num_sequences)
     job = _Job(serving, request, params, caller, prompts)
     if request.stream:
-        return EventStream(job.stream(), serving.options.limits)
+        return EventStream(job.stream(), serving.options.limits, request_id=job.id)
     body = await run_while_connected(http.receive, job.complete())
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return respond_whole(body, job.id)
 
 
 def _check(request: CompletionRequest) -> None:
@@ -81,6 +81,11 @@ class _Job:
         self._prefix = b'data: %b"choices":[{"index":%%d,"text":' % before.replace(b"%", b"%%")
         self._suffix = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]%b\n\n' % after
         self._encode = msgspec.json.Encoder().encode
+
+    @property
+    def id(self) -> str:
+        """The answer's id."""
+        return self._head.id
 
     async def complete(self) -> CompletionResponse:
         """The whole answer; the first prompt that fails ends the others."""

@@ -18,7 +18,7 @@ from .prompts import Conversation, render_chat
 from .sampling import make_responses_params
 from .schema import ChatMessage, ResponsesRequest, TokenLogprob
 from .serving import Caller, Serving, make_id
-from .stream import EventStream, encode_named_event, run_while_connected
+from .stream import EventStream, encode_named_event, respond_whole, run_while_connected
 from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
 from .usage import UsageCounter
 
@@ -138,9 +138,10 @@ async def create_response(
     prompt = await render_chat(serving, Conversation(_messages_of(request), param="input"))
     outputs = serving.generate(answer.response.id, prompt, params, caller, request)
     if request.stream:
-        return EventStream(answer.stream(outputs), serving.options.limits, answer.encode_failure)
+        events = answer.stream(outputs)
+        return EventStream(events, serving.options.limits, answer.encode_failure, answer.response.id)
     body = await run_while_connected(http.receive, answer.complete(outputs))
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return respond_whole(body, answer.response.id)
 
 
 def _messages_of(request: ResponsesRequest) -> list[ChatMessage]:

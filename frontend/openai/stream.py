@@ -21,6 +21,7 @@ from .limits import Limits
 
 DONE = b"data: [DONE]\n\n"
 CLOSE_EXTENSION = "quire.close_connection"  # scope["extensions"]: ends the connection, unsent bytes and all
+REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it
 _PING = b": ping\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -29,6 +30,12 @@ _HEADERS = [
 ]
 
 T = TypeVar("T")
+
+
+def respond_whole(body: msgspec.Struct, request_id: str) -> Response:
+    """An answer that is not streamed."""
+    headers = {REQUEST_ID_HEADER.decode(): request_id}
+    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
 
 
 def encode_event(body: msgspec.Struct) -> bytes:
@@ -66,14 +73,17 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         limits: Limits,
         encode_failure: Callable[[Exception], bytes] | None = None,
+        request_id: str | None = None,
     ) -> None:
         super().__init__()
+        self._request_id = request_id
         self._events = events
         self._limits = limits
         self._encode_failure = encode_failure or _encode_failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = _Writer(send)
+        own = [] if self._request_id is None else [(REQUEST_ID_HEADER, self._request_id.encode())]
+        writer = _Writer(send, _HEADERS + own)
         pump = asyncio.ensure_future(self._pump(writer))
         gone = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
@@ -125,10 +135,11 @@ class EventStream(Response):
 class _Writer:
     """The only way to a client's socket. `last_write`: when the last write began."""
 
-    __slots__ = ("_send", "has_started", "is_blocked", "last_write")
+    __slots__ = ("_headers", "_send", "has_started", "is_blocked", "last_write")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
+        self._headers = headers
         self.has_started = False
         self.is_blocked = False
         self.last_write = time.monotonic()
@@ -139,7 +150,7 @@ class _Writer:
         self.is_blocked = True
         if not self.has_started:
             self.has_started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.is_blocked = False
 

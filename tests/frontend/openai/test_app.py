@@ -61,6 +61,19 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_usage_and_done() -> 
     run_with_app(scenario)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_named_in_its_header_as_in_its_body(stream: bool) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        bodies = {CHAT: chat(), "/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}
+        for path, body in bodies.items():
+            answer = await client.post(path, body | {"stream": stream})
+            name = answer.headers["x-request-id"]
+            assert name in answer.body.decode()
+            assert llm.calls[-1].request_id.startswith(name)
+
+    run_with_app(scenario)
+
+
 def test_a_model_name_with_signs_of_its_own_does_not_spoil_the_chunks() -> None:
     async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         name = '100%d "choices":[] \\'
@@ -479,6 +492,10 @@ def test_every_reference_of_the_openapi_document_leads_somewhere() -> None:
         post = document["paths"][CHAT]["post"]
         assert {"200", "400", "401", "404", "413", "429", "503"} <= set(post["responses"])
         assert "422" not in post["responses"]
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                assert operation["responses"]["200"]["content"], path
+                assert {"401", "503"} <= set(operation["responses"]), path
 
     run_with_app(scenario)
 
