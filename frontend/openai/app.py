@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
 from ...ipc.errors import QuireError
+from ...ipc.messages import EngineSnapshot
 from .auth import CALLER_KEY
 from .chat import create_chat_completion
 from .completions import create_completion
@@ -52,6 +53,7 @@ _TYPES: tuple[type[msgspec.Struct], ...] = (
     CompletionResponse,
     DetokenizeRequest,
     DetokenizeResponse,
+    EngineSnapshot,
     ModelCard,
     ModelList,
     ResponseEvent,

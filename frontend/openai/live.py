@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from ...ipc.messages import EngineSnapshot
 from ..async_llm import AsyncLLM
 from .limits import Limits
+from .openapi import describe_route, describe_text_route
 from .stream import EventStream, encode_event
 
 PERIOD_S = 0.5
@@ -45,13 +46,11 @@ def add_routes(app: FastAPI, llm: AsyncLLM, limits: Limits | None = None) -> Sna
         return EventStream(feed.watch(), stream_limits)
 
     app.add_api_route("/", show_page, include_in_schema=False, response_class=HTMLResponse)
-    app.add_api_route("/stats", show_stats, summary="The engine at this moment", response_class=Response)
     app.add_api_route(
-        "/stats/stream",
-        stream_stats,
-        summary="The engine, twice a second, as events",
-        response_class=Response,
+        "/stats", show_stats, **describe_route("The engine at this moment", None, EngineSnapshot)
     )
+    summary = "The engine, twice a second, as events"
+    app.add_api_route("/stats/stream", stream_stats, **describe_text_route(summary, "text/event-stream"))
     return feed
 
 

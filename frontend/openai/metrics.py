@@ -24,6 +24,7 @@ from starlette.responses import Response
 
 from ...ipc.messages import EngineMetrics, Histogram, SchedulerStats
 from ..async_llm import AsyncLLM
+from .openapi import describe_text_route
 
 PREFIX = "quire:"
 _ENGINE = "0"  # vLLM's label of a data-parallel rank
@@ -54,7 +55,7 @@ def add_routes(app: FastAPI, llm: AsyncLLM) -> None:
         body = format_metrics(metrics, llm.facts.served_model_name) + generate_latest(own)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    app.add_api_route("/metrics", show_metrics, summary="Prometheus metrics", response_class=Response)
+    app.add_api_route("/metrics", show_metrics, **describe_text_route("Prometheus metrics", "text/plain"))
 
 
 def format_metrics(metrics: EngineMetrics, model_name: str) -> bytes:

@@ -41,8 +41,7 @@ def describe_route(
         for status, description in _ERRORS_OF_POSTS.items():
             responses[status] = _json_response(description, ErrorResponse)
     else:
-        responses[401] = _json_response(_ERRORS_OF_POSTS[401], ErrorResponse)
-        responses[503] = _json_response(_ERRORS_OF_POSTS[503], ErrorResponse)
+        responses |= _errors_of_gets()
     for status, kind in (more or {}).items():
         responses[status] = _json_response("See the body", kind)
     extra: dict[str, Any] = {}
@@ -57,6 +56,18 @@ def describe_route(
         "response_class": Response,
         "response_model": None,
         "openapi_extra": extra,
+    }
+
+
+def describe_text_route(summary: str, media_type: str) -> dict[str, Any]:
+    """As `describe_route`, for a GET whose answer is a text of that media type."""
+    content: dict[str, Any] = {media_type: {"schema": {"type": "string"}}}
+    responses: dict[int, Any] = {200: {"description": "Success", "content": content}}
+    return {
+        "summary": summary,
+        "responses": responses | _errors_of_gets(),
+        "response_class": Response,
+        "response_model": None,
     }
 
 
@@ -79,6 +90,10 @@ def build_openapi(app: FastAPI, types: Iterable[type[msgspec.Struct]]) -> dict[s
     components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"apiKey": []}]
     return document
+
+
+def _errors_of_gets() -> dict[int, dict[str, Any]]:
+    return {status: _json_response(_ERRORS_OF_POSTS[status], ErrorResponse) for status in (401, 503)}
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
