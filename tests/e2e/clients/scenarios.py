@@ -1,7 +1,7 @@
-"""What OpenAI's Python client does with a server, one function a scenario; `scenarios.mjs` does the same in Node.
+"""What OpenAI's Python client does with a server, one function a scenario; `scenarios.mjs` does it in Node.
 
-`python scenarios.py BASE_URL API_KEY` runs all of them against any server of the pocket model that wants this key
-and prints one JSON line a scenario: name, ok, seconds and, when it failed, error. Exit code 1 if one failed.
+`python scenarios.py BASE_URL API_KEY` runs all of them against any server of the pocket model that wants this
+key and prints a JSON line for each: name, ok, seconds, and error when it failed. Exit code 1 if one failed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def completion_stream(client: openai.OpenAI) -> None:
     chunks = list(client.completions.create(model=MODEL, prompt=STORY, max_tokens=24, seed=5, stream=True))
     assert len(chunks) > 1
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["length"]
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == [
+        "length"
+    ]
 
 
 @scenario
@@ -346,9 +348,7 @@ def models(client: openai.OpenAI) -> None:
 
 @scenario
 def error_unknown_model(client: openai.OpenAI) -> None:
-    error = raised(
-        openai.NotFoundError, lambda: client.chat.completions.create(model="gpt-4", messages=SUM)
-    )
+    error = raised(openai.NotFoundError, lambda: client.chat.completions.create(model="gpt-4", messages=SUM))
     assert error.code == "model_not_found"
     assert error.param == "model"
 

@@ -1,0 +1,32 @@
+"""A chat and a streamed chat with langchain-openai: `python langchain_chat.py BASE_URL API_KEY`."""
+
+from __future__ import annotations
+
+import sys
+
+from langchain_openai import ChatOpenAI
+
+QUESTION = "What is 12 plus 30?"
+
+
+def main() -> None:
+    """Raises AssertionError when an answer is not as it should be."""
+    base_url, api_key = sys.argv[1:]
+    model = ChatOpenAI(
+        model="pocket", base_url=base_url, api_key=api_key, temperature=0, max_retries=0, timeout=60
+    )
+    answer = model.invoke(QUESTION)
+    assert "42" in answer.content, answer
+    assert answer.response_metadata["finish_reason"] == "stop"
+    assert answer.usage_metadata["output_tokens"] > 0
+    chunks = list(model.stream([("system", "You are a helpful assistant."), ("human", QUESTION)]))
+    assert len(chunks) > 2
+    assert "".join(chunk.content for chunk in chunks).strip()
+    again = list(model.stream(QUESTION))
+    assert "".join(chunk.content for chunk in again) == answer.content
+    batched = model.batch([QUESTION] * 4)
+    assert [one.content for one in batched] == [answer.content] * 4
+
+
+if __name__ == "__main__":
+    main()

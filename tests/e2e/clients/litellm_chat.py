@@ -1,0 +1,44 @@
+"""Answers and streams with litellm, by its two ways to such a server: `python litellm_chat.py URL KEY`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import litellm
+
+MESSAGES = [{"role": "user", "content": "What is 12 plus 30?"}]
+
+
+def main() -> None:
+    """Raises AssertionError when an answer is not as it should be."""
+    base_url, api_key = sys.argv[1:]
+    for provider in ("openai", "hosted_vllm"):
+        fields: dict[str, Any] = {
+            "model": f"{provider}/pocket",
+            "messages": MESSAGES,
+            "api_base": base_url,
+            "api_key": api_key,
+            "temperature": 0,
+            "timeout": 60,
+            "num_retries": 0,
+        }
+        whole = litellm.completion(**fields)
+        text = whole.choices[0].message.content
+        assert "42" in text, whole
+        assert whole.usage.completion_tokens > 0
+        chunks = list(litellm.completion(**fields, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+        assert chunks[-1].choices[0].finish_reason == "stop"
+    completed = litellm.text_completion(
+        model="text-completion-openai/pocket",
+        prompt="Once upon a time",
+        api_base=base_url,
+        api_key=api_key,
+        max_tokens=8,
+    )
+    assert completed.choices[0].text
+
+
+if __name__ == "__main__":
+    main()
