@@ -253,6 +253,7 @@ const scenarios = {
   async responses_stream() {
     const fields = { model: MODEL, input: SUM[0].content, temperature: 0 };
     const whole = await client.responses.create(fields);
+    assert.equal((await client.responses.stream(fields).finalResponse()).output_text, whole.output_text);
     const events = await collect(await client.responses.create({ ...fields, stream: true }));
     assert.deepEqual(events.map((event) => event.sequence_number), range(events.length));
     assert.equal(events[0].type, 'response.created');
@@ -331,14 +332,15 @@ const scenarios = {
   },
 
   async concurrency_of_32() {
+    const fields = { prompt: 'One day', max_tokens: 24, temperature: 1 };
     const tell = async (place) => {
-      const fields = { prompt: 'One day', seed: place % 8, max_tokens: 24, temperature: 1 };
-      const chunks = await collect(await complete({ ...fields, stream: true }));
+      const chunks = await collect(await complete({ ...fields, seed: place % 8, stream: true }));
       return chunks.map((chunk) => chunk.choices[0].text).join('');
     };
     const texts = await Promise.all(range(NUM_STREAMS).map(tell));
     assert.deepEqual(texts, range(NUM_STREAMS).map((place) => texts[place % 8]));
     assert.equal(new Set(texts).size, 8);
+    assert.equal(texts[0], (await complete({ ...fields, seed: 0 })).choices[0].text);
   },
 };
 

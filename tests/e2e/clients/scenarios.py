@@ -336,6 +336,8 @@ def responses_stream(client: openai.OpenAI) -> None:
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == whole.output_text == events[-1].response.output_text
     assert "42" in text
+    with client.responses.stream(model=MODEL, input=SUM[0]["content"], temperature=0) as helped:
+        assert helped.get_final_response().output_text == text
 
 
 @scenario
@@ -433,6 +435,8 @@ def concurrency_of_32(client: openai.OpenAI) -> None:
             return await asyncio.gather(*(tell(asynchronous, place % 8) for place in range(NUM_STREAMS)))
 
     texts = asyncio.run(tell_all())
+    alone = client.completions.create(model=MODEL, prompt="One day", seed=0, max_tokens=24, temperature=1)
+    assert texts[0] == alone.choices[0].text
     assert texts == texts[:8] * 4
     assert len(set(texts)) == 8
 
