@@ -27,6 +27,9 @@ MAX_INT = 2**31 - 1  # of every other integer: the worker holds them as int32
 # Below this a temperature means greedy (vLLM's figure); between it and MIN_TEMPERATURE it is lifted.
 GREEDY_TEMPERATURE = 1e-5
 MIN_TEMPERATURE = 1e-2
+# Logits are multiplied or divided by it: further out they can leave float32, and there is no token to choose.
+MIN_REPETITION_PENALTY = 1e-2
+MAX_REPETITION_PENALTY = 1e2
 
 
 class RequestOutputKind(IntEnum):
@@ -147,9 +150,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         self.min_p = _check_float("min_p", self.min_p, 0.0, 1.0)
         self.presence_penalty = _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _check_float("repetition_penalty", self.repetition_penalty, 0.0, None)
-        if self.repetition_penalty == 0.0:
-            raise SamplingParamsError("repetition_penalty", self.repetition_penalty, "a number above 0")
+        self.repetition_penalty = _check_float(
+            "repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+        )
 
     def _verify_stops(self) -> None:
         for name in (
@@ -213,16 +216,16 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
         raise SamplingParamsError(name, value, f"an integer from {low} to {high}")
 
 
-def _check_float(name: str, value: Any, low: float, high: float | None) -> float:
+def _check_float(name: str, value: Any, low: float, high: float) -> float:
     """The value as a float, which an integer too large for one cannot become."""
-    allowed = f"a finite number of at least {low:g}" if high is None else f"a number from {low:g} to {high:g}"
+    allowed = f"a number from {low:g} to {high:g}"
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise SamplingParamsError(name, value, allowed)
     try:
         number = float(value)
     except OverflowError:
         raise SamplingParamsError(name, value, allowed) from None
-    if not math.isfinite(number) or number < low or (high is not None and number > high):
+    if not low <= number <= high:  # NaN is not, either
         raise SamplingParamsError(name, value, allowed)
     return number
 

@@ -35,7 +35,7 @@ def describe_route(
     """Keyword arguments of `add_api_route`: what goes in and out, without FastAPI's own parsing."""
     content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
     if event is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"description": f"Events; data: {event.__name__}"}}
     responses: dict[int, Any] = {200: {"description": "Success", "content": content}}
     if request is not None:
         for status, description in _ERRORS_OF_POSTS.items():
@@ -61,8 +61,7 @@ def describe_route(
 
 def describe_text_route(summary: str, media_type: str) -> dict[str, Any]:
     """As `describe_route`, for a GET whose answer is a text of that media type."""
-    content: dict[str, Any] = {media_type: {"schema": {"type": "string"}}}
-    responses: dict[int, Any] = {200: {"description": "Success", "content": content}}
+    responses: dict[int, Any] = {200: {"description": "Success", "content": {media_type: {}}}}
     return {
         "summary": summary,
         "responses": responses | _errors_of_gets(),

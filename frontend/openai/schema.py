@@ -13,13 +13,22 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ...ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
-from ...ipc.sampling_params import MAX_BAD_WORDS, MAX_INT, MAX_LOGIT_BIAS, MAX_N, MAX_STOP_STRINGS
+from ...ipc.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_INT,
+    MAX_LOGIT_BIAS,
+    MAX_N,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_STRINGS,
+    MIN_REPETITION_PENALTY,
+)
 from .limits import MAX_TOP_LOGPROBS
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 NumSequences = Annotated[int, Meta(ge=1, le=MAX_N)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
 # Less than this an idle engine may need to begin, and every such request would be a 503.
 QueueTimeout = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
@@ -53,7 +62,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     stop: Stops = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None

@@ -47,6 +47,8 @@ def test_defaults_are_vllms() -> None:
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-3),
+        ("repetition_penalty", 1e3),
         ("repetition_penalty", float("inf")),
         ("max_tokens", 0),
         ("min_tokens", -1),
