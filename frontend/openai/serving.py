@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ...ipc.errors import RequestFailedError
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
 from ..outputs import RequestOutput
@@ -158,6 +159,8 @@ class Serving:
             async with aclosing(self.llm.generate(salted, params, request_id, **keywords)) as outputs:
                 async for output in outputs:
                     yield output
+        except RequestFailedError as error:
+            raise _blame_limits(error, params) from None
         finally:
             self._leave(request_id)
 
@@ -167,6 +170,15 @@ class Serving:
 
     def _leave(self, request_id: str) -> None:
         self._num_live_sequences -= self._live.pop(request_id)
+
+
+def _blame_limits(error: RequestFailedError, params: SamplingParams) -> Exception:
+    """A 400 in place of the error when the request itself may have left no token to choose."""
+    names = ("allowed_token_ids", "bad_words", "min_tokens")
+    field = next((name for name in names if getattr(params, name)), None)
+    if error.code != "bad_logits" or field is None:
+        return error
+    return ApiError(HTTPStatus.BAD_REQUEST, f"{field}: {error}", param=field, code=error.code)
 
 
 def make_id(prefix: str) -> str:

@@ -292,6 +292,16 @@ def test_what_the_engine_says_becomes_a_status_also_of_a_stream_that_has_not_beg
     run_with_app(scenario)
 
 
+def test_a_request_that_forbids_every_token_is_to_blame_itself() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.error = RequestFailedError("no token is left", "bad_logits")
+        answer = await client.post(CHAT, chat(allowed_token_ids=[2], min_tokens=5))
+        assert (answer.status, answer.error["param"]) == (400, "allowed_token_ids")
+        assert "no token is left" in answer.error["message"]
+
+    run_with_app(scenario)
+
+
 def test_an_unforeseen_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         llm.error = KeyError("secret")
