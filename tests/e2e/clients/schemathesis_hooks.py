@@ -1,7 +1,7 @@
 """Loaded by schemathesis (SCHEMATHESIS_HOOKS): aims requests at the engine and not at the first check.
 
-Random text is hardly ever the name of the served model, and a generation without a limit is long. Only what is
-valid by the schema is changed, and stays valid: what was made invalid on purpose must be refused.
+Random text is hardly ever the name of the served model, and a generation without a limit is long. Only what
+is valid by the schema is changed, and stays valid: what was made invalid on purpose must be refused.
 """
 
 from __future__ import annotations
