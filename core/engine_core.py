@@ -74,8 +74,11 @@ class EngineCore:
         self._manager = KVCacheManager(
             self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None
         )
-        scheduler = FairScheduler if config.scheduler.policy == "fair" else Scheduler
-        self._scheduler = scheduler(config.scheduler, self._manager, self.counters)
+        self._scheduler = (
+            FairScheduler(config.scheduler, self._manager, self.counters, monotonic)
+            if config.scheduler.policy == "fair"
+            else Scheduler(config.scheduler, self._manager, self.counters)
+        )
         self._inspector = Inspector(config, self.counters, self._scheduler, self._pool)
         self._window, self._observations = self._inspector.window, self._inspector.observations
         self._tenants = TenantLedger()
@@ -155,8 +158,14 @@ class EngineCore:
 
     # -- steps
 
+    def next_schedule_at(self) -> float | None:
+        """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
+        return self._scheduler.next_schedule_at()
+
     def schedule(self) -> SchedulerOutput | None:
-        """The next step for the worker; None if run_ahead steps are in flight or nothing can run now."""
+        """The next step for the worker; None if run_ahead steps are in flight, it is too early for the
+        next one (`next_schedule_at`), or nothing can run now.
+        """
         began = self._clock()
         if self._requests:
             self._window.note(began, is_start=not self._scheduler.in_flight)

@@ -166,6 +166,8 @@ class EngineCoreProcess:
             timeouts.append(_until_ms(check_at))
         if self._core is not None and (deadline := self._core.next_deadline()) is not None:
             timeouts.append(_until_ms(deadline))
+        if self._core is not None and (submit_at := self._core.next_schedule_at()) is not None:
+            timeouts.append(_until_ms(submit_at))
         return min(timeouts, default=None)
 
     def _submit_steps(self) -> None:

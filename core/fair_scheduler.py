@@ -2,8 +2,12 @@
 
 Tokens: requests are taken from the tenant whose counter (tenant.py) is least, within a tenant by priority
 value, then arrival. Prompts of running requests and waiting requests stand in one order, and each part is
-charged at once, so long prompts of one tenant do not take a step from the prompts of others. Decodes are not
-delayed, and charged when they are scheduled; what is computed again after a preemption is not charged again.
+charged at once, so long prompts of one tenant do not take a step from the prompts of others. Decodes are
+charged when they are scheduled; what is computed again after a preemption is not charged again.
+
+Time: a newcomer's first token takes about as long as without the others (fair_pace.py). While newcomers come,
+tenants with many more rows give way: a step with a newcomer's prompt leaves out all that is theirs, never two
+such steps running, and in the others their decodes take turns. Everybody else's decodes are not delayed.
 
 A request that does not fit holds up its own tenant only, until max_num_seqs requests went before it.
 
@@ -23,10 +27,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from ..ipc.config import SchedulerConfig
 from ..ipc.step import SchedulerOutput
+from .fair_holdings import Holdings, Promised
+from .fair_pace import Pace, is_in_excess, share_of
 from .fair_queue import FairQueue
 from .kv_cache_manager import KVCacheManager
 from .request import QueueOrder, Request
@@ -37,73 +43,117 @@ from .tenant import Tenant, TenantKey
 _MAX_PASSED_OVER = 8  # tenants in a step whose next request does not fit; bounds what a step looks at
 
 
-class Holdings:
-    """What tenants hold of rows and blocks while it is decided whose requests are preempted."""
-
-    def __init__(
-        self, tenants: Iterable[Tenant], running: list[Request], num_rows: int, num_blocks: int
-    ) -> None:
-        self._rows = {tenant: tenant.num_rows for tenant in tenants}
-        self._blocks = {tenant: tenant.num_blocks for tenant in self._rows}
-        self._num_rows = num_rows
-        self._num_blocks = num_blocks
-        self._running = running
-        self._requests: dict[Tenant, list[Request]] = {}  # in order; made when one is looked for
-
-    def share(self, tenant: Tenant, rows: int = 0, blocks: int = 0) -> float:
-        """The tenant's dominant share over its weight if it held so much more."""
-        row_share = (self._rows.get(tenant, 0) + rows) / self._num_rows
-        block_share = (self._blocks.get(tenant, 0) + blocks) / self._num_blocks
-        return max(row_share, block_share) / tenant.weight
-
-    def give(self, tenant: Tenant, rows: int, blocks: int) -> None:
-        """Count more, or less with negative numbers, for a tenant."""
-        self._rows[tenant] = self._rows.get(tenant, 0) + rows
-        self._blocks[tenant] = self._blocks.get(tenant, 0) + blocks
-
-    def find_last_of_greatest(self) -> Request:
-        """The most recent running request of the tenant with the greatest share."""
-        return self._list_requests(max(self._rows, key=self.share))[-1]
-
-    def take_excess(self, floor: float, min_counter: float) -> Request | None:
-        """Take the most recent request of the tenant with the greatest share that keeps `floor` without it.
-
-        Only of tenants whose counters are at least `min_counter`. None, and nothing taken, if there is none.
-        """
-        found: tuple[float, Request] | None = None
-        for tenant in self._rows:
-            share = self.share(tenant)
-            if share <= floor or tenant.counter < min_counter or (found is not None and share <= found[0]):
-                continue
-            requests = self._list_requests(tenant)
-            if requests and self.share(tenant, -1, -len(requests[-1].block_ids)) >= floor:
-                found = share, requests[-1]
-        if found is None:
-            return None
-        request = self._list_requests(found[1].tenant).pop()
-        self.give(request.tenant, -1, -len(request.block_ids))
-        return request
-
-    def _list_requests(self, tenant: Tenant) -> list[Request]:
-        if not self._requests:
-            for request in self._running:
-                self._requests.setdefault(request.tenant, []).append(request)
-        return self._requests.get(tenant, [])
-
-
 class FairScheduler(Scheduler):
     """The policy `fair`. Differs in who is next, who is charged and who is preempted."""
 
-    def __init__(self, config: SchedulerConfig, manager: KVCacheManager, counters: EngineCounters) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        counters: EngineCounters,
+        monotonic: Callable[[], float],
+    ) -> None:
+        """`monotonic`: the clock that steps are timed by."""
         self._queue = FairQueue()
         super().__init__(config, manager, counters, self._queue)
+        self._monotonic = monotonic
+        self._pace = Pace(monotonic)
         self._holders: set[Tenant] = set()  # tenants of running requests
+        self._prefilling: dict[Request, None] = {}  # running, with a part of the prompt to come
+        self._was_exclusive = False
 
     # -- one step
+
+    def next_schedule_at(self) -> float | None:
+        """Shortly before the running step ends, while newcomers come."""
+        if not self.in_flight or len(self.in_flight) >= self._config.run_ahead:
+            return None
+        return self._pace.find_submit_time(self.in_flight[-1])
+
+    def schedule(self) -> SchedulerOutput | None:
+        """As Scheduler.schedule; None also before `next_schedule_at`."""
+        submit_at = self.next_schedule_at()
+        if submit_at is not None and self._monotonic() < submit_at:
+            return None
+        return super().schedule()
+
+    def complete_step(self) -> Step:
+        step = super().complete_step()
+        self._pace.note_end(step)
+        return step
 
     def _make_room(self) -> None:
         self._preempt_for_decodes()
         self._preempt_for_underserved()
+
+    def _choose_decodes(self, step: Step) -> list[Request]:
+        """All; but while newcomers come, those of tenants in excess in turns, and none where one begins.
+
+        Not in two steps running, so that newcomers without end do not stop those decodes.
+        """
+        newcomer = self._find_newcomer()
+        if newcomer is not None:
+            self._pace.note_newcomer(newcomer)
+        step.is_exclusive = newcomer is not None and not self._was_exclusive
+        self._was_exclusive = step.is_exclusive
+        expected = self._pace.find_newcomer()
+        if expected is None:
+            return self.running
+        step.limited = frozenset(
+            tenant for tenant in self._holders if is_in_excess(share_of(tenant), expected)
+        )
+        chosen: list[Request] = []
+        limited: list[Request] = []
+        for request in self.running:
+            known = request.num_tokens + request.num_placeholders
+            if request.tenant not in step.limited or known - request.num_computed_tokens != 1:
+                chosen.append(request)
+            elif known < request.max_total_tokens:
+                limited.append(request)
+        return chosen if step.is_exclusive else chosen + self._take_turns(step, limited)
+
+    def _take_turns(self, step: Step, decodes: list[Request]) -> list[Request]:
+        """Those of the tenants in excess that decode in this step; sets what is left for their prompts.
+
+        First those whose last turn is longest ago; in the list that is returned they are last, since those
+        that were in the step before come first in a step.
+        """
+        limit = self._pace.limit_tokens(len(decodes))
+        if limit is None:
+            limit = step.token_budget
+        num_decodes = (limit + 1) // 2 if self._have_prompts(step.limited) else limit
+        decodes.sort(key=lambda request: request.turn)
+        taken = decodes[:num_decodes]
+        for request in taken:
+            request.turn = step.step_id
+        step.num_limited_tokens = len(taken)
+        step.limited_budget = max(1, limit - len(taken))
+        taken.reverse()
+        return taken
+
+    def _have_prompts(self, tenants: frozenset[Tenant]) -> bool:
+        """True if prompts of these tenants can be computed now."""
+        if any(request.tenant in tenants for request in self._prefilling):
+            return True
+        head = self.waiting.peek() if self._has_free_row else None
+        return head is not None and head.tenant in tenants
+
+    def _find_newcomer(self) -> Tenant | None:
+        """A tenant with a prompt to compute in this step beside tenants in excess."""
+        head = self.waiting.peek()
+        num_others = len(self._holders) - (head is None or head.tenant in self._holders)
+        if num_others <= 0:
+            return None  # nobody to be beside: the usual case
+        greatest = max(map(share_of, self._holders))
+        for tenant in {request.tenant for request in self._prefilling}:
+            if is_in_excess(greatest, tenant):
+                return tenant
+        if head is not None and is_in_excess(greatest, head.tenant) and self._can_begin(head):
+            return head.tenant
+        return None
+
+    def _can_begin(self, head: Request) -> bool:
+        return self._has_free_row and not head.num_placeholders and not self._lacks_room(head)
 
     def _schedule_prompts(self, step: Step, prefills: list[Request]) -> None:
         """Running prompts and waiting requests by the keys of their tenants, which grow with each part."""
@@ -117,7 +167,7 @@ class FairScheduler(Scheduler):
                 request = running[0][2]
                 heapq.heapreplace(running, (request.tenant.key, request.order, request))
                 continue
-            head = self.waiting.peek() if may_admit and self._free_rows else None
+            head = self.waiting.peek() if may_admit and self._has_free_row else None
             if running and (head is None or running[0][0] <= head.tenant.key):
                 self._schedule_prefill(step, heapq.heappop(running)[2])
             else:
@@ -132,9 +182,29 @@ class FairScheduler(Scheduler):
         self._queue.set_aside(head.tenant)
         return True
 
+    @property
+    def _has_free_row(self) -> bool:
+        """No more rows than a step has tokens: decodes that were left out come back all at once."""
+        return bool(self._free_rows) and len(self.running) < self._config.max_num_batched_tokens
+
+    def _size_chunk(self, step: Step, request: Request, num_missing: int) -> int:
+        num_tokens = super()._size_chunk(step, request, num_missing)
+        if request.tenant not in step.limited:
+            return num_tokens
+        if not self._config.enable_chunked_prefill:
+            return num_tokens if step.limited_budget > 0 else 0
+        return min(num_tokens, step.limited_budget)
+
     def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         super()._add_chunk(step, request, num_tokens)
         _charge(request)
+        if request.num_computed_tokens < request.num_tokens:
+            self._prefilling[request] = None
+        else:
+            self._prefilling.pop(request, None)
+        if request.tenant in step.limited:
+            step.limited_budget = max(0, step.limited_budget - num_tokens)
+            step.num_limited_tokens += num_tokens
 
     def _enter(self, step: Step, request: Request) -> None:
         super()._enter(step, request)
@@ -142,6 +212,7 @@ class FairScheduler(Scheduler):
         for passed in self._queue.list_set_aside():
             passed.num_overtaken += 1
         request.num_charged_tokens = max(request.num_charged_tokens, request.num_computed_tokens)
+        request.turn = step.step_id
 
     def _launch(self, step: Step) -> SchedulerOutput:
         for request in step.requests:  # not by _charge: a call each is 0.04 ms at 256 rows
@@ -151,10 +222,12 @@ class FairScheduler(Scheduler):
                 tenant.counter += num_new / tenant.weight
                 tenant.is_served = True
                 request.num_charged_tokens = request.num_computed_tokens
+        self._pace.note_launch(step)
         return super()._launch(step)
 
     def _release(self, request: Request) -> None:
         super()._release(request)
+        self._prefilling.pop(request, None)
         if request.tenant.num_rows == 0:
             self._holders.discard(request.tenant)
 
@@ -183,14 +256,14 @@ class FairScheduler(Scheduler):
         head = self.waiting.peek()
         if head is None or head.tenant.num_rows == len(self.running) or not self._lacks_room(head):
             return
-        promised = _Promised(self._measure_holdings())
+        promised = Promised(self._measure_holdings())
         while head is not None and self._displace_for(head, promised):
             head = self.waiting.peek()
         promised.take_back_charges()
         for request in promised.requests:
             self.waiting.add(request)
 
-    def _displace_for(self, head: Request, promised: _Promised) -> bool:
+    def _displace_for(self, head: Request, promised: Promised) -> bool:
         """Preempt what `head` needs to begin in this step beside those in `promised`; move it there.
 
         False, with nothing changed, if that is not possible or would give its tenant more than others keep.
@@ -266,32 +339,6 @@ class FairScheduler(Scheduler):
             if tenant.num_blocks != held:
                 problems.append(f"tenant {tenant.name!r} counts {tenant.num_blocks} blocks, holds {held}")
         return problems
-
-
-class _Promised:
-    """Waiting requests for which there is room in the step that is being put together."""
-
-    def __init__(self, holdings: Holdings) -> None:
-        self.holdings = holdings
-        self.requests: list[Request] = []
-        self.num_blocks = 0
-        self.num_tokens = 0
-        self._accounts: dict[Tenant, tuple[float, bool]] = {}  # before the first charge
-
-    def add(self, request: Request, num_blocks: int, num_tokens: int) -> None:
-        """Count one more, which takes so many blocks, and so many tokens in this step."""
-        self.requests.append(request)
-        self.num_blocks += num_blocks
-        self.num_tokens += num_tokens
-        tenant = request.tenant
-        self.holdings.give(tenant, 1, num_blocks)
-        self._accounts.setdefault(tenant, (tenant.counter, tenant.is_served))
-        tenant.charge(num_tokens)
-
-    def take_back_charges(self) -> None:
-        """Leave the tenants' accounts as they were."""
-        for tenant, account in self._accounts.items():
-            tenant.counter, tenant.is_served = account
 
 
 def _charge(request: Request) -> None:

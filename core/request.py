@@ -74,6 +74,7 @@ class Request:
     num_preemptions: int = 0
     num_overtaken: int = 0  # admissions of requests behind it, while it was the first and did not fit
     num_charged_tokens: int = 0  # its tenant was charged for the first so many, or they were cached
+    turn: int = 0  # the step of its last decode while those of its tenant were limited
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float = 0.0

@@ -30,6 +30,7 @@ from .kv_cache_manager import KVCacheManager
 from .request import Request, RequestStatus
 from .request_queue import RequestQueue, WaitingRequests
 from .stats import EngineCounters
+from .tenant import Tenant
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +51,12 @@ class Step:
     prompt_starts: dict[int, int] = field(
         default_factory=dict[int, int]
     )  # row -> first token, with prompt_logprobs
+    # Of the policy fair only:
+    launched_at: float = 0.0  # monotonic clock
+    is_exclusive: bool = False  # with a newcomer's prompt, without those who are limited
+    limited: frozenset[Tenant] = frozenset()
+    limited_budget: int = 0  # of them, for prompts
+    num_limited_tokens: int = 0  # of them, in the step
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -132,6 +139,10 @@ class Scheduler:
 
     # -- one step
 
+    def next_schedule_at(self) -> float | None:
+        """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
+        return None
+
     def schedule(self) -> SchedulerOutput | None:
         """Put the next step together; None if run_ahead steps are in flight or nothing can run now."""
         if len(self.in_flight) >= self._config.run_ahead:
@@ -140,7 +151,7 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         step = Step(self._next_step_id, budget, budget)
         self._make_room()
-        prefills = self._schedule_decodes(step)
+        prefills = self._schedule_decodes(step, self._choose_decodes(step))
         if step.rows:
             step.long_prefill_budget = self._long_threshold
         self._schedule_prompts(step, prefills)
@@ -150,15 +161,20 @@ class Scheduler:
         """Preempt for the sake of waiting requests."""
         self._displace_for_urgent()
 
-    def _schedule_decodes(self, step: Step) -> list[Request]:
-        """Give each running request that lacks one token this token; return those that lack more.
+    def _choose_decodes(self, step: Step) -> list[Request]:
+        """The running requests, without those whose decode is not for this step."""
+        del step
+        return self.running
+
+    def _schedule_decodes(self, step: Step, requests: list[Request]) -> list[Request]:
+        """Give each of these that lacks one token this token; return those that lack more.
 
         The budget suffices: whoever decodes had at least one token of the step before.
         """
         prefills: list[Request] = []
         add_row, add_request = step.rows.append, step.requests.append
         block_size = self._manager.block_size
-        for request in self.running:  # preemption may shorten the list's end meanwhile
+        for request in requests:  # preemption may shorten the running list's end meanwhile
             computed = request.num_computed_tokens
             known = request.num_tokens + request.num_placeholders
             if known - computed != 1:
@@ -189,7 +205,7 @@ class Scheduler:
 
     def _schedule_prefill(self, step: Step, request: Request) -> None:
         """Give a running request the next part of its prompt."""
-        num_tokens = self._size_chunk(step, request.num_tokens - request.num_computed_tokens)
+        num_tokens = self._size_chunk(step, request, request.num_tokens - request.num_computed_tokens)
         if num_tokens:
             self._add_chunk(step, request, num_tokens)
 
@@ -198,7 +214,8 @@ class Scheduler:
         if request.num_placeholders:
             return False  # preempted, and steps in flight still sample tokens for it
         hits = self._manager.find_prefix(request)
-        num_tokens = self._size_chunk(step, request.num_tokens - len(hits) * self._manager.block_size)
+        num_missing = request.num_tokens - len(hits) * self._manager.block_size
+        num_tokens = self._size_chunk(step, request, num_missing)
         if num_tokens == 0 or not self._manager.allocate(request, hits, self._reserve):
             return False
         self.waiting.pop()
@@ -224,8 +241,9 @@ class Scheduler:
         """
         return len(self.running)
 
-    def _size_chunk(self, step: Step, num_missing: int) -> int:
-        """How many of `num_missing` tokens of a prompt this step takes, 0 if none."""
+    def _size_chunk(self, step: Step, request: Request, num_missing: int) -> int:
+        """How many of `num_missing` tokens of the request's prompt this step takes, 0 if none."""
+        del request
         if not self._config.enable_chunked_prefill:
             return num_missing if num_missing <= step.token_budget else 0
         if num_missing > self._long_threshold:

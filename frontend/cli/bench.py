@@ -19,6 +19,7 @@ kinds:
   offline   generated tokens/s of Quire and transformers on the same workloads, side by side
   startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
   core      what the engine core's scheduling costs a step, with a fake worker
+  fair      what a flood by one client of a daemon costs another, in time to first token
   http      chunks/s and CPU a chunk of one HTTP process, with a fake engine
   serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
 
@@ -110,6 +111,21 @@ def _run_core(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     _check_count("steps", options.steps)
     return run_core(options.steps)
+
+
+def _run_fair(argv: Sequence[str]) -> int:
+    from ...tools.bench.fair import run_fair
+
+    parser = Parser("quire bench fair", "A light client of a daemon, alone and beside a flooding one.")
+    parser.add_argument("--model", default="pocket", help="the daemon's (pocket)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="alone and flooded, each (3)")
+    parser.add_argument(
+        "--requests", type=int, default=20, metavar="N", help="of the light client, a round and length (20)"
+    )
+    options = parser.parse(argv)
+    _check_count("rounds", options.rounds)
+    _check_count("requests", options.requests)
+    return run_fair(options.rounds, options.requests, options.model)
 
 
 def _run_http(argv: Sequence[str]) -> int:
@@ -236,6 +252,7 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
     "startup": _run_startup,
     "core": _run_core,
+    "fair": _run_fair,
     "http": _run_http,
     "serve": _run_serve,
 }

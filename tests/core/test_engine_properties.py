@@ -11,6 +11,7 @@ from fakes import VOCAB_SIZE, FakeEngine, expected_output, make_config, make_req
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from quire.core.scheduler import Step
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.token_ids import encode_token_ids
@@ -57,12 +58,13 @@ class EngineMachine(RuleBasedStateMachine):
         )
         config = make_config(max_model_len=MAX_MODEL_LEN, enable_prefix_caching=caching, scheduler=scheduler)
         self.engine = FakeEngine(config, num_blocks)
-        self.max_num_queued = max_num_queued
+        self.max_num_queued, self.max_num_seqs = max_num_queued, max_num_seqs
         self.engine.core.set_client(b"one", 2.5)
         self.longest_beside_decodes = (threshold or max(1, budget // 4)) if chunked else budget
         self.requests: dict[str, tuple[bytes, EngineCoreRequest]] = {}
         self.aborted: set[str] = set()
         self.removed: dict[str, int] = {}  # request id -> tokens received when its client left
+        self.num_left_out: dict[str, int] = {}  # request id -> steps in a row that left out its decode
         self.suspects: set[str] = set()  # were in a step that failed
 
     # -- what clients do
@@ -150,6 +152,20 @@ class EngineMachine(RuleBasedStateMachine):
         counts = dict(zip(step.rows, step.num_tokens, strict=True))
         if any(counts[row] == 1 for row in decodes):
             assert max(step.num_tokens) <= max(1, self.longest_beside_decodes)
+        self.check_that_no_decode_starves(newest)
+
+    def check_that_no_decode_starves(self, step: Step) -> None:
+        """A limited step gives one a turn at the least, and every second one may be somebody else's."""
+        in_step = {request.request_id for request in step.requests}
+        left_out = {
+            request.request_id
+            for request in self.engine.core._scheduler.running
+            if request.num_tokens + request.num_placeholders - request.num_computed_tokens == 1
+            and request.num_tokens + request.num_placeholders < request.max_total_tokens
+            and request.request_id not in in_step
+        }
+        self.num_left_out = {name: self.num_left_out.get(name, 0) + 1 for name in left_out}
+        assert max(self.num_left_out.values(), default=0) <= 2 * self.max_num_seqs
 
     @precondition(lambda self: self.engine.executor.pending)
     @rule()

@@ -146,7 +146,8 @@ def test_a_newcomer_takes_the_row_of_the_most_recent_request_of_who_holds_most()
     flood(engine, b"a", 6, 8, 60)
     work_of(engine)
     engine.add(make_request("new", [1] * 8, max_tokens=9), b"b")
-    assert work_of(engine) == {"a0": 1, "a1": 1, "a2": 1, "new": 8}
+    assert work_of(engine) == {"new": 8}
+    assert work_of(engine) == {"a0": 1, "a1": 1, "a2": 1, "new": 1}
     assert live(engine, "a3").num_preemptions == 1
     assert running_of(engine, b"b") == ["new"]
     engine.run()
@@ -160,8 +161,9 @@ def test_newcomers_of_several_tenants_begin_in_one_step():
     work_of(engine)
     for client in (b"b", b"c", b"d"):
         flood(engine, client, 3, 8, 9)
-    work = work_of(engine)
-    assert [sum(name[0] == client for name in work) for client in "abcd"] == [5, 1, 1, 1]
+    for num_of_a in (0, 5):
+        work = work_of(engine)
+        assert [sum(name[0] == client for name in work) for client in "abcd"] == [num_of_a, 1, 1, 1]
 
 
 def test_more_requests_of_a_newcomer_begin_as_the_others_are_served_as_much():
@@ -170,7 +172,7 @@ def test_more_requests_of_a_newcomer_begin_as_the_others_are_served_as_much():
     work_of(engine)
     flood(engine, b"b", 6, 8, 60)
     counts: list[int] = []
-    for _ in range(8):
+    for _ in range(16):
         work_of(engine)
         counts.append(len(running_of(engine, b"b")))
     assert counts[0] == 1
@@ -254,7 +256,7 @@ def test_clients_that_name_one_tenant_share_its_part():
     work_of(engine)
     for i in range(4):
         engine.add(make_request(f"w{i}", [i + 1] * 8, max_tokens=30, tenant="light"), b"x")
-    for _ in range(6):
+    for _ in range(12):
         work_of(engine)
     names = [live_request.tenant.name for live_request in engine.core._scheduler.running]
     assert sorted(names, key=str) == ["flood", "flood", "light", "light"]
