@@ -27,6 +27,7 @@ from ..ipc.messages import (
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
 from ..ipc.token_ids import count_token_ids
 from .admission import find_refusal
+from .blame import Blame
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
 from .deadlines import Deadlines
@@ -79,6 +80,7 @@ class EngineCore:
             if config.scheduler.policy == "fair"
             else Scheduler(config.scheduler, self._manager, self.counters)
         )
+        self._blame = Blame(self._scheduler)
         self._inspector = Inspector(config, self.counters, self._scheduler, self._pool)
         self._window, self._observations = self._inspector.window, self._inspector.observations
         self._tenants = TenantLedger()
@@ -119,7 +121,7 @@ class EngineCore:
         live = Request.from_message(request, client, tenant, order, longest, now, self._monotonic())
         self._requests[live.request_id] = live
         self._ids_of.setdefault(client, set()).add(live.request_id)
-        self._scheduler.add(live)
+        self._blame.add(live)
         if live.timeout_at is not None or live.queue_timeout_at is not None:
             self._deadlines.add(live)
         reason = live.find_finish()  # with the tokens that it comes with
@@ -199,27 +201,40 @@ class EngineCore:
         if output.bad_rows:
             self._fail_bad_rows(step, output.bad_rows)
         self._accept_tokens(step, output.token_ids, logprobs, began)
+        self._blame.note_progress()
         self.counters.update_s += self._clock() - began
 
     def fail_step(self, failed: StepFailed) -> bool:
-        """The oldest step raised: its requests end with the cause, all others wait to be computed again.
+        """The oldest step raised: every request waits to be computed again, and the culprit is looked for.
 
-        True: no step is in flight now, and the caller sends ResetRows since the worker's rows are void.
-        False: this answers a step that was forgotten with an earlier failure; nothing is to be done.
+        The one request that fails alone ends with the cause. False: this answers a step that was forgotten
+        with an earlier failure; nothing is done.
         """
         if not self._is_oldest(failed.step_id):
             return False
-        culprits = [
-            request for request in self._scheduler.in_flight[0].requests if request.finish_reason is None
-        ]
-        self._scheduler.preempt_all()
-        self._finish(culprits, FinishReason.ERROR, failed.error, ErrorCode.STEP_FAILED)
+        culprit = self._blame.take_failure(_live(self._scheduler.in_flight[0].requests))
+        if culprit is not None:
+            self._finish([culprit], FinishReason.ERROR, failed.error, ErrorCode.POISON_REQUEST)
         return True
 
-    def preempt_all(self) -> None:
-        """The worker was lost: its rows, steps and cache are gone, and every request waits again."""
-        self._scheduler.preempt_all()
+    def lose_worker(self, reason: str) -> bool:
+        """The worker was lost: its rows, steps and cache are gone, and every request waits again.
+
+        A request that was alone at several deaths ends with `reason`. True: the death was part of the search
+        for such a request, so it says nothing about the worker.
+        """
+        was_searching = self._blame.is_searching
+        steps = self._scheduler.in_flight
+        in_flight = {request.request_id: request for step in steps for request in step.requests}
+        culprit = self._blame.take_death(_live(in_flight.values()))
         self._pool.unregister_all()
+        if culprit is not None:
+            self._finish([culprit], FinishReason.ERROR, reason, ErrorCode.POISON_REQUEST)
+        return was_searching and self._blame.explains_deaths
+
+    def take_reset(self) -> bool:
+        """True once after the worker's rows have become void: send it ResetRows before the next step."""
+        return self._blame.take_reset()
 
     def take_outputs(self) -> dict[bytes, list[EngineCoreOutput]]:
         """What is to be delivered, per client in order; the next call starts anew."""
@@ -265,7 +280,7 @@ class EngineCore:
     def check_integrity(self) -> list[str]:
         """What is wrong with blocks, rows and requests; empty if nothing is. Walks everything."""
         scheduler = self._scheduler
-        live = [*scheduler.running, *scheduler.waiting]
+        live = [*scheduler.running, *scheduler.waiting, *self._blame.parked]
         problems = self._manager.check(live) + scheduler.check()
         if {id(request) for request in live} != {id(request) for request in self._requests.values()}:
             problems.append(f"{len(live)} requests run or wait, {len(self._requests)} are live")
@@ -444,7 +459,7 @@ class EngineCore:
         """Let go of requests that have their finish_reason and their last output."""
         if not finished:
             return
-        self._scheduler.finish(finished)
+        self._blame.finish(finished)
         for request in finished:
             self._inspector.note_end(request)
             del self._requests[request.request_id]
@@ -456,3 +471,7 @@ class EngineCore:
 
     def _send(self, client: bytes, output: EngineCoreOutput) -> None:
         self._outbox.setdefault(client, []).append(output)
+
+
+def _live(requests: Iterable[Request]) -> list[Request]:
+    return [request for request in requests if request.finish_reason is None]

@@ -174,6 +174,8 @@ class EngineCoreProcess:
         core = self._core
         if core is None or not self._has_worker:
             return
+        if core.take_reset():
+            self._executor.reset_rows()
         while core.num_in_flight < self._config.scheduler.run_ahead:
             step = core.schedule()
             if step is None:
@@ -312,21 +314,20 @@ class EngineCoreProcess:
         assert self._core is not None
         if self._core.fail_step(failed):
             _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
-            self._executor.reset_rows()
 
     def _on_worker_lost(self, lost: WorkerLost) -> None:
         """Start another worker and compute every running request again; too often, and the engine ends."""
         if self._core is None:
             self._refuse_all(f"the engine did not start: {lost.reason}", "EngineStartError")
             return
-        now = time.monotonic()
-        self._worker_losses = [at for at in self._worker_losses if now - at < LOSS_WINDOW_S] + [now]
-        if len(self._worker_losses) > MAX_WORKER_LOSSES:
-            self._end(f"{lost.reason}, {len(self._worker_losses)} times in a row", EXIT_WORKER_LOST)
-            return
+        if not self._core.lose_worker(lost.reason):
+            now = time.monotonic()
+            self._worker_losses = [at for at in self._worker_losses if now - at < LOSS_WINDOW_S] + [now]
+            if len(self._worker_losses) > MAX_WORKER_LOSSES:
+                self._end(f"{lost.reason}, {len(self._worker_losses)} times in a row", EXIT_WORKER_LOST)
+                return
         _log.error("%s; starting another", lost.reason)
         self._has_worker = False
-        self._core.preempt_all()
         self._executor.start()
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:

@@ -39,6 +39,11 @@ class FairQueue:
         queue.add(request)
         self._num_live += 1
 
+    def clear(self) -> None:
+        """Let go of every request."""
+        self._queues.clear()
+        self._num_live = 0
+
     def peek(self) -> Request | None:
         """The request that is next, None when nothing waits."""
         tenant = self._tenants.find_least()

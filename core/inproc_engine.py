@@ -86,6 +86,8 @@ class InprocEngine:
         self._executor.stop(0.0)
 
     def _submit_steps(self) -> None:
+        if self._core.take_reset():
+            self._executor.reset_rows()
         while self._core.num_in_flight < self._config.scheduler.run_ahead:
             step = self._core.schedule()
             if step is None:
@@ -97,7 +99,6 @@ class InprocEngine:
             case ModelRunnerOutput():
                 self._core.update(event)
             case StepFailed():
-                if self._core.fail_step(event):
-                    self._executor.reset_rows()
+                self._core.fail_step(event)
             case _:
                 pass

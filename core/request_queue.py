@@ -23,6 +23,7 @@ class WaitingRequests(Protocol):
     def first(self, count: int) -> list[Request]: ...
     def pop(self) -> Request: ...
     def remove(self, request: Request) -> None: ...
+    def clear(self) -> None: ...
 
 
 class RequestQueue:
@@ -43,6 +44,11 @@ class RequestQueue:
         """Put a waiting or preempted request at its place."""
         heapq.heappush(self._heap, (request.order, request))
         self._num_live += 1
+
+    def clear(self) -> None:
+        """Let go of every request."""
+        self._heap = []
+        self._num_live = 0
 
     def peek(self) -> Request | None:
         """The request that is next, None when nothing waits."""

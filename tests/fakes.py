@@ -313,14 +313,26 @@ class FakeExecutor:
     def __init__(self, worker: FakeWorker) -> None:
         self.worker = worker
         self.pending: deque[SchedulerOutput] = deque()
+        self._resets: set[int] = set()  # ids of the last steps before rows are reset
 
     def submit(self, step: SchedulerOutput) -> None:
         """Send a step; it runs later."""
         self.pending.append(step)
 
+    def reset_rows(self) -> None:
+        """Send ResetRows, which comes after the steps that were sent before."""
+        if self.pending:
+            self._resets.add(self.pending[-1].step_id)
+        else:
+            self.worker.reset_rows()
+
     def collect(self) -> ModelRunnerOutput | StepFailed:
         """The answer to the oldest step."""
-        return self.worker.execute(self.pending.popleft())
+        step = self.pending.popleft()
+        answer = self.worker.execute(step)
+        if step.step_id in self._resets:
+            self.worker.reset_rows()
+        return answer
 
 
 class FakeEngine:
@@ -345,6 +357,8 @@ class FakeEngine:
 
     def launch(self) -> SchedulerOutput | None:
         """Schedule one step and send it."""
+        if self.core.take_reset():
+            self.executor.reset_rows()
         step = self.core.schedule()
         if step is not None:
             self.steps.append(step)
@@ -356,11 +370,6 @@ class FakeEngine:
         answer = self.executor.collect()
         if isinstance(answer, StepFailed):
             self.core.fail_step(answer)
-            while self.executor.pending:  # the worker answers every step; those are forgotten ones
-                stale = self.executor.collect()
-                assert isinstance(stale, StepFailed)
-                self.core.fail_step(stale)
-            self.worker.reset_rows()
         else:
             self.core.update(answer)
         self.clock.advance(1.0)
@@ -370,7 +379,8 @@ class FakeEngine:
         """The worker dies with what it was doing and is started again."""
         self.executor.pending.clear()
         self.worker.lose()
-        self.core.preempt_all()
+        self.core.lose_worker("the worker was lost")
+        self.deliver()
 
     def turn(self) -> bool:
         """Fill the pipeline, then take one answer; False if nothing could be done."""

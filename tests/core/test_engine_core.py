@@ -244,17 +244,16 @@ def test_a_bad_row_fails_alone_and_is_not_shared():
 
 
 @pytest.mark.parametrize("run_ahead", [1, 2])
-def test_a_failed_step_fails_its_requests_and_the_others_go_on(run_ahead: int):
+def test_a_request_that_fails_every_step_ends_with_the_cause_and_others_go_on(run_ahead: int):
     engine = make_engine(max_num_batched_tokens=8, run_ahead=run_ahead)
     engine.worker.poisoned.add("bad")
     engine.add(make_request("bad", [1] * 8, max_tokens=9))
     engine.add(make_request("good", [2] * 8, max_tokens=9))
-    engine.turn()
+    engine.run()
     assert engine.finals["bad"].finish_reason is FinishReason.ERROR
     assert "poisoned" in (engine.finals["bad"].error or "")
     assert engine.core.num_in_flight == 0
     assert engine.core.check_integrity() == []
-    engine.run()
     assert engine.tokens["good"] == tokens_of([2] * 8, 9)
 
 
@@ -263,7 +262,7 @@ def test_answers_to_forgotten_steps_are_ignored_and_wrong_ones_are_not():
     engine.add(make_request("a", [1] * 8, max_tokens=9))
     first = engine.launch()
     assert first is not None
-    engine.core.preempt_all()
+    engine.core.lose_worker("the worker was lost")
     engine.core.update(ModelRunnerOutput(first.step_id, first.rows, [5]))
     engine.core.fail_step(StepFailed(first.step_id, "late"))
     assert engine.core.num_unfinished == 1

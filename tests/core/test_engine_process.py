@@ -22,6 +22,7 @@ from quire.ipc.messages import (
     PROTOCOL_VERSION,
     EngineCoreOutput,
     EngineCoreRequest,
+    ErrorCode,
     FinishReason,
     Hello,
     ProtocolNotice,
@@ -133,13 +134,23 @@ def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
         make_sync_client(msgspec.structs.replace(CONFIG, model=model))
 
 
-@pytest.mark.parametrize(("request_id", "cause"), [("lethal-1", "SIGKILL"), ("crash-1", "code 7")])
-def test_a_dead_engine_is_an_error_with_its_cause(client: SyncMPClient, request_id: str, cause: str) -> None:
-    client.add_request(make_request(request_id, [1]))
-    with pytest.raises(EngineDeadError, match=cause):
+def test_a_dead_engine_is_an_error_with_its_cause(client: SyncMPClient) -> None:
+    client.add_request(make_request("crash-1", [1]))
+    with pytest.raises(EngineDeadError, match="code 7"):
         client.get_outputs(timeout_s=10.0)
-    with pytest.raises(EngineDeadError, match=cause):
+    with pytest.raises(EngineDeadError, match="code 7"):
         client.add_request(make_request("r-2", [1]))
+
+
+def test_a_request_that_kills_every_worker_fails_alone(client: SyncMPClient) -> None:
+    requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(20)]
+    for request in [*requests, make_request("lethal-1", [1])]:
+        client.add_request(request)
+    outputs = collect(client, {request.request_id for request in requests} | {"lethal-1"})
+    assert outputs["lethal-1"][-1].error_code is ErrorCode.POISON_REQUEST
+    assert "SIGKILL" in (outputs["lethal-1"][-1].error or "")
+    for request in requests:
+        assert_undisturbed(request, outputs[request.request_id])
 
 
 def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) -> None:

@@ -192,13 +192,18 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.executor.pending)
     @rule()
     def fail_the_oldest_step(self) -> None:
-        self.suspects |= {r.request_id for r in self.engine.core._scheduler.in_flight[0].requests}
+        self.suspect_those_in_flight()
         self.engine.worker.fail_next = "injected"
         self.engine.finish_step()
 
     @rule()
     def lose_the_worker(self) -> None:
+        self.suspect_those_in_flight()
         self.engine.lose_worker()
+
+    def suspect_those_in_flight(self) -> None:
+        for step in self.engine.core._scheduler.in_flight:
+            self.suspects |= {request.request_id for request in step.requests}
 
     # -- what must hold
 
@@ -229,7 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert request_id in self.aborted or request.timeout_s is not None
             assert tokens == expected[: len(tokens)]
         elif final.finish_reason is FinishReason.ERROR:
-            if final.error == "injected":
+            if final.error_code is ErrorCode.POISON_REQUEST:
                 assert request_id in self.suspects
             elif final.error_code is ErrorCode.OVERLOADED:
                 assert self.max_num_queued is not None

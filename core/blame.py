@@ -1,0 +1,151 @@
+"""Blame: finds the one request that makes steps fail or workers die, and lets all others go on.
+
+When a step raises, every request in it is suspected. Suspects run in groups, apart from everybody else, who
+waits meanwhile: a group that fails is halved, the one that fails alone twice is the culprit, and a group is
+cleared when all its members have got a token further. Anybody may kill a worker: at a death only those are
+suspected that were in flight, and had got no further since the death before.
+
+It knows requests and the scheduler's queue; not errors, clients or outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .request import Request, RequestStatus
+from .scheduler import Scheduler
+
+FAILURES_ALONE = 2  # that convict: one may be an accident
+MAX_DEATHS = 64  # of one search; more are not about a request, and count as the worker's own
+
+
+class Blame:
+    """At rest until something fails; then `is_searching` until every suspect is convicted or cleared."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._groups: list[list[Request]] = []  # the last is under test
+        self._num_known: dict[str, int] = {}  # output tokens of its members when its test began
+        self._parked: dict[str, Request] = {}
+        self._died_at: dict[str, int] = {}  # output tokens of requests at the last death, of those in flight
+        self._num_deaths = 0
+        self._num_alone = 0  # failures of the one request that is under test
+        self._must_reset = False
+
+    @property
+    def is_searching(self) -> bool:
+        """True while a group is under test."""
+        return bool(self._groups)
+
+    @property
+    def parked(self) -> Iterable[Request]:
+        """Requests that wait outside the scheduler's queue until the search is over."""
+        return self._parked.values()
+
+    @property
+    def explains_deaths(self) -> bool:
+        """True while a worker's death is part of a search, and not yet one too many."""
+        return self.is_searching and self._num_deaths <= MAX_DEATHS
+
+    def add(self, request: Request) -> None:
+        """Let a new request wait: in the scheduler's queue, or aside while a search goes on."""
+        if self.is_searching:
+            self._parked[request.request_id] = request
+        else:
+            self._scheduler.add(request)
+
+    def finish(self, requests: list[Request]) -> None:
+        """Take out requests that were just given a finish_reason, wherever they are."""
+        inside: list[Request] = []
+        for request in requests:
+            if self._parked.pop(request.request_id, None) is None:
+                inside.append(request)
+            else:
+                request.status = RequestStatus.FINISHED
+        self._scheduler.finish(inside)
+        self.note_progress()
+
+    def take_failure(self, suspects: list[Request]) -> Request | None:
+        """The oldest step, with `suspects`, has raised. The culprit, if this tells: the caller finishes it.
+
+        Every running request waits afterwards.
+        """
+        self._preempt_all()
+        return self._judge(self._groups.pop() if self._groups else suspects)
+
+    def take_death(self, suspects: list[Request]) -> Request | None:
+        """A worker has died with `suspects` in flight. As `take_failure`."""
+        self._preempt_all()
+        if self._groups:
+            self._num_deaths += 1
+            if not any(one in suspects for one in self._groups[-1]):
+                self._begin_test()  # it had not begun again
+                return None
+            return self._judge(self._groups.pop())
+        group = [one for one in suspects if self._died_at.get(one.request_id) == one.num_output_tokens]
+        self._died_at = {one.request_id: one.num_output_tokens for one in suspects}
+        return self._judge(group) if group else None
+
+    def note_progress(self) -> None:
+        """After a step's result, or when requests have ended: a cleared group makes way for the next."""
+        if not self._groups or not all(map(self._is_cleared, self._groups[-1])):
+            return
+        self._groups.pop()
+        self._num_alone = 0
+        if self._groups:
+            self._preempt_all()
+        self._begin_test()
+
+    def take_reset(self) -> bool:
+        """True once after rows have become void: the worker is to be told before the next step."""
+        must_reset, self._must_reset = self._must_reset, False
+        return must_reset
+
+    def _preempt_all(self) -> None:
+        self._scheduler.preempt_all()
+        self._must_reset = True
+
+    def _judge(self, group: list[Request]) -> Request | None:
+        """`group` has failed: the culprit if it is one request, the last time; else its parts are tested."""
+        group = _live(group)
+        culprit = None
+        self._num_alone = self._num_alone + 1 if len(group) == 1 else 0
+        if self._num_alone == FAILURES_ALONE:
+            culprit = group[0]
+            self._num_alone = 0
+        elif len(group) == 1:
+            self._groups.append(group)
+        else:
+            half = len(group) // 2
+            self._groups += [group[half:], group[:half]]
+        self._begin_test()
+        return culprit
+
+    def _begin_test(self) -> None:
+        """Let only the last group's members run; all of them, if there is no group left."""
+        self._groups = [live for group in self._groups if (live := _live(group))]
+        if not self._groups:
+            self._unpark()
+            return
+        queue, group = self._scheduler.waiting, self._groups[-1]
+        waiting = [*queue, *self._parked.values()]
+        self._parked = {request.request_id: request for request in waiting}
+        queue.clear()
+        for request in group:
+            queue.add(self._parked.pop(request.request_id))
+        self._num_known = {request.request_id: request.num_output_tokens for request in group}
+
+    def _unpark(self) -> None:
+        for request in self._parked.values():
+            self._scheduler.waiting.add(request)
+        self._parked = {}
+        self._num_known = {}
+        self._num_deaths = 0
+
+    def _is_cleared(self, request: Request) -> bool:
+        is_further = request.num_output_tokens > self._num_known[request.request_id]
+        return is_further or request.finish_reason is not None
+
+
+def _live(group: list[Request]) -> list[Request]:
+    return [request for request in group if request.finish_reason is None]
