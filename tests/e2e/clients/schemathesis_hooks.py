@@ -51,7 +51,7 @@ def map_body(context: Any, body: Any) -> Any:
         if name in body:
             body[name] = _cap(body[name], MAX_N)
     for name, kind in UNSUPPORTED.items():
-        if isinstance(body.get(name), kind):
+        if name in body and isinstance(body[name], kind):
             body[name] = None
     for name in ("prompt", "allowed_token_ids", "stop_token_ids"):
         if name in body:
