@@ -32,7 +32,7 @@ from ..ipc.daemon_state import (
     SupervisorReport,
     write_state,
 )
-from ..ipc.errors import ProtocolError, QuireError
+from ..ipc.errors import USER_ERRORS, ProtocolError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.messages import (
     PROTOCOL_VERSION,
@@ -140,6 +140,7 @@ class Supervisor:
         self._budget = RestartBudget()
         self._core: CoreLink | None = None
         self._start_at: float | None = time.monotonic()  # when the next core is started
+        self._has_been_ready = False
         self._final_words: FailedReport | None = None  # why the core will not run again
         self._exit_code: int | None = None
         self._signals = signals
@@ -211,11 +212,14 @@ class Supervisor:
             case StartupProgress(phase=phase):
                 self._reporter.report(PhaseReport(phase))
             case Welcome():
+                self._has_been_ready = True
                 self._state.state = "ready"
                 self._write_state()
                 self._reporter.report(ReadyReport())
             case Refusal(reason=reason, kind=kind):
-                self._final_words = FailedReport(reason, kind)
+                # After a good start only what is wrong with the model or its options is final.
+                if not self._has_been_ready or kind in USER_ERRORS:
+                    self._final_words = FailedReport(reason, kind)
                 core.say_goodbye()
             case EngineDead(reason=reason):
                 self._final_words = FailedReport(reason)

@@ -22,6 +22,7 @@ from ..ipc.codec import Codec, make_client_codec
 from ..ipc.config import EngineConfig
 from ..ipc.daemon_state import CLIENT_SOCKET_NAME, WORKER_SOCKET_NAME
 from ..ipc.errors import (
+    USER_ERRORS,
     ConfigError,
     DaemonError,
     EngineDeadError,
@@ -43,7 +44,7 @@ from ..ipc.messages import (
     StartupProgress,
     Welcome,
 )
-from ..ipc.process import EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST, ChildProcess
+from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
 from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
 from ..ipc.run_dir import RunDirectory, find_named, find_owner, list_daemons
 from ..ipc.sockets import connect_dealer, make_ipc_address
@@ -56,7 +57,7 @@ _CLIENT_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_requ
 _GOODBYE = make_client_codec().encode(Goodbye())
 
 # Another core would end in the same way, or was told to end.
-_FINAL_EXIT_CODES = (EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST)
+_FINAL_EXIT_CODES = (EXIT_OK, EXIT_WORKER_LOST)
 
 PhaseCallback = Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -252,6 +253,8 @@ class Conversation:
             case StartupProgress(phase=phase):
                 if on_phase is not None:
                     on_phase(phase)
+            case Refusal(kind=kind) if self.facts is not None and kind not in USER_ERRORS:
+                pass  # its next start may go well; that there will be none is seen by `exit_fd`
             case Refusal(reason=reason) | EngineDead(reason=reason) if self.facts is not None:
                 raise EngineDeadError(reason)
             case Refusal(reason=reason, kind=kind):

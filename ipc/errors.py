@@ -70,6 +70,10 @@ class ProtocolError(QuireError):
     """A frame from another process does not decode or is out of place."""
 
 
+# Start-up's user errors by class name: they are the same however often the start is tried.
+USER_ERRORS: dict[str, type[InputError]] = {"ModelError": ModelError, "ConfigError": ConfigError}
+
+
 def raise_remote(kind: str, text: str) -> NoReturn:
     """Raise an error that another process reported by its class name and text.
 
@@ -77,7 +81,7 @@ def raise_remote(kind: str, text: str) -> NoReturn:
     """
     if kind == "DaemonError":
         raise DaemonError(text)
-    cls = {"ModelError": ModelError, "ConfigError": ConfigError}.get(kind)
+    cls = USER_ERRORS.get(kind)
     if cls is None:
         raise EngineStartError(text)
     error = cls.__new__(cls)

@@ -1,11 +1,14 @@
-"""How Quire's ZeroMQ sockets are made: one ROUTER that binds, DEALERs that connect, every send queue bounded.
+"""How Quire's ZeroMQ sockets are made: one ROUTER that binds, DEALERs that connect, every limit finite.
 
 Figures behind the choices (libzmq 4.3.5): a full or unknown peer of a ROUTER is dropped silently unless
-ROUTER_MANDATORY is set; with HEARTBEAT_IVL 0 a stopped peer is never noticed; an infinite linger hangs at
-exit; a high-water mark of 0 grew by 206 MB for 50,000 messages of 4 KB to a stopped reader. Only what has
-arrived has none: a full receive queue whose peer leaves aborts this process at the next heartbeat
-(stream_engine_base.cpp: `!_io_error`; zeromq/libzmq#4229 is its kin). The sender's mark and the core, which
-takes all that is asked, bound it.
+ROUTER_MANDATORY is set; without heartbeats a stopped peer is never noticed; an infinite linger hangs at exit;
+a high-water mark of 0 grew by 206 MB for 50,000 messages of 4 KB to a stopped reader.
+
+Only the ROUTER sends heartbeats. A socket that does, and whose receive queue is full when its peer leaves,
+aborts its process at the next one (stream_engine_base.cpp, out_event: `!_io_error`; zeromq/libzmq#4229 is its
+kin). So a DEALER, whose program may be slow to read, has none; and the ROUTER, which the core drains at every
+turn, has a mark that it does not reach. A DEALER that stays full answers no heartbeat: it is dropped, and
+resumes when it reads again.
 """
 
 from __future__ import annotations
@@ -19,10 +22,9 @@ from .codec import MAX_BODY_BYTES
 from .errors import ConfigError
 
 HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees EAGAIN
+ROUTER_RECEIVE_HIGH_WATER_MARK = 262_144
 HEARTBEAT_INTERVAL_MS = 500
-HEARTBEAT_TIMEOUT_MS = (
-    1500  # a client's lease: one that is stopped is dropped, and comes back when it goes on
-)
+HEARTBEAT_TIMEOUT_MS = 1500  # a client's lease: one that is stopped is dropped, and comes back later
 WORKER_HEARTBEAT_TIMEOUT_MS = 5000
 RECONNECT_INTERVAL_MS = 20  # a restarted engine is found this soon
 LINGER_MS = 500  # last words (an EngineDead, a Goodbye) get this long to leave
@@ -48,42 +50,38 @@ def bind_router(
     heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
 ) -> zmq.Socket[bytes]:
     """A listening ROUTER. Sends raise zmq.Again (slow peer) or EHOSTUNREACH (gone) rather than drop."""
-    socket = _configure(context.socket(zmq.ROUTER), heartbeat_timeout_ms)
+    socket = _configure(context.socket(zmq.ROUTER))
+    socket.setsockopt(zmq.RCVHWM, ROUTER_RECEIVE_HIGH_WATER_MARK)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(
         zmq.ROUTER_HANDOVER, 1
-    )  # a client that comes back must not find its old self in the way
+    )  # who comes back must not find its old self in the way
     socket.bind(address)
     return socket
 
 
 def connect_dealer(
-    socket: _SocketT,
-    address: str,
-    identity: bytes | None = None,
-    *,
-    high_water_mark: int = HIGH_WATER_MARK,
-    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
+    socket: _SocketT, address: str, identity: bytes | None = None, *, high_water_mark: int = HIGH_WATER_MARK
 ) -> _SocketT:
     """Set up a fresh DEALER `socket` (of a plain or asyncio context) and connect it.
 
     `identity` defaults to a random one. Nothing is queued before the connection stands (ZMQ_IMMEDIATE), so
     nothing can be handed to an engine that was not there when it was sent.
     """
-    _configure(socket, heartbeat_timeout_ms)
+    _configure(socket)
     socket.setsockopt(zmq.SNDHWM, high_water_mark)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
     socket.setsockopt(zmq.IDENTITY, identity or b"c" + secrets.token_bytes(IDENTITY_BYTES - 1))
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.connect(address)
     return socket
 
 
-def _configure(socket: _SocketT, heartbeat_timeout_ms: int) -> _SocketT:
+def _configure(socket: _SocketT) -> _SocketT:
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
     return socket

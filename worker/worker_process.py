@@ -20,7 +20,7 @@ from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
 from ..ipc.launch import WorkerLaunch
 from ..ipc.process import EXIT_START_FAILED, Lifeline
-from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, connect_dealer
+from ..ipc.sockets import connect_dealer
 from ..ipc.step import (
     ResetRows,
     SchedulerOutput,
@@ -46,7 +46,6 @@ class WorkerProcess:
             self._context.socket(zmq.DEALER),
             launch.address,
             f"worker-{launch.rank}".encode(),
-            heartbeat_timeout_ms=WORKER_HEARTBEAT_TIMEOUT_MS,
         )
         self._failed_step = False
 
