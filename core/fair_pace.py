@@ -21,9 +21,7 @@ WINDOW_S = 10.0  # how long a newcomer's tenant is expected back
 SUBMIT_MARGIN_S = 0.002  # of the step ahead: a poll's rounding (1 ms), scheduling, the way to the worker
 EXCESS = 2.0  # times the rows, over its weight, that the newcomer's tenant holds with it
 MAX_TURNS = 8  # limited steps until each decode of tenants in excess had its turn; twice that beside prompts
-# How long a step may last, in first steps of newcomers. At 1.25 a light client's median time to first token
-# came to 2.03 times that alone on a busy machine (pocket model, 2 cores, load 4.6), at 1.0 to 1.3.
-STRETCH = 1.0
+STRETCH = 1.25  # how long a step may last, in first steps of newcomers
 _MAX_CHANGE = 2.0  # a factor; a step that took longer was held up by something else
 # Weights of the newest step in what is expected. That it took less counts more: a step ahead that comes late
 # leaves the worker idle.
@@ -86,12 +84,16 @@ class Pace:
         if step.is_exclusive:
             self._first_step_s = _expect(self._first_step_s, duration_s)
         elif step.num_limited_tokens and self._first_step_s is not None:
-            self._adapt_limit(step.num_limited_tokens, STRETCH * self._first_step_s / max(duration_s, 1e-6))
+            self._adapt_limit(step.num_limited_tokens, self._durations[size], self._first_step_s)
 
-    def _adapt_limit(self, num_tokens: int, change: float) -> None:
-        """Make for steps that last `change` times as long as one of so many tokens, and a fixed cost, did."""
-        wanted = num_tokens * min(_MAX_CHANGE, max(1 / _MAX_CHANGE, change))
-        self._limit = wanted if self._limit is None else self._limit + _SMOOTHING * (wanted - self._limit)
+    def _adapt_limit(self, num_tokens: int, lasts_s: float, first_step_s: float) -> None:
+        """Make for steps as long as they may be; one of so many tokens, and a fixed cost, lasts `lasts_s`."""
+        change = STRETCH * first_step_s / max(lasts_s, 1e-6)
+        limit = num_tokens * min(_MAX_CHANGE, max(1 / _MAX_CHANGE, change))
+        if self._limit is None:
+            self._limit = limit if change < 1 else None
+        elif change < 1 or num_tokens >= 0.9 * self._limit:  # else there was not more to compute
+            self._limit += _SMOOTHING * (limit - self._limit)
 
     def _began_at(self, step: Step) -> float:
         return max(step.launched_at, self._ended_at)

@@ -121,7 +121,7 @@ class FairScheduler(Scheduler):
         limit = self._pace.limit_tokens(len(decodes))
         if limit is None:
             limit = step.token_budget
-        num_decodes = (limit + 1) // 2 if self._have_prompts(step.limited) else limit
+        num_decodes = limit - self._count_prompt_tokens(step.limited, limit // 2)
         decodes.sort(key=lambda request: request.turn)
         taken = decodes[:num_decodes]
         for request in taken:
@@ -131,12 +131,13 @@ class FairScheduler(Scheduler):
         taken.reverse()
         return taken
 
-    def _have_prompts(self, tenants: frozenset[Tenant]) -> bool:
-        """True if prompts of these tenants can be computed now."""
-        if any(request.tenant in tenants for request in self._prefilling):
-            return True
+    def _count_prompt_tokens(self, tenants: frozenset[Tenant], most: int) -> int:
+        """Tokens of prompts that these tenants could have computed now, up to `most`."""
+        prompts = [request for request in self._prefilling if request.tenant in tenants]
         head = self.waiting.peek() if self._has_free_row else None
-        return head is not None and head.tenant in tenants
+        if head is not None and head.tenant in tenants:
+            prompts.append(head)
+        return min(most, sum(request.num_tokens - request.num_computed_tokens for request in prompts))
 
     def _find_newcomer(self) -> Tenant | None:
         """A tenant with a prompt to compute in this step beside tenants in excess."""

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -165,7 +165,7 @@ def _format_times(seconds: Sequence[float]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _run_daemon(model: str) -> Iterator[None]:
+def _run_daemon(model: str) -> Generator[None]:
     """A daemon as `quire daemon start` makes it, where nobody else's is."""
     names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
     before = {name: os.environ.get(name) for name in names}
@@ -186,7 +186,7 @@ def _run_daemon(model: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _run_client() -> Iterator[ClientProcess]:
+def _run_client() -> Generator[ClientProcess]:
     client = ClientProcess(_NAME)
     try:
         yield client
