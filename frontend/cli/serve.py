@@ -53,6 +53,10 @@ def run(argv: Sequence[str]) -> int:
 
     keys = _collect_keys(options)
     _check_exposure(options, keys)
+    if options.otlp_traces_endpoint is not None:
+        from ..openai.tracing import check_endpoint
+
+        check_endpoint(options.otlp_traces_endpoint)
     try:
         server_options = msgspec.convert(
             {
@@ -61,6 +65,7 @@ def run(argv: Sequence[str]) -> int:
                 "api_key_hashes": tuple(hash_key(key) for key in keys),
                 "max_waiting": options.max_waiting,
                 "drain_timeout_s": options.drain_timeout,
+                "otlp_traces_endpoint": options.otlp_traces_endpoint,
                 "limits": limits,
             },
             ServerOptions,
@@ -225,6 +230,9 @@ def _make_parser() -> Parser:
         "--share-port", action="store_true", help="join servers of yours that listen on the port already"
     )
     group.add_argument("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
+    group.add_argument(
+        "--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector"
+    )
     group.add_argument("--help-limits", action="store_true", help="show every limit and its value")
     add_engine_options(parser)
     parser.set_defaults(scheduling_policy="fair")

@@ -164,6 +164,8 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
         if serving.is_draining or not serving.is_open or not serving.llm.is_running:
             status = "draining" if serving.is_draining else "loading" if not serving.is_open else "dead"
             return respond(StatusResponse(status), HTTPStatus.SERVICE_UNAVAILABLE)
+        if serving.is_recovering:
+            return respond(StatusResponse("recovering"), HTTPStatus.SERVICE_UNAVAILABLE)
         return respond(StatusResponse("ready"))
 
     async def get_version() -> Response:

@@ -27,7 +27,7 @@ from .schema import (
     Usage,
 )
 from .serving import Caller, Serving, make_id
-from .stream import DONE, EventStream, encode_event, respond_whole, run_while_connected
+from .stream import DONE, encode_event, respond_whole, run_while_connected
 from .unsupported import CHAT_RULES, check_supported
 from .usage import UsageCounter
 
@@ -48,7 +48,7 @@ async def create_chat_completion(
     if request.stream:
         chunks = _ChunkMaker(request, request_id, serving.model_id)
         events = _stream(outputs, chunks, params.n)
-        return EventStream(events, serving.options.limits, request_id=request_id)
+        return serving.stream(events, request_id)
     output, usage = await run_while_connected(http.receive, _collect(outputs))
     body = _make_completion(request, request_id, serving.model_id, output, usage)
     return respond_whole(body, request_id)

@@ -20,7 +20,7 @@ from .prompts import split_prompts, tokenize_prompt
 from .sampling import make_completion_params
 from .schema import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 from .serving import Caller, PromptInput, Serving, make_id
-from .stream import DONE, EventStream, encode_event, respond_whole, run_while_connected
+from .stream import DONE, encode_event, respond_whole, run_while_connected
 from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter
 
@@ -36,7 +36,7 @@ async def create_completion(
     serving.check_room(len(prompts) * params.num_sequences)
     job = _Job(serving, request, params, caller, prompts)
     if request.stream:
-        return EventStream(job.stream(), serving.options.limits, request_id=job.id)
+        return serving.stream(job.stream(), job.id)
     body = await run_while_connected(http.receive, job.complete())
     return respond_whole(body, job.id)
 

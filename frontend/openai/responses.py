@@ -18,7 +18,7 @@ from .prompts import Conversation, render_chat
 from .sampling import make_responses_params
 from .schema import ChatMessage, ResponsesRequest, TokenLogprob
 from .serving import Caller, Serving, make_id
-from .stream import EventStream, encode_named_event, respond_whole, run_while_connected
+from .stream import encode_named_event, respond_whole, run_while_connected
 from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
 from .usage import UsageCounter
 
@@ -139,7 +139,7 @@ async def create_response(
     outputs = serving.generate(answer.response.id, prompt, params, caller, request)
     if request.stream:
         events = answer.stream(outputs)
-        return EventStream(events, serving.options.limits, answer.encode_failure, answer.response.id)
+        return serving.stream(events, answer.response.id, answer.encode_failure)
     body = await run_while_connected(http.receive, answer.complete(outputs))
     return respond_whole(body, answer.response.id)
 

@@ -27,6 +27,7 @@ from .hosts import LocalHostMiddleware, is_loopback
 from .options import ServerOptions
 from .protocol import CappedProtocol
 from .serving import Serving
+from .tracing import Tracing
 
 _BACKLOG = 2048
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
@@ -69,6 +70,8 @@ class Server:
         self._state = ServerState()
         self._stop = asyncio.Event()  # a first signal, or a dead engine
         self._stop_now = asyncio.Event()  # a second signal
+        endpoint = options.otlp_traces_endpoint
+        self._tracing = None if endpoint is None else Tracing(endpoint)
         self._has_died = False  # the engine, while the server ran
 
     async def serve(
@@ -94,6 +97,8 @@ class Server:
             self._llm.shutdown()
             for connection in cast(list[CappedProtocol], list(self._state.connections)):
                 connection.close_now()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
         if self._has_died:
             raise EngineDeadError(f"the engine has ended: {self._llm.dead_error}")
         return 0
@@ -102,6 +107,8 @@ class Server:
         app: ASGIApp = ApiKeyMiddleware(create_app(self._serving), self._options.api_key_hashes)
         if not self._options.api_key_hashes and is_loopback(self._options.host):
             app = LocalHostMiddleware(app)
+        if self._tracing is not None:
+            app = self._tracing.wrap(app, self._serving)
         config = Config(
             app,
             http=CappedProtocol,  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from ..tokenizer import Tokenizer
 from .errors import ApiError, FieldError, overloaded, unavailable
 from .options import ServerOptions
 from .schema import ResponsesRequest, SamplingFields
+from .stream import EventStream
 
 PromptInput = str | list[int]
 
@@ -54,6 +55,7 @@ class Serving:
         self.is_open = False
         self.is_draining = False
         self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
+        self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
         self._live: dict[str, int] = {}  # engine request id -> its sequences
         self._num_live_sequences = 0
         self._defaults: dict[str, Any] = {}
@@ -75,6 +77,11 @@ class Serving:
         self.is_draining = True
         for end in self.on_drain:
             end()
+
+    @property
+    def is_recovering(self) -> bool:
+        """True while the engine is being restarted: requests wait, and go on afterwards."""
+        return self.llm.is_recovering
 
     @property
     def default_sampling(self) -> dict[str, Any]:
@@ -158,11 +165,24 @@ class Serving:
         try:
             async with aclosing(self.llm.generate(salted, params, request_id, **keywords)) as outputs:
                 async for output in outputs:
+                    if output.finished:
+                        for tell in self.on_output:
+                            tell(output, params)
                     yield output
         except RequestFailedError as error:
             raise _blame_limits(error, params) from None
         finally:
             self._leave(request_id)
+
+    def stream(
+        self,
+        events: AsyncGenerator[bytes, None],
+        request_id: str,
+        encode_failure: Callable[[Exception], bytes] | None = None,
+    ) -> EventStream:
+        """The response that streams `events`."""
+        limits = self.options.limits
+        return EventStream(events, limits, encode_failure, request_id, lambda: self.is_recovering)
 
     def _enter(self, request_id: str, num_sequences: int) -> None:
         self._live[request_id] = num_sequences

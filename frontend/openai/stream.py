@@ -23,6 +23,7 @@ DONE = b"data: [DONE]\n\n"
 CLOSE_EXTENSION = "quire.close_connection"  # scope["extensions"]: ends the connection, unsent bytes and all
 REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it
 _PING = b": ping\n\n"
+_RECOVERING = b": recovering\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -66,6 +67,7 @@ class EventStream(Response):
 
     The status line waits for the first event, so that an error before it is answered as an error; an error
     after it becomes an event that OpenAI's clients raise. `encode_failure` makes another form of the latter.
+    `is_recovering` chooses the comment that is sent while nothing flows.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class EventStream(Response):
         limits: Limits,
         encode_failure: Callable[[Exception], bytes] | None = None,
         request_id: str | None = None,
+        is_recovering: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
+        self._is_recovering = is_recovering
         self._request_id = request_id
         self._events = events
         self._limits = limits
@@ -115,7 +119,7 @@ class EventStream(Response):
                     return
                 wait_s = limits.write_timeout_s - quiet_s
             elif quiet_s >= limits.ping_interval_s:
-                await writer.write(_PING)
+                await writer.write(_RECOVERING if self._is_recovering() else _PING)
                 wait_s = period_s
             else:
                 wait_s = min(limits.ping_interval_s - quiet_s, period_s)

@@ -60,6 +60,10 @@ class FakeLLM:
     def is_running(self) -> bool:
         return not self.errored
 
+    @property
+    def is_recovering(self) -> bool:
+        return False
+
     async def start(self, _on_phase: Any = None) -> None:
         await asyncio.sleep(0)
 

@@ -1,0 +1,114 @@
+"""Request tracing with OpenTelemetry: one server span a request to /v1, with what the engine says of it.
+
+Optional: the SDK and its exporter are an extra, loaded when an endpoint is configured. Attributes are named
+by OpenTelemetry's GenAI conventions, latencies as in vLLM. Prompts and answers are never in a span.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...ipc.errors import ConfigError
+from ...ipc.sampling_params import SamplingParams
+from ..outputs import RequestOutput
+from .serving import Serving
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+_SERVICE_NAME = "quire"
+_TRACED_PREFIX = "/v1/"
+_FLUSH_TIMEOUT_MS = 2000
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ConfigError for what cannot be an endpoint, or when the extra is not installed."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError("otlp_traces_endpoint", endpoint, "an http:// or https:// URL of an OTLP collector")
+    try:
+        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ImportError:
+        allowed = "given with the extra installed: pip install 'quire[tracing]'"
+        raise ConfigError("otlp_traces_endpoint", endpoint, allowed) from None
+
+
+class Tracing:
+    """Spans of one server. `wrap` goes around the app, `close` sends what is left."""
+
+    def __init__(self, endpoint: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._provider = TracerProvider(resource=Resource.create({"service.name": _SERVICE_NAME}))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+
+    def wrap(self, app: ASGIApp, serving: Serving) -> ASGIApp:
+        """The app with a span around each request to /v1; `serving` tells spans what the engine says."""
+        serving.on_output.append(note_output)
+        return _TracingMiddleware(app, self._provider)
+
+    def close(self) -> None:
+        """Send finished spans, for a bounded time."""
+        self._provider.force_flush(_FLUSH_TIMEOUT_MS)
+        self._provider.shutdown()
+
+
+class _TracingMiddleware:
+    def __init__(self, app: ASGIApp, provider: TracerProvider) -> None:
+        from opentelemetry import propagate, trace
+
+        self._app = app
+        self._tracer = provider.get_tracer(__name__)
+        self._extract = propagate.extract
+        self._server_kind = trace.SpanKind.SERVER
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(_TRACED_PREFIX):
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        with self._tracer.start_as_current_span(
+            f"{scope['method']} {scope['path']}",
+            context=self._extract(headers),
+            kind=self._server_kind,
+            attributes=attributes,
+        ) as span:
+
+            async def send_and_note(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                await send(message)
+
+            await self._app(scope, receive, send_and_note)
+
+
+def note_output(output: RequestOutput, params: SamplingParams) -> None:
+    """Put a finished output's figures into the current span."""
+    from opentelemetry import trace
+
+    span = trace.get_current_span()
+    metrics = output.metrics
+    values: dict[str, Any] = {
+        "gen_ai.request.id": output.request_id,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.n": params.n,
+        "gen_ai.usage.prompt_tokens": len(output.prompt_token_ids),
+        "gen_ai.usage.cached_tokens": output.num_cached_tokens,
+        "gen_ai.response.finish_reasons": [str(one.finish_reason) for one in output.outputs],
+    }
+    if metrics is not None:
+        values["gen_ai.usage.completion_tokens"] = metrics.num_generation_tokens
+        values["gen_ai.latency.time_to_first_token"] = metrics.first_token_latency
+        if metrics.queued_ts is not None and metrics.scheduled_ts is not None:
+            values["gen_ai.latency.time_in_queue"] = metrics.scheduled_ts - metrics.queued_ts
+        if metrics.last_token_ts is not None:
+            values["gen_ai.latency.e2e"] = metrics.last_token_ts - metrics.arrival_time
+    span.set_attributes({name: value for name, value in values.items() if value is not None})
