@@ -11,6 +11,7 @@ It knows durations, tokens and rows held; not requests, blocks or the queue.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from math import ceil, log2
 
@@ -21,12 +22,12 @@ WINDOW_S = 10.0  # how long a newcomer's tenant is expected back
 SUBMIT_MARGIN_S = 0.002  # of the step ahead: a poll's rounding (1 ms), scheduling, the way to the worker
 EXCESS = 2.0  # times the rows, over its weight, that the newcomer's tenant holds with it
 MAX_TURNS = 8  # limited steps until each decode of tenants in excess had its turn; twice that beside prompts
-STRETCH = 1.25  # how long a step may last, in first steps of newcomers
-_MAX_CHANGE = 2.0  # a factor; a step that took longer was held up by something else
-# Weights of the newest step in what is expected. That it took less counts more: a step ahead that comes late
-# leaves the worker idle.
-_SMOOTHING = 0.25
-_SMOOTHING_LONGER = 0.1
+# How long a step may last, in first steps of newcomers. Where the fixed cost of a step is most of it, less
+# than its noise and the cost of full steps would cut the tokens to a fraction for nothing.
+STRETCH = 1.25
+NUM_SEEN = 8  # steps of a size that say how long the next one lasts
+_MAX_CHANGE = 2.0  # of the limit, and
+_SMOOTHING = 0.25  # of what one step asks for
 
 
 class Pace:
@@ -37,9 +38,9 @@ class Pace:
         self._ended_at = clock()  # of the step whose result came last
         self._newcomer: Tenant | None = None  # the tenant of the last one
         self._newcomer_at = 0.0
-        self._first_step_s: float | None = None  # expected of a step that a newcomer has for itself
-        self._limit: float | None = None  # tokens of tenants in excess that last as long
-        self._durations: dict[tuple[int, int], float] = {}  # by size of step; about 200 sizes at most
+        self._limit: float | None = None  # tokens of tenants in excess that last as long as they may
+        self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # those that newcomers had for themselves
+        self._durations: dict[tuple[int, int], deque[float]] = {}  # by size of step; some 200 at most
 
     # -- who is in excess
 
@@ -65,8 +66,8 @@ class Pace:
         """When the step after `running` is to be put together; None for at once."""
         if self.find_newcomer() is None:
             return None
-        duration_s = self._durations.get(_size_of(running))
-        return None if duration_s is None else self._began_at(running) + duration_s - SUBMIT_MARGIN_S
+        seen = self._durations.get(_size_of(running))
+        return None if seen is None else self._began_at(running) + _expect(seen) - SUBMIT_MARGIN_S
 
     # -- what steps were
 
@@ -79,16 +80,15 @@ class Pace:
         now = self._clock()
         duration_s = now - self._began_at(step)
         self._ended_at = now
-        size = _size_of(step)
-        self._durations[size] = _expect(self._durations.get(size), duration_s)
+        seen = self._durations.setdefault(_size_of(step), deque(maxlen=NUM_SEEN))
+        seen.append(duration_s)
         if step.is_exclusive:
-            self._first_step_s = _expect(self._first_step_s, duration_s)
-        elif step.num_limited_tokens and self._first_step_s is not None:
-            self._adapt_limit(step.num_limited_tokens, self._durations[size], self._first_step_s)
+            self._first_steps.append(duration_s)
+        elif step.num_limited_tokens and self._first_steps:
+            self._adapt_limit(step.num_limited_tokens, STRETCH * _expect(self._first_steps) / _expect(seen))
 
-    def _adapt_limit(self, num_tokens: int, lasts_s: float, first_step_s: float) -> None:
-        """Make for steps as long as they may be; one of so many tokens, and a fixed cost, lasts `lasts_s`."""
-        change = STRETCH * first_step_s / max(lasts_s, 1e-6)
+    def _adapt_limit(self, num_tokens: int, change: float) -> None:
+        """Make for steps that last `change` times as long as those of so many tokens do."""
         limit = num_tokens * min(_MAX_CHANGE, max(1 / _MAX_CHANGE, change))
         if self._limit is None:
             self._limit = limit if change < 1 else None
@@ -114,8 +114,9 @@ def _size_of(step: Step) -> tuple[int, int]:
     return round(2 * log2(step.num_scheduled_tokens)), round(2 * log2(1 + len(step.sampled)))
 
 
-def _expect(expected_s: float | None, seen_s: float) -> float:
-    if expected_s is None:
-        return seen_s
-    smoothing = _SMOOTHING_LONGER if seen_s > expected_s else _SMOOTHING
-    return expected_s + smoothing * (min(seen_s, _MAX_CHANGE * expected_s) - expected_s)
+def _expect(seen: deque[float]) -> float:
+    """Low rather than high: a step ahead that comes late leaves the worker idle, a busy machine adds much.
+
+    The very lowest do not count: of results that come late, both at once, the second seems to take no time.
+    """
+    return max(1e-6, sorted(seen)[len(seen) // 3])
