@@ -20,3 +20,8 @@ def test_ten_thousand_queued_requests_do_not_slow_a_step() -> None:
     queued = measure_step_cost(NUM_STEPS, num_queued=NUM_QUEUED)
     # Walking the queue would cost a millisecond or more; caches and noise do not cost half of one.
     assert queued.total_ms < alone.total_ms + 0.5
+
+
+def test_newcomers_of_another_client_do_not_make_fair_steps_costly() -> None:
+    cost = measure_step_cost(NUM_STEPS, num_queued=0, policy="fair", newcomer_every=5)
+    assert cost.total_ms < MAX_STEP_MS

@@ -11,7 +11,14 @@ import time
 from dataclasses import dataclass
 
 from ...core.engine_core import EngineCore
-from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, ModelShape, SchedulerConfig
+from ...ipc.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ModelShape,
+    SchedulerConfig,
+    SchedulingPolicy,
+)
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import ModelRunnerOutput, SchedulerOutput
@@ -65,29 +72,44 @@ def run_core(num_steps: int) -> int:
     """Measure and print; returns 0."""
     print(format_machine(describe_machine()) + "\n")
     rows: list[list[str]] = []
-    for label, num_queued in ((f"{NUM_RUNNING} running", 0), (f"and {NUM_QUEUED:,} queued", NUM_QUEUED)):
-        cost = measure_step_cost(num_steps, num_queued)
+    for label, cost in {
+        f"{NUM_RUNNING} running": measure_step_cost(num_steps, 0),
+        f"and {NUM_QUEUED:,} queued": measure_step_cost(num_steps, NUM_QUEUED),
+        "fair, one client": measure_step_cost(num_steps, 0, policy="fair"),
+        "fair, newcomers of another": measure_step_cost(num_steps, 0, policy="fair", newcomer_every=10),
+    }.items():
         figures = (cost.schedule_ms, cost.update_ms, cost.total_ms, cost.p99_ms)
         rows.append([label, *(f"{figure:.3f}" for figure in figures)])
     print(format_table(["a step, ms", "schedule", "update + outputs", "both", "both, p99"], rows))
-    print(f"medians of {num_steps} decode steps; fake worker, one client, no sockets, no stop strings")
+    print(f"medians of {num_steps} decode steps; fake worker, no sockets, no stop strings")
     return 0
 
 
-def measure_step_cost(num_steps: int, num_queued: int, num_running: int = NUM_RUNNING) -> StepCost:
-    """Time `num_steps` decode steps of `num_running` requests with `num_queued` more waiting."""
-    core, worker = _make_core(num_steps, num_running), FakeWorker()
+def measure_step_cost(
+    num_steps: int,
+    num_queued: int,
+    num_running: int = NUM_RUNNING,
+    policy: SchedulingPolicy = "fcfs",
+    newcomer_every: int | None = None,
+) -> StepCost:
+    """Time `num_steps` decode steps of `num_running` requests with `num_queued` more waiting.
+
+    newcomer_every: before each so manieth step a short request of another client comes.
+    """
+    core, worker = _make_core(num_steps, num_running, policy), FakeWorker()
     for index in range(num_running + num_queued):
-        core.add_request(_CLIENT, _make_request(index, num_steps))
+        core.add_request(_CLIENT, _make_request(index, num_steps + 32))
     _run_until_all_decode(core, worker, num_running)
     schedule_s: list[float] = []
     update_s: list[float] = []
     while len(schedule_s) < num_steps:
+        if newcomer_every is not None and len(schedule_s) % newcomer_every == 0:
+            core.add_request(b"newcomer", _make_request(num_running + num_queued + len(schedule_s), 1))
         start = time.perf_counter()
         step = core.schedule()
         schedule_s.append(time.perf_counter() - start)
         assert step is not None, "the bench's requests outlive its steps"
-        assert len(step.rows) == num_running
+        assert newcomer_every is not None or len(step.rows) == num_running
         result = worker.execute(step)
         start = time.perf_counter()
         core.update(result)
@@ -112,7 +134,7 @@ def _run_until_all_decode(core: EngineCore, worker: FakeWorker, num_running: int
         num_decoding = sum(count == 1 for count in step.num_tokens)
 
 
-def _make_core(num_steps: int, num_running: int) -> EngineCore:
+def _make_core(num_steps: int, num_running: int, policy: SchedulingPolicy) -> EngineCore:
     max_len = _PROMPT_LEN + num_steps + 64
     shape = ModelShape(
         architecture="LlamaForCausalLM",
@@ -130,19 +152,17 @@ def _make_core(num_steps: int, num_running: int) -> EngineCore:
             model="bench", served_model_name="bench", tokenizer="", shape=shape, max_model_len=max_len
         ),
         cache=CacheConfig(block_size=_BLOCK_SIZE),
-        scheduler=SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=2048),
+        scheduler=SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=2048, policy=policy),
     )
     blocks_per_request = -(-max_len // _BLOCK_SIZE)
     return EngineCore(config, num_blocks=blocks_per_request * num_running, hash_seed=b"bench")
 
 
-def _make_request(index: int, num_steps: int) -> EngineCoreRequest:
+def _make_request(index: int, max_tokens: int) -> EngineCoreRequest:
     rng = random.Random(index)
     return EngineCoreRequest(
         request_id=f"bench-{index}",
         prompt_token_ids=encode_token_ids(rng.randrange(_VOCAB_SIZE) for _ in range(_PROMPT_LEN)),
-        sampling_params=SamplingParams(
-            temperature=0.0, max_tokens=num_steps + 32, ignore_eos=True, seed=index
-        ),
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, seed=index),
         arrival_time=float(index),
     )
