@@ -64,8 +64,6 @@ class Pace:
 
     def find_submit_time(self, running: Step) -> float | None:
         """When the step after `running` is to be put together; None for at once."""
-        if self.find_newcomer() is None:
-            return None
         seen = self._durations.get(_size_of(running))
         return None if seen is None else self._began_at(running) + _expect(seen) - SUBMIT_MARGIN_S
 

@@ -65,10 +65,10 @@ class FairScheduler(Scheduler):
     # -- one step
 
     def next_schedule_at(self) -> float | None:
-        """Shortly before the running step ends, while newcomers come."""
-        if not self.in_flight or len(self.in_flight) >= self._config.run_ahead:
+        """Shortly before the running step ends, while newcomers come beside tenants in excess."""
+        if len(self.in_flight) != 1 or self._config.run_ahead == 1 or not self.in_flight[0].limited:
             return None
-        return self._pace.find_submit_time(self.in_flight[-1])
+        return self._pace.find_submit_time(self.in_flight[0])
 
     def schedule(self) -> SchedulerOutput | None:
         """As Scheduler.schedule; None also before `next_schedule_at`."""
@@ -146,7 +146,7 @@ class FairScheduler(Scheduler):
         if num_others <= 0:
             return None  # nobody to be beside: the usual case
         greatest = max(map(share_of, self._holders))
-        for tenant in {request.tenant for request in self._prefilling}:
+        for tenant in dict.fromkeys(request.tenant for request in self._prefilling):
             if is_in_excess(greatest, tenant):
                 return tenant
         if head is not None and is_in_excess(greatest, head.tenant) and self._can_begin(head):

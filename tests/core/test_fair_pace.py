@@ -185,6 +185,19 @@ def test_with_one_tenant_no_step_is_limited_or_late():
     assert all(not step.limited for step in timeline.engine.core._scheduler.in_flight)
 
 
+def test_without_the_flood_no_step_of_its_neighbour_is_late():
+    timeline = Timeline(small_cpu)
+    timeline.begin_flood()
+    timeline.send_light(3, 64)
+    timeline.has_flood = False
+    timeline.engine.core.remove_client(b"heavy")
+    timeline.engine.add(make_request("long", [3] * 64, max_tokens=500), b"light")
+    timeline.take_turn()
+    timeline.run_until(timeline.now + 0.3)
+    assert timeline.engine.core.num_in_flight == 2
+    assert timeline.engine.core.next_schedule_at() is None
+
+
 def test_newcomers_without_end_leave_the_flood_every_second_step_and_each_row_its_turn():
     timeline = Timeline(small_cpu, max_num_seqs=64)
     timeline.begin_flood()
