@@ -23,20 +23,9 @@ from ..ipc.codec import make_client_codec
 from ..ipc.errors import ProtocolError
 from ..ipc.launch import PACKAGE_DIR, CoreLaunch
 from ..ipc.messages import (
-    PROTOCOL_VERSION,
-    AbortRequests,
-    EngineCoreRequest,
     EngineDead,
-    EngineFacts,
-    Goodbye,
-    Hello,
-    LeaseCheck,
     ProtocolNotice,
     Refusal,
-    StartupProgress,
-    UtilityCall,
-    UtilityResult,
-    Welcome,
 )
 from ..ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST, Lifeline, catch_signals
 from ..ipc.sockets import bind_router
@@ -47,11 +36,11 @@ from ..ipc.step import (
     WorkerProgress,
     WorkerReady,
 )
-from .clients import Client, LeaseWatch
+from .clients import LeaseWatch
 from .engine_core import EngineCore
-from .engine_facts import StartupClock, call_utility, format_startup, make_engine_facts
+from .engine_facts import StartupClock, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
-from .snapshot import Surroundings
+from .reception import Reception
 
 _log = logging.getLogger(__name__)
 
@@ -71,15 +60,12 @@ class EngineCoreProcess:
     def __init__(self, launch: CoreLaunch, lifeline_fd: int, started_at: float) -> None:
         self._config = launch.config
         self._starter_package_dir = launch.package_dir
-        self._epoch = secrets.token_hex(8)
         self._codec = make_client_codec()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = bind_router(self._context, launch.client_address)
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
-        self._clients: dict[bytes, Client] = {}
+        self._reception = Reception(secrets.token_hex(8), started_at, self._send)
         self._leases = LeaseWatch(self._router)
-        self._core: EngineCore | None = None
-        self._facts: EngineFacts | None = None
         self._has_worker = False
         self._worker_losses: list[float] = []
         self._exit_code: int | None = None
@@ -106,6 +92,11 @@ class EngineCoreProcess:
         self._context.destroy(linger=200)
         assert self._exit_code is not None
         return self._exit_code
+
+    @property
+    def _core(self) -> EngineCore | None:
+        """The engine once its worker was ready for the first time."""
+        return self._reception.core
 
     # One turn of the loop.
 
@@ -135,14 +126,14 @@ class EngineCoreProcess:
         if self._leases.monitor in ready:
             self._leases.read_events()
         if self._leases.take_due():
-            self._check_leases()
+            self._reception.check_leases()
         for event in self._executor.receive():
             self._on_executor_event(event)
         if self._core is not None:
             self._core.expire(time.monotonic())
         # 3. Keep the worker fed before anything else, then deliver.
         self._submit_steps()
-        self._deliver()
+        self._reception.deliver()
 
     def _wait(self) -> dict[object, int]:
         in_flight = self._core is not None and self._core.num_in_flight > 0
@@ -160,7 +151,7 @@ class EngineCoreProcess:
     def _poll_timeout_ms(self) -> int | None:
         """Until something has to be done though nothing arrives; None if there is no such thing."""
         timeouts: list[int] = []
-        if any(client.outbox for client in self._clients.values()):
+        if any(client.outbox for client in self._reception.clients.values()):
             timeouts.append(OUTBOX_RETRY_MS)
         if (check_at := self._leases.next_check_at) is not None:
             timeouts.append(_until_ms(check_at))
@@ -191,91 +182,9 @@ class EngineCoreProcess:
             except zmq.Again:
                 return
             try:
-                self._on_client_message(identity, self._codec.decode(frames))
+                self._reception.take(identity, self._codec.decode(frames))
             except ProtocolError as error:
-                self._reply(identity, ProtocolNotice(str(error)))
-
-    def _on_client_message(self, identity: bytes, message: object) -> None:
-        if isinstance(message, Hello):
-            self._welcome_or_refuse(identity, message)
-            return
-        if isinstance(message, Goodbye):
-            self._forget_client(identity)
-            return
-        if identity not in self._clients or self._core is None:
-            raise ProtocolError("Hello and its Welcome come before any other message")
-        match message:
-            case EngineCoreRequest():
-                self._core.add_request(identity, message)
-            case AbortRequests():
-                self._core.abort_requests(identity, message.request_ids)
-            case UtilityCall():
-                self._reply(identity, self._call_utility(self._core, message))
-            case _:
-                raise ProtocolError(f"{type(message).__name__} is not for the engine")
-
-    def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
-        if hello.protocol_version != PROTOCOL_VERSION:
-            reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
-            self._reply(identity, Refusal(reason))
-            return
-        self._forget_client(identity)  # it begins anew and will add again what it still wants
-        self._clients[identity] = Client(hello, time.monotonic())
-        if self._facts is not None:
-            self._welcome(identity, self._facts)
-        else:
-            self._reply(identity, StartupProgress(self._startup.phase))
-
-    def _welcome(self, identity: bytes, facts: EngineFacts) -> None:
-        assert self._core is not None
-        hello = self._clients[identity].hello
-        self._core.set_client(identity, hello.weight)
-        self._reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number))
-
-    def _call_utility(self, core: EngineCore, call: UtilityCall) -> UtilityResult:
-        clients = {identity: client.describe() for identity, client in self._clients.items()}
-        return call_utility(core, call, Surroundings(self._epoch, self._startup.started_at, clients))
-
-    def _forget_client(self, identity: bytes) -> None:
-        if self._clients.pop(identity, None) is not None and self._core is not None:
-            self._core.remove_client(identity)
-
-    def _check_leases(self) -> None:
-        """Forget the clients whose connection has ended."""
-        for identity in list(self._clients):
-            try:
-                self._send(identity, LeaseCheck())
-            except ConnectionResetError:
-                self._on_client_gone(identity)
-
-    def _on_client_gone(self, identity: bytes) -> None:
-        hello = self._clients[identity].hello
-        _log.info("client %s (pid %d) is gone", hello.client_kind, hello.pid)
-        self._forget_client(identity)
-
-    def _reply(self, identity: bytes, message: msgspec.Struct) -> None:
-        client = self._clients.get(identity)
-        if client is None:
-            self._send(identity, message)
-        else:
-            client.outbox.add_reply(message)
-
-    def _deliver(self) -> None:
-        if self._core is not None:
-            for identity, outputs in self._core.take_outputs().items():
-                client = self._clients.get(identity)
-                if client is not None:
-                    client.outbox.add_outputs(outputs)
-        gone: list[bytes] = []
-        for identity, client in self._clients.items():
-            if not client.outbox:
-                continue
-            try:
-                client.outbox.flush(lambda message, to=identity: self._send(to, message), self._epoch)
-            except ConnectionResetError:
-                gone.append(identity)
-        for identity in gone:
-            self._on_client_gone(identity)
+                self._reception.reply(identity, ProtocolNotice(str(error)))
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
@@ -286,9 +195,7 @@ class EngineCoreProcess:
             return False
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                if identity in self._clients:
-                    raise ConnectionResetError from None
-                return True  # nobody to tell
+                raise ConnectionResetError from None
             raise
 
     # The worker.
@@ -334,32 +241,30 @@ class EngineCoreProcess:
         self._has_worker = True
         pids = {"core": os.getpid(), **self._executor.pids}
         if self._core is not None:
-            assert self._facts is not None
-            self._facts = msgspec.structs.replace(self._facts, pids=pids)
+            assert self._reception.facts is not None
+            self._reception.facts = msgspec.structs.replace(self._reception.facts, pids=pids)
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
                 self._end("the restarted worker has room for fewer KV blocks than before", EXIT_WORKER_LOST)
             return
-        self._core = EngineCore(self._config, ready.num_gpu_blocks, clock=time.time)
-        self._facts = make_engine_facts(self._config, ready, pids, self._startup)
-        for line in format_startup(self._facts):
+        core = EngineCore(self._config, ready.num_gpu_blocks, clock=time.time)
+        facts = make_engine_facts(self._config, ready, pids, self._startup)
+        for line in format_startup(facts):
             _log.info("%s", line)
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it
-        for identity in self._clients:
-            self._welcome(identity, self._facts)
+        self._reception.open(core, facts)
 
     # Phases and the end.
 
     def _note_phase(self, phase: str, at: float) -> None:
         self._startup.begin(phase, at)
-        for identity in self._clients:
-            self._reply(identity, StartupProgress(phase))
+        self._reception.note_phase(phase)
 
     def _refuse_all(self, reason: str, kind: str) -> None:
-        if not self._clients:  # a fast failure: the client that started this has not said Hello yet
+        if not self._reception.clients:  # a fast failure: the client that started this has not said Hello yet
             self._router.poll(FIRST_HELLO_TIMEOUT_MS)
             self._receive_from_clients()
-        for identity in self._clients:
-            self._reply(identity, Refusal(reason, kind))
+        for identity in self._reception.clients:
+            self._reception.reply(identity, Refusal(reason, kind))
         self._say_last_words()
         self._exit_code = EXIT_START_FAILED
 
@@ -367,8 +272,8 @@ class EngineCoreProcess:
         """Leave the loop. Clients are told only what is final: else another core takes this one's place."""
         if code == EXIT_WORKER_LOST:
             _log.error("%s", reason)
-            for identity in list(self._clients):
-                self._reply(identity, EngineDead(reason))
+            for identity in list(self._reception.clients):
+                self._reception.reply(identity, EngineDead(reason))
             self._say_last_words()
         self._exit_code = code
 
@@ -379,11 +284,11 @@ class EngineCoreProcess:
         right after sending would lose the reason in the very case that it is for.
         """
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
-        self._deliver()
-        while self._clients and (left_s := deadline - time.monotonic()) > 0:
+        self._reception.deliver()
+        while self._reception.clients and (left_s := deadline - time.monotonic()) > 0:
             if self._router.poll(int(left_s * 1000)):
                 self._receive_from_clients()
-            self._deliver()
+            self._reception.deliver()
 
 
 def _until_ms(at: float) -> int:

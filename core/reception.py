@@ -1,0 +1,148 @@
+"""The core's side of messages.py without a socket: who the clients are, what they say and what they are owed.
+
+`EngineCoreProcess` brings the frames and the socket, the simulator brings neither. One thread calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreRequest,
+    EngineFacts,
+    Goodbye,
+    Hello,
+    LeaseCheck,
+    Refusal,
+    StartupProgress,
+    UtilityCall,
+    Welcome,
+)
+from .clients import Client
+from .engine_core import EngineCore
+from .engine_facts import call_utility
+from .snapshot import Surroundings
+
+_log = logging.getLogger(__name__)
+
+# Puts a message into a client's queue. True if queued, False if the queue is full. Raises
+# ConnectionResetError if the client is gone.
+Send = Callable[[bytes, msgspec.Struct], bool]
+
+
+class Reception:
+    """All conversations. `core` and `facts` are None until `open`: then clients wait for their Welcome."""
+
+    def __init__(self, epoch: str, started_at: float, send: Send) -> None:
+        self.clients: dict[bytes, Client] = {}
+        self.core: EngineCore | None = None
+        self.facts: EngineFacts | None = None
+        self._epoch = epoch
+        self._started_at = started_at
+        self._phase = ""
+        self._send = send
+
+    def note_phase(self, phase: str) -> None:
+        """Tell who waits for the start how far it is."""
+        self._phase = phase
+        for identity in self.clients:
+            self.reply(identity, StartupProgress(phase))
+
+    def open(self, core: EngineCore, facts: EngineFacts) -> None:
+        """The engine is ready: welcome who waits, and whoever comes."""
+        self.core, self.facts = core, facts
+        for identity in self.clients:
+            self._welcome(identity, core, facts)
+
+    def take(self, identity: bytes, message: object) -> None:
+        """One message of a client. Raises ProtocolError when it is out of place."""
+        if isinstance(message, Hello):
+            self._welcome_or_refuse(identity, message)
+            return
+        if isinstance(message, Goodbye):
+            self.forget(identity)
+            return
+        if identity not in self.clients or self.core is None:
+            raise ProtocolError("Hello and its Welcome come before any other message")
+        match message:
+            case EngineCoreRequest():
+                self.core.add_request(identity, message)
+            case AbortRequests():
+                self.core.abort_requests(identity, message.request_ids)
+            case UtilityCall():
+                clients = {identity: client.describe() for identity, client in self.clients.items()}
+                surroundings = Surroundings(self._epoch, self._started_at, clients)
+                self.reply(identity, call_utility(self.core, message, surroundings))
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is not for the engine")
+
+    def forget(self, identity: bytes) -> None:
+        """Drop a client and its requests; nothing happens if it is not one."""
+        if self.clients.pop(identity, None) is not None and self.core is not None:
+            self.core.remove_client(identity)
+
+    def check_leases(self) -> None:
+        """Forget the clients whose connection has ended."""
+        for identity in list(self.clients):
+            try:
+                self._send(identity, LeaseCheck())
+            except ConnectionResetError:
+                self._on_client_gone(identity)
+
+    def reply(self, identity: bytes, message: msgspec.Struct) -> None:
+        """Answer, past the outputs that wait; at once to one that is no client, if it is still there."""
+        client = self.clients.get(identity)
+        if client is not None:
+            client.outbox.add_reply(message)
+            return
+        try:
+            self._send(identity, message)
+        except ConnectionResetError:
+            _log.debug("nobody is there to be told %s", type(message).__name__)
+
+    def deliver(self) -> None:
+        """Send what is owed, as far as each client's queue takes it."""
+        if self.core is not None:
+            for identity, outputs in self.core.take_outputs().items():
+                client = self.clients.get(identity)
+                if client is not None:
+                    client.outbox.add_outputs(outputs)
+        gone: list[bytes] = []
+        for identity, client in self.clients.items():
+            if not client.outbox:
+                continue
+            try:
+                client.outbox.flush(lambda message, to=identity: self._send(to, message), self._epoch)
+            except ConnectionResetError:
+                gone.append(identity)
+        for identity in gone:
+            self._on_client_gone(identity)
+
+    def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
+            self.reply(identity, Refusal(reason))
+            return
+        self.forget(identity)  # it begins anew and will add again what it still wants
+        self.clients[identity] = Client(hello, time.monotonic())
+        if self.core is not None and self.facts is not None:
+            self._welcome(identity, self.core, self.facts)
+        else:
+            self.reply(identity, StartupProgress(self._phase))
+
+    def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
+        hello = self.clients[identity].hello
+        core.set_client(identity, hello.weight)
+        self.reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number))
+
+    def _on_client_gone(self, identity: bytes) -> None:
+        hello = self.clients[identity].hello
+        _log.info("client %s (pid %d) is gone", hello.client_kind, hello.pid)
+        self.forget(identity)
