@@ -205,17 +205,24 @@ class Conversation:
     `is_open` from a Welcome until the connection ends. What arrives while it is not is of the past.
     """
 
-    def __init__(self, engine: Engine, client_kind: str = "private", weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        client_kind: str = "private",
+        weight: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises ConfigError for a weight that the engine would not take."""
         if not 0.0 < weight <= MAX_CLIENT_WEIGHT:
             raise ConfigError("client_weight", weight, f"a number above 0 and up to {MAX_CLIENT_WEIGHT:g}")
         self._engine = engine
         self._kind = client_kind
         self._weight = weight
+        self._clock = clock
         self._number = 0
         self.codec: Codec = make_client_codec()
         self.facts: EngineFacts | None = None
-        self.ledger = RequestLedger()
+        self.ledger = RequestLedger(clock)
         self.is_open = False
         self._lost_at: float | None = None
 
@@ -229,7 +236,7 @@ class Conversation:
         """The connection has ended; the engine may be restarting, or it has dropped this client."""
         if self.is_open:
             self.is_open = False
-            self._lost_at = time.monotonic()
+            self._lost_at = self._clock()
 
     def take_welcome(
         self, socket: zmq.Socket[bytes], frames: list[bytes], on_phase: PhaseCallback | None
@@ -281,7 +288,7 @@ class Conversation:
         end = self._engine.describe_end()
         if end is not None:
             raise error_class(end)
-        if self._lost_at is not None and time.monotonic() - self._lost_at > RECONNECT_TIMEOUT_S:
+        if self._lost_at is not None and self._clock() - self._lost_at > RECONNECT_TIMEOUT_S:
             raise error_class(f"no connection to the engine for {RECONNECT_TIMEOUT_S:g} s")
 
 

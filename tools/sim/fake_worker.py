@@ -1,0 +1,335 @@
+"""FakeWorker and what goes with it: an engine without a device, sockets or time.
+
+FakeWorker honours ipc/step.py to the letter and checks that the core does: it keeps the contents of every
+KV slot (a digest of all tokens up to that position) and, for each row of a step, walks the block table and
+compares. Its tokens are a hash of (prompt, position), so a lost, doubled or misrouted token shows at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, ModelShape, RopeConfig, SchedulerConfig
+from ...ipc.messages import EngineCoreRequest, FinishReason, LogprobsBlock
+from ...ipc.sampling_params import SamplingParams
+from ...ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput, StepFailed
+from ...ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
+
+VOCAB_SIZE = 997
+
+
+def make_config(
+    *,
+    max_model_len: int = 128,
+    block_size: int = 8,
+    eos_token_ids: tuple[int, ...] = (),
+    enable_prefix_caching: bool = True,
+    rope: RopeConfig | None = None,
+    max_position_embeddings: int = 2048,
+    scheduler: SchedulerConfig | None = None,
+) -> EngineConfig:
+    """A small engine's configuration; the model is never loaded."""
+    shape = ModelShape(
+        architecture="LlamaForCausalLM",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=8,
+        intermediate_size=16,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=8,
+        max_position_embeddings=max_position_embeddings,
+        rope=rope or RopeConfig(),
+    )
+    model = ModelConfig(
+        model="fake",
+        served_model_name="fake",
+        tokenizer="fake",
+        shape=shape,
+        max_model_len=max_model_len,
+        eos_token_ids=eos_token_ids,
+    )
+    cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching)
+    return EngineConfig(model=model, cache=cache, scheduler=scheduler or SchedulerConfig())
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int],
+    *,
+    output: list[int] | None = None,
+    arrival_time: float = 0.0,
+    eos_token_ids: list[int] | None = None,
+    priority: int = 0,
+    cache_salt: str = "",
+    tenant: str = "",
+    timeout_s: float | None = None,
+    queue_timeout_s: float | None = None,
+    **params: object,
+) -> EngineCoreRequest:
+    """A request as a frontend sends it; `params` are SamplingParams fields."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=encode_token_ids(prompt),
+        sampling_params=SamplingParams(**{"temperature": 0.0, **params}),  # pyright: ignore[reportArgumentType]
+        arrival_time=arrival_time,
+        eos_token_ids=eos_token_ids or [],
+        output_token_ids=encode_token_ids(output or []),
+        priority=priority,
+        cache_salt=cache_salt,
+        tenant=tenant,
+        timeout_s=timeout_s,
+        queue_timeout_s=queue_timeout_s,
+    )
+
+
+def token_at(prompt: bytes, position: int) -> int:
+    """The token that every FakeWorker samples for output `position` of this prompt."""
+    return zlib.crc32(position.to_bytes(4, "little"), zlib.crc32(prompt)) % VOCAB_SIZE
+
+
+def expected_output(request: EngineCoreRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """The tokens and the end of an undisturbed run, straight from the definition of stopping."""
+    params = request.sampling_params
+    tokens = decode_token_ids(request.output_token_ids)
+    room = max_model_len - count_token_ids(request.prompt_token_ids)
+    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    stops = {*request.eos_token_ids, *(params.stop_token_ids or [])}
+    while True:
+        if tokens and tokens[-1] in stops and len(tokens) >= params.min_tokens:
+            return tokens, FinishReason.STOP
+        if len(tokens) >= limit:
+            return tokens, FinishReason.LENGTH
+        tokens.append(token_at(request.prompt_token_ids, len(tokens)))
+
+
+class FakeClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@dataclass(slots=True)
+class FakeRow:
+    """One row of the worker: what it knows of a live request."""
+
+    request_id: str
+    prompt: bytes
+    prompt_crc: int
+    num_prompt_tokens: int
+    params: SamplingParams
+    tokens: array[int]  # prompt + output, the worker's own samples included
+    digests: list[int]  # [p]: all tokens up to position p, and what else K and V depend on
+    block_ids: list[int]
+    num_computed: int
+
+    def extend_digests(self) -> None:
+        """Digests of all known tokens."""
+        for position in range(len(self.digests) - 1, len(self.tokens)):
+            self.digests.append(hash((self.digests[-1], self.tokens[position])))
+
+
+@dataclass
+class FakeWorker:
+    """A worker whose forward pass is bookkeeping. Raises AssertionError when a step breaks the contract.
+
+    verify: check KV contents; off for timing. poisoned: request ids whose presence makes a step fail.
+    bad: request ids whose logits are not finite. fail_next: the cause with which the next step fails.
+    """
+
+    config: EngineConfig
+    num_blocks: int
+    verify: bool = True
+    poisoned: set[str] = field(default_factory=set[str])
+    bad: set[str] = field(default_factory=set[str])
+    fail_next: str | None = None
+    rows: dict[int, FakeRow] = field(default_factory=dict[int, FakeRow])
+    slots: dict[int, int] = field(default_factory=dict[int, int])  # slot -> digest
+    last_step_id: int = -1
+    has_failed: bool = False
+
+    def reset_rows(self) -> None:
+        """Forget all rows; the cache stays."""
+        self.rows.clear()
+        self.has_failed = False
+
+    def lose(self) -> None:
+        """Die and come back with an empty cache."""
+        self.reset_rows()
+        self.slots.clear()
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | StepFailed:
+        """One step: effects in the contract's order, then all writes, then all reads, then samples."""
+        assert step.step_id > self.last_step_id, "step ids go up"
+        self.last_step_id = step.step_id
+        if self.has_failed:
+            return StepFailed(step.step_id, "an earlier step failed")
+        self._enter(step)
+        self._check_shape(step)
+        cause, self.fail_next = self.fail_next, None
+        cause = cause or self.find_poison(step)
+        if cause is not None:
+            self.has_failed = True
+            return StepFailed(step.step_id, cause)
+        if self.verify:
+            self._write(step)
+            self._read(step)
+        return self._sample(step)
+
+    def find_poison(self, step: SchedulerOutput) -> str | None:
+        """The cause with which this step fails, once its requests are in their rows; None if it does not."""
+        found = sorted({self.rows[row].request_id for row in step.rows} & self.poisoned)
+        return f"poisoned by {found}" if found else None
+
+    def _enter(self, step: SchedulerOutput) -> None:
+        for row in step.freed_rows:
+            assert self.rows.pop(row, None) is not None, f"row {row} is freed and was not in use"
+        for new in step.new_requests:
+            assert new.row not in self.rows, f"row {new.row} is entered and still in use"
+            assert 0 <= new.row < self.config.scheduler.max_num_seqs
+            self.rows[new.row] = self._make_row(new)
+        for row, block_ids in step.new_block_ids:
+            assert block_ids, "an empty list of new blocks says nothing"
+            self.rows[row].block_ids.extend(block_ids)
+
+    def _make_row(self, new: NewRequestData) -> FakeRow:
+        tokens = array("i")
+        tokens.frombytes(new.prompt_token_ids + new.output_token_ids)
+        num_prompt = count_token_ids(new.prompt_token_ids)
+        shape = self.config.model.shape
+        original = shape.rope.original_max_position_embeddings or shape.max_position_embeddings
+        is_stretched = shape.rope.type == "dynamic" and num_prompt > original
+        row = FakeRow(
+            request_id=new.request_id,
+            prompt=new.prompt_token_ids,
+            prompt_crc=zlib.crc32(new.prompt_token_ids),
+            num_prompt_tokens=num_prompt,
+            params=new.sampling_params,
+            tokens=tokens,
+            digests=[num_prompt if is_stretched else 0],
+            block_ids=list(new.block_ids),
+            num_computed=new.num_computed_tokens,
+        )
+        assert 0 <= row.num_computed < len(tokens), "a prefix hit leaves at least one token to compute"
+        return row
+
+    def _check_shape(self, step: SchedulerOutput) -> None:
+        scheduler, block_size = self.config.scheduler, self.config.cache.block_size
+        assert step.rows, "a step has work"
+        assert len(set(step.rows)) == len(step.rows) == len(step.num_tokens)
+        assert sum(step.num_tokens) <= scheduler.max_num_batched_tokens, "the token budget"
+        for new in step.new_requests:
+            assert new.row in step.rows, "a new request computes something"
+        for row, count in zip(step.rows, step.num_tokens, strict=True):
+            state = self.rows[row]
+            end = state.num_computed + count
+            assert count >= 1, "a scheduled row computes something"
+            assert end <= len(state.tokens), f"{state.request_id} has no token at {end - 1}"
+            assert end <= len(state.block_ids) * block_size, f"{state.request_id} has no block for {end - 1}"
+            assert len(state.tokens) <= self.config.model.max_model_len
+            assert len(state.block_ids) <= self.config.max_blocks_per_request
+            assert len(set(state.block_ids)) == len(state.block_ids)
+            assert all(0 <= block_id < self.num_blocks for block_id in state.block_ids)
+
+    def _write(self, step: SchedulerOutput) -> None:
+        written: set[int] = set()
+        for row, count in zip(step.rows, step.num_tokens, strict=True):
+            state = self.rows[row]
+            state.extend_digests()
+            for position in range(state.num_computed, state.num_computed + count):
+                slot = self._slot(state, position)
+                assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
+                written.add(slot)
+                self.slots[slot] = state.digests[position + 1]
+
+    def _read(self, step: SchedulerOutput) -> None:
+        for row, count in zip(step.rows, step.num_tokens, strict=True):
+            state = self.rows[row]
+            for position in range(state.num_computed + count):
+                found = self.slots.get(self._slot(state, position))
+                assert found == state.digests[position + 1], (
+                    f"step {step.step_id}: {state.request_id} reads other contents at position {position}"
+                )
+
+    def _sample(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        rows: list[int] = []
+        token_ids: list[int] = []
+        logprobs: list[RowLogprobs] = []
+        for row, count in zip(step.rows, step.num_tokens, strict=True):
+            state = self.rows[row]
+            start = state.num_computed
+            state.num_computed += count
+            sample, prompt = None, self._prompt_logprobs(state, start)
+            if state.num_computed == len(state.tokens):
+                position = len(state.tokens) - state.num_prompt_tokens
+                token_id = zlib.crc32(position.to_bytes(4, "little"), state.prompt_crc) % VOCAB_SIZE
+                rows.append(row)
+                token_ids.append(token_id)
+                state.tokens.append(token_id)
+                if state.params.logprobs is not None:
+                    sample = make_logprobs([token_id], position)
+            if sample is not None or prompt is not None:
+                logprobs.append(RowLogprobs(row, sample, prompt))
+        bad_rows = [row for row in rows if self.rows[row].request_id in self.bad] if self.bad else []
+        return ModelRunnerOutput(step.step_id, rows, token_ids, logprobs, bad_rows)
+
+    def _prompt_logprobs(self, state: FakeRow, start: int) -> LogprobsBlock | None:
+        if state.params.prompt_logprobs is None:
+            return None
+        first, last = start + 1, min(state.num_computed + 1, state.num_prompt_tokens)
+        return make_logprobs(state.tokens[first:last].tolist(), first) if first < last else None
+
+    def _slot(self, state: FakeRow, position: int) -> int:
+        block_size = self.config.cache.block_size
+        return state.block_ids[position // block_size] * block_size + position % block_size
+
+
+def make_logprobs(token_ids: list[int], first_position: int) -> LogprobsBlock:
+    """Logprobs of width 1; the value at a position is minus the position, so that order can be checked."""
+    count = len(token_ids)
+    return LogprobsBlock(
+        num_positions=count,
+        width=1,
+        token_ids=encode_token_ids(token_ids),
+        logprobs=array("f", [-(first_position + i) for i in range(count)]).tobytes(),
+        ranks=encode_token_ids([1] * count),
+    )
+
+
+class FakeExecutor:
+    """Hands steps to a worker in order and answers in order, a step being run when its answer is fetched."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.worker = worker
+        self.pending: deque[SchedulerOutput] = deque()
+        self._resets: set[int] = set()  # ids of the last steps before rows are reset
+
+    def submit(self, step: SchedulerOutput) -> None:
+        """Send a step; it runs later."""
+        self.pending.append(step)
+
+    def reset_rows(self) -> None:
+        """Send ResetRows, which comes after the steps that were sent before."""
+        if self.pending:
+            self._resets.add(self.pending[-1].step_id)
+        else:
+            self.worker.reset_rows()
+
+    def collect(self) -> ModelRunnerOutput | StepFailed:
+        """The answer to the oldest step."""
+        step = self.pending.popleft()
+        answer = self.worker.execute(step)
+        if step.step_id in self._resets:
+            self.worker.reset_rows()
+        return answer
