@@ -155,6 +155,17 @@ def test_a_newcomer_takes_the_row_of_the_most_recent_request_of_who_holds_most()
     assert engine.core.counters.num_preemptions == 1
 
 
+def test_decodes_that_were_left_out_fit_into_the_steps_that_follow():
+    engine = make_engine(max_num_seqs=8, max_num_batched_tokens=4, long_prefill_token_threshold=4)
+    flood(engine, b"a", 6, 4, 30)
+    while not engine.tokens["a3"]:
+        work_of(engine)
+    for i in range(3):
+        engine.add(make_request(f"new{i}", [i + 1] * 4, max_tokens=9), b"b")
+    while len(engine.finals) < 9:
+        assert sum(work_of(engine).values()) <= 4
+
+
 def test_newcomers_of_several_tenants_begin_in_one_step():
     engine = make_engine(max_num_seqs=8)
     flood(engine, b"a", 12, 8, 60)
