@@ -1,0 +1,106 @@
+"""`quire stress`: parses what is to be endured and hands over to quire.tools.stress, loaded only then."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from ...ipc.errors import InputError
+from .parser import Parser
+
+_EPILOG = """\
+Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while processes are killed. Exit
+code 1 when a request is lost, fails or gets another token than in a run that nothing disturbs, or when a
+block, a process, a file or a file descriptor is left.
+
+The engine is one of its own, unless --attach names a running daemon; of that one core and worker are killed
+only with --kill-others. Everything stays on this machine: sockets in a private folder, HTTP on 127.0.0.1.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire stress`."""
+    options = _make_parser().parse(argv)
+    from ...tools.stress.kills import METHODS, ROLES
+    from ...tools.stress.stress import StressOptions, run_reproduction, run_stress
+
+    roles = _parse_names("kills", options.kills, ROLES)
+    methods = _parse_names("signals", options.signals, METHODS)
+    for field in ("duration", "rate", "kill_interval", "max_tokens"):
+        if not 0 < getattr(options, field) < float("inf"):
+            raise InputError(field, getattr(options, field), "a number above 0")
+    if options.reproduce is not None:
+        if options.attach is not None:
+            raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
+        return run_reproduction(options.reproduce, options.max_tokens, options.seed)
+    if options.attach is not None and not options.kill_others and set(roles) - {"http"}:
+        raise InputError(
+            "kills", options.kills, "http or none with --attach; --kill-others allows core and worker"
+        )
+    if options.plot is not None:
+        from ...tools.bench.serve_plot import check_plot
+
+        check_plot(options.plot)
+    return run_stress(
+        StressOptions(
+            attach=options.attach,
+            seed=options.seed,
+            duration_s=options.duration,
+            rate=options.rate,
+            max_tokens=options.max_tokens,
+            roles=roles,
+            methods=methods,
+            kill_interval_s=options.kill_interval,
+            has_noise=options.noise,
+            json_path=options.json,
+            plot_path=options.plot,
+        )
+    )
+
+
+def _parse_names(field: str, text: str, allowed: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Names with commas between them; 'none' is no name."""
+    names = () if text == "none" else tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in allowed:
+            raise InputError(field, text, f"none, or of {', '.join(allowed)} with commas between them")
+    return names
+
+
+def _make_parser() -> Parser:
+    parser = Parser("quire stress", "Load and deaths together: does every request get its tokens?", _EPILOG)
+    parser.add_argument("--attach", metavar="NAME", help="a running daemon instead of one of its own")
+    parser.add_argument("--kill-others", action="store_true", help="allow to kill that daemon's processes")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the load and the kills (0)")
+    parser.add_argument("--duration", type=float, default=60.0, metavar="S", help="of the load (60)")
+    parser.add_argument("--rate", type=float, default=6.0, metavar="R", help="requests/s, Poisson (6)")
+    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="longest answer (200)")
+    parser.add_argument(
+        "--kills", default="core,worker,http", metavar="ROLES", help="who dies (core,worker,http); none"
+    )
+    parser.add_argument(
+        "--signals",
+        default="KILL,TERM,STOP+CONT",
+        metavar="HOW",
+        help="of KILL, TERM, STOP, STOP+CONT (KILL,TERM,STOP+CONT)",
+    )
+    parser.add_argument(
+        "--kill-interval",
+        type=float,
+        default=8.0,
+        metavar="S",
+        help="one kill in each (8), later where the engine would give up",
+    )
+    parser.add_argument(
+        "--noise",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="storms of broken connections, and junk to every socket (on)",
+    )
+    parser.add_argument(
+        "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture of the run over time")
+    return parser

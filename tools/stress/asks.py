@@ -1,0 +1,141 @@
+"""What a stress run asks: a pool of requests, and when each client sends which of them and how it behaves.
+
+Everything is drawn from the run's seed, so the same options make the same load. Pure.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from ...frontend.input_processor import Prompt
+from ...ipc.sampling_params import RequestOutputKind, SamplingParams
+
+ClientKind = Literal["http", "async", "llm"]
+CLIENT_KINDS: tuple[ClientKind, ...] = ("http", "async", "llm")
+Behaviour = Literal["reads", "leaves", "slow"]  # to the end, goes away in the middle, or reads with pauses
+
+_BEGINNINGS = (
+    "Once upon a time",
+    "The little fox",
+    "One day, a",
+    "What is 3 plus 4?",
+    "Lily went to the",
+    "Tom had a red ball. He",
+)
+_FIRST_PLAIN_TOKEN, _LAST_PLAIN_TOKEN = 16, 1000  # every vocabulary has that many
+_LONG_SHARE = 0.2  # of the prompts that are token ids: long enough to be prefilled in chunks beside others
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose tokens depend on nothing but itself: greedy or seeded, of a length known before."""
+
+    prompt: str | list[int]
+    max_tokens: int
+    seed: int | None  # None: greedy
+
+    @property
+    def engine_prompt(self) -> Prompt:
+        """As LLM and AsyncLLM take it."""
+        return self.prompt if isinstance(self.prompt, str) else {"prompt_token_ids": self.prompt}
+
+    def make_params(self, output_kind: RequestOutputKind) -> SamplingParams:
+        """As LLM and AsyncLLM take them."""
+        return SamplingParams(
+            temperature=0.0 if self.seed is None else 1.0,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            ignore_eos=True,
+            output_kind=output_kind,
+        )
+
+    def make_body(self, model: str) -> dict[str, Any]:
+        """As /v1/completions takes it, streamed."""
+        return {
+            "model": model,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": 0.0 if self.seed is None else 1.0,
+            "seed": self.seed,
+            "top_p": 1.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of the load: `number` names it in this run, `ask` is its place in the pool."""
+
+    number: int
+    due_s: float  # from the start of the load
+    ask: int
+    behaviour: Behaviour = "reads"
+
+
+class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one client process is to do. Written to its standard input as one line of JSON."""
+
+    kind: ClientKind
+    daemon: str
+    url: str  # of the server, for http
+    model: str
+    pool: list[Ask]
+    arrivals: list[Arrival]
+    max_concurrency: int | None = None  # then the next one is sent when there is room, and not when it is due
+    timeout_s: float  # of one request, from when it is sent
+
+
+def draw_pool(seed: int, size: int, max_tokens: int) -> list[Ask]:
+    """Distinct requests: texts and ids, short and long, half of them greedy."""
+    rng = random.Random(f"pool/{seed}")
+    return [
+        Ask(
+            prompt=_draw_prompt(rng),
+            max_tokens=rng.randint(max(1, max_tokens // 4), max_tokens),
+            seed=None if index % 2 else rng.randrange(1 << 31),
+        )
+        for index in range(size)
+    ]
+
+
+def _draw_prompt(rng: random.Random) -> str | list[int]:
+    if rng.random() < 0.5:
+        return " ".join(rng.choice(_BEGINNINGS) for _ in range(rng.randint(1, 3)))
+    length = rng.randint(100, 200) if rng.random() < _LONG_SHARE else rng.randint(1, 40)
+    return [rng.randrange(_FIRST_PLAIN_TOKEN, _LAST_PLAIN_TOKEN) for _ in range(length)]
+
+
+def draw_arrivals(
+    seed: int, rate: float, duration_s: float, pool_size: int, odd_share: float
+) -> list[Arrival]:
+    """A Poisson process of `rate` requests/s; `odd_share` of them leave early or read slowly."""
+    rng = random.Random(f"arrivals/{seed}")
+    arrivals: list[Arrival] = []
+    for due_s in _draw_times(rng, rate, duration_s):
+        behaviour: Behaviour = "reads"
+        if rng.random() < odd_share:
+            behaviour = rng.choice(("leaves", "slow"))
+        number, ask = len(arrivals), rng.randrange(pool_size)
+        arrivals.append(Arrival(number=number, due_s=due_s, ask=ask, behaviour=behaviour))
+    return arrivals
+
+
+def deal(arrivals: list[Arrival], kinds: tuple[ClientKind, ...]) -> dict[ClientKind, list[Arrival]]:
+    """The load in turn to each kind of client; `LLM.generate` always reads to the end."""
+    shares: dict[ClientKind, list[Arrival]] = {
+        kind: arrivals[i :: len(kinds)] for i, kind in enumerate(kinds)
+    }
+    if "llm" in shares:
+        shares["llm"] = [msgspec.structs.replace(one, behaviour="reads") for one in shares["llm"]]
+    return shares
+
+
+def _draw_times(rng: random.Random, rate: float, duration_s: float) -> Iterator[float]:
+    at = rng.expovariate(rate)
+    while at < duration_s:
+        yield at
+        at += rng.expovariate(rate)

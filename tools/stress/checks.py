@@ -1,0 +1,61 @@
+"""The invariants of a stress run: whether every request got exactly what it is owed. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .asks import Arrival
+from .record import Golden, Record
+
+
+def check_records(
+    arrivals: Sequence[Arrival], records: Sequence[Record], golden: Sequence[Golden]
+) -> list[str]:
+    """What is broken, a line each; empty when every arrival ended once and with its tokens."""
+    counts = Counter(record.number for record in records)
+    broken = [
+        f"request {arrival.number} ended {counts[arrival.number]} times, not once"
+        for arrival in arrivals
+        if counts[arrival.number] != 1
+    ]
+    for record in records:
+        wrong = _find_wrong(record, golden[record.ask])
+        if wrong is not None:
+            broken.append(f"request {record.number} ({record.client}, {record.behaviour}): {wrong}")
+    return broken
+
+
+def count_failed(records: Sequence[Record]) -> int:
+    """Requests that their client has to call failed."""
+    return sum(record.end == "failed" for record in records)
+
+
+def _find_wrong(record: Record, golden: Golden) -> str | None:
+    if record.end == "failed":
+        return f"failed: {record.error}"
+    if record.end == "left":
+        return _find_wrong_beginning(record, golden)
+    if record.num_ends != 1:
+        return f"{record.num_ends} final outputs, not one"
+    if record.num_tokens != len(golden.token_ids):
+        return f"{record.num_tokens} tokens, not {len(golden.token_ids)}"
+    if record.text != golden.text or (record.client != "http" and record.token_ids != golden.token_ids):
+        return f"other tokens from position {_find_difference(record, golden)} on"
+    return None
+
+
+def _find_wrong_beginning(record: Record, golden: Golden) -> str | None:
+    has_its_ids = golden.token_ids[: len(record.token_ids)] == record.token_ids
+    if has_its_ids and golden.text.startswith(record.text):
+        return None
+    return f"other tokens from position {_find_difference(record, golden)} on, before it was left"
+
+
+def _find_difference(record: Record, golden: Golden) -> int:
+    """Where they part: of ids, or of characters where there are no ids."""
+    got, owed = (
+        (record.text, golden.text) if record.client == "http" else (record.token_ids, golden.token_ids)
+    )
+    pairs = enumerate(zip(got, owed, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(got), len(owed)))

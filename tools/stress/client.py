@@ -1,0 +1,183 @@
+"""A client process of a stress run: `python -P -m quire.tools.stress.client`.
+
+Reads a ClientPlan, a line of JSON, and says "ready"; the next line starts the load. Then it writes each
+request's Record, a line of JSON, when it has ended, and ends itself after the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from ...frontend.async_llm import AsyncLLM
+from ...frontend.llm import LLM
+from ...ipc.errors import QuireError
+from ...ipc.sampling_params import RequestOutputKind
+from .asks import Arrival, ClientPlan
+from .http_client import ask_http
+from .record import Record
+
+_SLOW_PAUSE_S = 0.05
+_LLM_BATCH = 4  # requests of one call of LLM.generate
+
+
+def write_line(data: bytes) -> None:
+    """A line to whoever started this process."""
+    sys.stdout.buffer.write(data + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def make_record(plan: ClientPlan, arrival: Arrival) -> Record:
+    """A record of a request that is sent now."""
+    return Record(
+        number=arrival.number,
+        ask=arrival.ask,
+        client=plan.kind,
+        behaviour=arrival.behaviour,
+        began_at=time.monotonic(),
+    )
+
+
+def write_record(record: Record) -> None:
+    """The request has ended."""
+    record.ended_at = time.monotonic()
+    write_line(msgspec.json.encode(record))
+
+
+class Client(ABC):
+    """Sends a plan's requests when they are due, all in one event loop."""
+
+    def __init__(self, plan: ClientPlan) -> None:
+        self._plan = plan
+
+    async def run(self) -> None:
+        """Get ready, wait for the word, and send everything."""
+        await self.start()
+        write_line(b"ready")
+        if not await asyncio.to_thread(sys.stdin.buffer.readline):
+            return  # whoever started this has gone
+        await self._send_all()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Connect, where that is done once for all requests."""
+
+    @abstractmethod
+    async def ask(self, arrival: Arrival, record: Record) -> None:
+        """Send one request and fill its record. May raise QuireError or OSError, which the record gets."""
+
+    async def _send_all(self) -> None:
+        start = time.monotonic()
+        limit = self._plan.max_concurrency
+        slots = asyncio.Semaphore(len(self._plan.arrivals) + 1 if limit is None else limit)
+        async with asyncio.TaskGroup() as group:
+            for arrival in self._plan.arrivals:
+                if limit is None:
+                    await asyncio.sleep(max(0.0, start + arrival.due_s - time.monotonic()))
+                await slots.acquire()
+                task = group.create_task(self._ask_in_time(arrival))
+                task.add_done_callback(lambda _: slots.release())
+
+    async def _ask_in_time(self, arrival: Arrival) -> None:
+        record = make_record(self._plan, arrival)
+        try:
+            async with asyncio.timeout(self._plan.timeout_s):
+                await self.ask(arrival, record)
+        except TimeoutError:
+            record.error = f"no end within {self._plan.timeout_s:g} s"
+        except (QuireError, OSError) as error:
+            record.error = f"{type(error).__name__}: {error}"
+        if record.error:
+            record.end = "failed"
+        write_record(record)
+
+
+class HttpClient(Client):
+    """Streams of a server; a connection that breaks is made again and the request sent again."""
+
+    async def start(self) -> None:
+        pass
+
+    async def ask(self, arrival: Arrival, record: Record) -> None:
+        ask = self._plan.pool[arrival.ask]
+        leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
+        pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
+        await ask_http(self._plan.url, ask.make_body(self._plan.model), record, leave_after, pause_s)
+
+
+class AsyncClient(Client):
+    """Generators of one AsyncLLM."""
+
+    async def start(self) -> None:
+        self._llm = AsyncLLM(attach=self._plan.daemon)
+        await self._llm.start()
+
+    async def ask(self, arrival: Arrival, record: Record) -> None:
+        ask = self._plan.pool[arrival.ask]
+        stream = self._llm.generate(ask.engine_prompt, ask.make_params(RequestOutputKind.DELTA))
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                record.piece_times.append(time.monotonic())
+                record.token_ids += output.outputs[0].token_ids
+                record.text += output.outputs[0].text
+                record.num_ends += output.finished
+                if arrival.behaviour == "leaves" and len(record.token_ids) >= ask.max_tokens // 2:
+                    break
+                if arrival.behaviour == "slow":
+                    await asyncio.sleep(_SLOW_PAUSE_S)
+        record.num_tokens = len(record.token_ids)
+        record.end = "finished" if record.num_ends else "left"
+
+
+def run_llm(plan: ClientPlan) -> None:
+    """Calls of LLM.generate, a few requests each, one call after another."""
+    with LLM(attach=plan.daemon) as llm:
+        write_line(b"ready")
+        if not sys.stdin.buffer.readline():
+            return
+        start = time.monotonic()
+        for place in range(0, len(plan.arrivals), _LLM_BATCH):
+            batch = plan.arrivals[place : place + _LLM_BATCH]
+            time.sleep(max(0.0, start + batch[0].due_s - time.monotonic()))
+            _run_batch(llm, plan, batch)
+
+
+def _run_batch(llm: LLM, plan: ClientPlan, batch: list[Arrival]) -> None:
+    records = [make_record(plan, arrival) for arrival in batch]
+    asks = [plan.pool[arrival.ask] for arrival in batch]
+    try:
+        outputs = llm.generate(
+            [ask.engine_prompt for ask in asks],
+            [ask.make_params(RequestOutputKind.FINAL_ONLY) for ask in asks],
+            use_tqdm=False,
+        )
+    except QuireError as error:
+        for record in records:
+            record.error = f"{type(error).__name__}: {error}"
+            write_record(record)
+        return
+    for record, output in zip(records, outputs, strict=True):
+        record.piece_times.append(time.monotonic())
+        record.token_ids = list(output.outputs[0].token_ids)
+        record.text, record.num_tokens = output.outputs[0].text, len(record.token_ids)
+        record.num_ends, record.error = int(output.finished), output.error or ""
+        record.end = "failed" if record.error else "finished"
+        write_record(record)
+
+
+def main() -> None:
+    """Run the plan on standard input."""
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=ClientPlan)
+    if plan.kind == "llm":
+        run_llm(plan)
+    else:
+        asyncio.run((HttpClient if plan.kind == "http" else AsyncClient)(plan).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Asks a server for a streamed completion, as patiently as a good client: a broken connection is tried again.
+
+A request is a function of its body, so a second try gets the same tokens. What is no broken connection (an
+error status, an error in the stream) is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ...ipc.errors import QuireError
+from ..bench.http_stream import AnswerError, AnswerParser, Endpoint, EventParser
+from .record import Record
+
+_RETRY_PAUSE_S = 0.05  # doubled after each try
+_MAX_RETRY_PAUSE_S = 0.5
+_READ_BYTES = 64 * 1024
+_SLOW_READ_BYTES = 512
+_MAX_TEXT = 300
+
+
+class RefusedError(QuireError):
+    """The server answered, and the answer is an error."""
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+async def ask_http(
+    base_url: str, body: dict[str, Any], record: Record, leave_after: int | None, pause_s: float
+) -> None:
+    """Fill the record. Ends when the stream has, or with the connection dropped after `leave_after` pieces.
+
+    Tries again for as long as the caller lets it. Raises RefusedError.
+    """
+    pause_before_retry_s = _RETRY_PAUSE_S
+    request = Endpoint.parse(base_url, None).encode_request(
+        "POST", "/v1/completions", msgspec.json.encode(body)
+    )
+    while True:
+        _begin_again(record)
+        try:
+            await _Exchange(record, leave_after, pause_s).run(base_url, request)
+            return
+        except (AnswerError, OSError):
+            record.broken_at.append(time.monotonic())
+        await asyncio.sleep(pause_before_retry_s)
+        pause_before_retry_s = min(2 * pause_before_retry_s, _MAX_RETRY_PAUSE_S)
+
+
+def _begin_again(record: Record) -> None:
+    record.piece_times, record.text, record.num_tokens, record.num_ends = [], "", 0, 0
+
+
+class _Exchange:
+    """One try."""
+
+    def __init__(self, record: Record, leave_after: int | None, pause_s: float) -> None:
+        self._record = record
+        self._leave_after = leave_after
+        self._pause_s = pause_s
+        self._answer = AnswerParser()
+        self._events = EventParser()
+        self._is_done = False
+
+    async def run(self, base_url: str, request: bytes) -> None:
+        """Raises AnswerError or OSError for a connection that broke, RefusedError."""
+        url = urlsplit(base_url)
+        limit = _SLOW_READ_BYTES if self._pause_s else _READ_BYTES
+        reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=limit)
+        try:
+            writer.write(request)
+            await self._read(reader, limit)
+        finally:
+            writer.transport.abort()
+
+    async def _read(self, reader: asyncio.StreamReader, limit: int) -> None:
+        record = self._record
+        while not self._answer.is_complete:
+            data = await reader.read(limit)
+            if not data:
+                self._answer.end()
+            body = self._answer.feed(data) if data else b""
+            if self._answer.status not in (None, 200):
+                raise RefusedError(f"HTTP {self._answer.status}: {body[:_MAX_TEXT].decode(errors='replace')}")
+            for event in self._events.feed(body):
+                self._take(event)
+            if self._leave_after is not None and len(record.piece_times) >= self._leave_after:
+                record.end = "left"
+                return
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s)
+        if not self._is_done:
+            raise AnswerError("the stream ended without [DONE]")
+        record.end = "finished"
+
+    def _take(self, event: bytes) -> None:
+        record = self._record
+        if event == b"[DONE]":
+            self._is_done = True
+            return
+        chunk = msgspec.json.decode(event, type=_Chunk)
+        if chunk.error is not None:
+            raise RefusedError(f"error in the stream: {chunk.error.message[:_MAX_TEXT]}")
+        if chunk.usage is not None:
+            record.num_tokens = chunk.usage.completion_tokens
+        for choice in chunk.choices:
+            record.text += choice.text
+            record.num_ends += choice.finish_reason is not None
+            record.piece_times.append(time.monotonic())

@@ -1,0 +1,98 @@
+"""Which process is to die when, and how soon one of its kind may die again. Pure.
+
+An engine that keeps losing processes gives up, as it should: a core after 3 deaths of its worker in 60 s, a
+supervisor after 5 of its core, a server after 5 of its HTTP processes. A KillPace stays within that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...core.engine_process import LOSS_WINDOW_S as WORKER_LOSS_WINDOW_S
+from ...core.engine_process import MAX_WORKER_LOSSES
+from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
+
+Role = Literal["core", "worker", "http"]
+ROLES: tuple[Role, ...] = ("core", "worker", "http")
+Method = Literal["KILL", "TERM", "STOP", "STOP+CONT"]
+METHODS: tuple[Method, ...] = ("KILL", "TERM", "STOP", "STOP+CONT")
+_MAX_STOP_S = 2.0
+_MARGIN_S = 2.0  # a death is counted when it is seen, which is after the kill
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One signal that is due. `which` chooses among processes of the role; STOP+CONT goes on after stop_s."""
+
+    due_s: float
+    role: Role
+    method: Method
+    which: int
+    stop_s: float
+
+
+@dataclass(slots=True)
+class Strike:
+    """A Kill that was done, at a time.monotonic."""
+
+    kill: Kill
+    pid: int
+    at: float
+
+
+@dataclass(slots=True)
+class KillPace:
+    """When the next of each role may die."""
+
+    _at: dict[Role, list[float]] = field(default_factory=dict[Role, list[float]])
+
+    def find_delay_s(self, role: Role, now: float) -> float:
+        """Seconds until one more death of this role ends nothing; 0.0: at once."""
+        limit, window_s = _LIMITS[role]
+        deaths = self._at.get(role, [])
+        if len(deaths) < limit:
+            return 0.0
+        return max(0.0, deaths[-limit] + window_s + _MARGIN_S - now)
+
+    def note(self, role: Role, now: float) -> None:
+        """One was killed. A new core counts its workers' deaths from none."""
+        self._at.setdefault(role, []).append(now)
+        if role == "core":
+            self._at.pop("worker", None)
+
+
+_LIMITS: dict[Role, tuple[int, float]] = {
+    "core": (MAX_LOSSES, LOSS_WINDOW_S),
+    "worker": (MAX_WORKER_LOSSES, WORKER_LOSS_WINDOW_S),
+    "http": (MAX_LOSSES, LOSS_WINDOW_S),
+}
+
+
+def draw_kills(
+    seed: int, roles: Sequence[Role], methods: Sequence[Method], interval_s: float, duration_s: float
+) -> list[Kill]:
+    """One kill in each interval, at any moment of it; roles and methods take turns in a drawn order."""
+    rng = random.Random(f"kills/{seed}")
+    pairs: list[tuple[Role, Method]] = [(role, method) for role in roles for method in methods]
+    kills: list[Kill] = []
+    while pairs and (len(kills) + 1) * interval_s <= duration_s:
+        if len(kills) % len(pairs) == 0:
+            rng.shuffle(pairs)
+        role, method = pairs[len(kills) % len(pairs)]
+        due_s = (len(kills) + rng.random()) * interval_s
+        kills.append(Kill(due_s, role, method, rng.randrange(64), rng.uniform(0.1, _MAX_STOP_S)))
+    return kills
+
+
+def draw_exact_kills(seed: int, counts: dict[Role, int], interval_s: float) -> list[Kill]:
+    """That many SIGKILLs of each role, in a drawn order, one in each interval."""
+    rng = random.Random(f"exact kills/{seed}")
+    roles: list[Role] = [role for role, count in counts.items() for _ in range(count)]
+    rng.shuffle(roles)
+    return [
+        Kill((place + rng.random()) * interval_s, role, "KILL", rng.randrange(64), 0.0)
+        for place, role in enumerate(roles)
+    ]

@@ -1,0 +1,78 @@
+"""Figures of a stress run: how long each kill was felt, and the gaps between pieces of output. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from .kills import Strike
+from .record import Record
+
+_FELT_WITHIN_S = 15.0  # of a kill, unless the next one comes before
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """One kill and how long it was felt: None when nothing was running that could feel it."""
+
+    at_s: float  # from the start of the load
+    role: str
+    method: str
+    recovery_s: float | None
+
+
+class GapFigures(msgspec.Struct, frozen=True):
+    """Seconds between consecutive pieces of one answer, over all answers."""
+
+    p50_s: float
+    p99_s: float
+    max_s: float
+
+
+def find_recoveries(
+    records: Sequence[Record], strikes: Sequence[Strike], started_at: float
+) -> list[Recovery]:
+    """One for each kill."""
+    times = sorted(at for record in records for at in record.piece_times)
+    ends = [strike.at for strike in strikes[1:]] + [float("inf")]
+    return [
+        Recovery(
+            strike.at - started_at,
+            strike.kill.role,
+            strike.kill.method,
+            _find_retried_s(records, strike.at, min(end, strike.at + _FELT_WITHIN_S))
+            if strike.kill.role == "http"
+            else _find_silence_s(times, strike.at, min(end, strike.at + _FELT_WITHIN_S)),
+        )
+        for strike, end in zip(strikes, ends, strict=True)
+    ]
+
+
+def find_gaps(records: Sequence[Record]) -> GapFigures | None:
+    """None when no answer had two pieces."""
+    gaps = sorted(after - before for record in records for before, after in pairwise(record.piece_times))
+    if not gaps:
+        return None
+    return GapFigures(gaps[len(gaps) // 2], gaps[int(0.99 * (len(gaps) - 1))], gaps[-1])
+
+
+def _find_silence_s(times: Sequence[float], begin: float, end: float) -> float | None:
+    """From the kill to the end of the longest silence over all streams that follows it.
+
+    Not to the next token: those that were on their way still come.
+    """
+    heard = [begin, *times[bisect_left(times, begin) : bisect_left(times, end)]]
+    gaps = [(after - before, after - begin) for before, after in pairwise(heard)]
+    return max(gaps)[1] if gaps else None
+
+
+def _find_retried_s(records: Sequence[Record], begin: float, end: float) -> float | None:
+    """From the kill until the last request whose connection it broke has its first piece again."""
+    again = [
+        min(at for at in record.piece_times if at > begin) - begin
+        for record in records
+        if any(begin <= at < end for at in record.broken_at) and record.piece_times[-1:] > [begin]
+    ]
+    return max(again) if again else None

@@ -1,0 +1,99 @@
+"""What a stress run does besides asking well: storms of connections that break, and bytes that mean nothing.
+
+Nobody waits for answers to any of it. That it costs the others nothing is what the checks of the run show.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
+
+import msgspec
+import zmq
+
+from ...ipc.daemon_state import CLIENT_SOCKET_NAME
+from ...ipc.run_dir import find_named
+from ...ipc.sockets import connect_dealer, make_ipc_address
+from ..bench.http_stream import Endpoint
+from .site import Site
+
+_PERIOD_S = 1.0
+_STORM_SIZE = 12
+_TIMEOUT_S = 2.0
+_JUNK_TIMEOUT_MS = 200
+_NUM_FRAMES = 20
+_MAX_JUNK_BYTES = 2000
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
+
+
+class Noise:
+    """Makes noise in a thread of its own, from `start` to `stop`."""
+
+    def __init__(self, site: Site, seed: int) -> None:
+        self._site = site
+        self._rng = random.Random(f"noise/{seed}")
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.num_connections = 0
+        self.num_junk_messages = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_PERIOD_S):
+            self._storm()
+            self._send_junk_over_http()
+            self._send_junk_to_core()
+
+    def _connect(self) -> socket.socket:
+        url = urlsplit(self._site.url)
+        connection = socket.create_connection((url.hostname or "", url.port or 0), _TIMEOUT_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.num_connections += 1
+        return connection
+
+    def _storm(self) -> None:
+        """Many requests whose connections are all reset after the first bytes of the first answer."""
+        body = {"model": self._site.model, "prompt": "Storm", "max_tokens": 300, "stream": True}
+        request = Endpoint.parse(self._site.url, None).encode_request(
+            "POST", "/v1/completions", msgspec.json.encode(body)
+        )
+        with ExitStack() as stack, suppress(OSError):
+            connections = [stack.enter_context(self._connect()) for _ in range(_STORM_SIZE)]
+            for connection in connections:
+                connection.sendall(request)
+            connections[0].recv(1)
+
+    def _send_junk_over_http(self) -> None:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 30\r\n\r\n"
+        for data in (self._draw_junk(), head + self._draw_junk(), head[: self._rng.randrange(len(head))]):
+            with suppress(OSError), self._connect() as connection:
+                connection.sendall(data)
+
+    def _send_junk_to_core(self) -> None:
+        address = make_ipc_address(str(find_named(self._site.daemon) / CLIENT_SOCKET_NAME))
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        dealer = context.socket(zmq.DEALER)
+        dealer.sndtimeo = _JUNK_TIMEOUT_MS  # the core may be dead just now
+        connect_dealer(dealer, address)
+        for _ in range(_NUM_FRAMES):
+            frames = [self._draw_junk() for _ in range(self._rng.randint(1, 3))]
+            with suppress(zmq.Again):
+                dealer.send_multipart(frames)
+                self.num_junk_messages += 1
+        dealer.close(linger=_JUNK_TIMEOUT_MS)
+        context.term()
+
+    def _draw_junk(self) -> bytes:
+        return self._rng.randbytes(self._rng.randint(0, _MAX_JUNK_BYTES))

@@ -1,0 +1,111 @@
+"""What a stress run prints and writes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..bench.table import format_table
+from .asks import CLIENT_KINDS
+from .checks import count_failed
+from .measures import Recovery, find_gaps, find_recoveries
+from .run import StressResult
+from .samples import find_slopes
+
+_MAX_BROKEN_LINES = 20
+
+
+def format_run(result: StressResult) -> str:
+    """Tables of requests, kills and growth, then what is broken."""
+    recoveries = find_recoveries(result.records, result.strikes, result.started_at)
+    parts = [_format_requests(result), _format_kills(recoveries), _format_slopes(result)]
+    return "\n\n".join([part for part in parts if part] + [format_broken(result.broken)])
+
+
+def format_broken(broken: Sequence[str]) -> str:
+    """The verdict."""
+    if not broken:
+        return "every invariant holds"
+    hidden = len(broken) - _MAX_BROKEN_LINES
+    rows = [f"  {line}" for line in broken[:_MAX_BROKEN_LINES]] + (
+        [f"  and {hidden} more"] if hidden > 0 else []
+    )
+    return "\n".join([f"BROKEN: {len(broken)}", *rows])
+
+
+def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
+    """Everything as JSON, requests without their tokens."""
+    content: dict[str, Any] = {
+        "machine": facts,
+        "duration_s": result.duration_s,
+        "num_requests": len(result.records),
+        "num_failed": count_failed(result.records),
+        "noise": result.noise,
+        "gaps": find_gaps(result.records),
+        "kills": find_recoveries(result.records, result.strikes, result.started_at),
+        "slopes": find_slopes(result.samples),
+        "broken": result.broken,
+        "requests": [
+            {
+                "number": record.number,
+                "client": record.client,
+                "behaviour": record.behaviour,
+                "end": record.end,
+                "error": record.error,
+                "began_s": record.began_at - result.started_at,
+                "ended_s": record.ended_at - result.started_at,
+                "num_tokens": record.num_tokens,
+                "num_broken_connections": len(record.broken_at),
+            }
+            for record in result.records
+        ],
+    }
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def summarize(recoveries: Sequence[Recovery]) -> tuple[str, str]:
+    """Median and longest seconds, '-' where no kill was felt."""
+    felt = [one.recovery_s for one in recoveries if one.recovery_s is not None]
+    return (f"{statistics.median(felt):.2f}", f"{max(felt):.2f}") if felt else ("-", "-")
+
+
+def _format_requests(result: StressResult) -> str:
+    rows: list[list[str]] = []
+    for kind in CLIENT_KINDS:
+        records = [record for record in result.records if record.client == kind]
+        gaps = find_gaps(records)
+        times = (
+            ["-"] * 3 if gaps is None else [f"{s * 1e3:.0f}" for s in (gaps.p50_s, gaps.p99_s, gaps.max_s)]
+        )
+        counts = (
+            len(records),
+            count_failed(records),
+            sum(record.end == "left" for record in records),
+            sum(len(record.broken_at) for record in records),
+        )
+        rows.append([kind, *map(str, counts), *times])
+    header = ["client", "requests", "failed", "left early", "tried again", "gap p50 ms", "p99", "max"]
+    return format_table(header, rows)
+
+
+def _format_kills(recoveries: Sequence[Recovery]) -> str:
+    groups: dict[tuple[str, str], list[Recovery]] = {}
+    for one in recoveries:
+        groups.setdefault((one.role, one.method), []).append(one)
+    rows = [
+        [f"{role} {method}", str(len(group)), *summarize(group)]
+        for (role, method), group in sorted(groups.items())
+    ]
+    return format_table(["killed", "times", "recovery s, median", "max"], rows) if rows else ""
+
+
+def _format_slopes(result: StressResult) -> str:
+    rows = [
+        [slope.role, f"{slope.lived_s:.0f}", f"{slope.rss_mb_per_min:+.2f}", f"{slope.fds_per_min:+.2f}"]
+        for slope in find_slopes(result.samples)
+    ]
+    return format_table(["process", "lived s", "RSS MB/min", "fds/min"], rows) if rows else ""

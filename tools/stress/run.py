@@ -1,0 +1,200 @@
+"""One stress run: clients, kills and the checks at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ...ipc.errors import QuireError
+from . import client
+from .asks import ClientPlan
+from .checks import check_records
+from .kills import Kill, KillPace, Strike
+from .noise import Noise
+from .record import Golden, Record
+from .samples import Sample, Sampler
+from .site import Site, wait_until
+
+_READY_TIMEOUT_S = 60.0
+_FIND_TIMEOUT_S = 30.0  # for a process to be killed to be there again
+
+
+@dataclass(slots=True)
+class StressResult:
+    """What a run has seen. `broken` are the invariants that do not hold, a line each."""
+
+    started_at: float = 0.0
+    duration_s: float = 0.0
+    records: list[Record] = field(default_factory=list[Record])
+    strikes: list[Strike] = field(default_factory=list[Strike])
+    samples: list[Sample] = field(default_factory=list[Sample])
+    noise: dict[str, int] = field(default_factory=dict[str, int])
+    broken: list[str] = field(default_factory=list[str])
+
+
+class ClientProcess:
+    """A process of `client`, and the records that it has written."""
+
+    def __init__(self, plan: ClientPlan) -> None:
+        self.plan = plan
+        self.records: list[Record] = []
+        command = [sys.executable, "-P", "-m", client.__name__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._reader = threading.Thread(target=self._read_records, daemon=True)
+        self._write(msgspec.json.encode(plan))
+
+    def wait_until_ready(self) -> None:
+        """Raises QuireError."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], _READY_TIMEOUT_S)[0] or stdout.readline() != b"ready\n":
+            raise QuireError(f"the {self.plan.kind} client was not ready within {_READY_TIMEOUT_S:g} s")
+
+    def begin(self) -> None:
+        """Let it send."""
+        self._write(b"go")
+        self._reader.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Until its last record has come, or it has ended otherwise."""
+        return self._reader.is_alive()
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Wait for its last record; returns what is broken."""
+        self._reader.join(timeout_s)
+        broken: list[str] = []
+        if self._reader.is_alive():
+            broken.append(f"the {self.plan.kind} client had not ended {timeout_s:g} s after the last kill")
+            self._process.kill()
+            self._reader.join()
+        code = self._process.wait()
+        if code and not broken:
+            broken.append(f"the {self.plan.kind} client ended with code {code}")
+        self.close()
+        return broken
+
+    def close(self) -> None:
+        """Leave no process and no pipe."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + b"\n")
+        self._process.stdin.flush()
+
+    def _read_records(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.records.append(msgspec.json.decode(line, type=Record))
+
+
+class Killer:
+    """Does what a schedule says, as soon as the engine's limits allow."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._pace = KillPace()
+
+    def run(self, kills: Sequence[Kill], start: float, is_over: Callable[[], bool]) -> list[Strike]:
+        """All of them, in their order; ends early when the load is over."""
+        strikes: list[Strike] = []
+        for kill in kills:
+            if wait_until(is_over, self._find_wait_s(kill, start)):
+                break
+            strikes.append(self._strike(kill))
+            self._pace.note(kill.role, time.monotonic())
+        return strikes
+
+    def _find_wait_s(self, kill: Kill, start: float) -> float:
+        now = time.monotonic()
+        return max(0.0, start + kill.due_s - now, self._pace.find_delay_s(kill.role, now))
+
+    def _strike(self, kill: Kill) -> Strike:
+        """Send the signal. Raises QuireError when there is no such process for a long time."""
+        name = kill.method.partition("+")[0]
+        deadline = time.monotonic() + _FIND_TIMEOUT_S
+        while time.monotonic() < deadline:
+            wait_until(lambda: self._site.find_pids(kill.role), _FIND_TIMEOUT_S)
+            pids = self._site.find_pids(kill.role)
+            pid = pids[kill.which % len(pids)] if pids else None
+            if pid is not None and _send_signal(pid, signal.Signals[f"SIG{name}"]):
+                strike = Strike(kill, pid, time.monotonic())
+                if kill.method == "STOP+CONT":
+                    select.select([], [], [], kill.stop_s)  # the length of the stop is the point
+                    _send_signal(pid, signal.SIGCONT)
+                return strike
+        raise QuireError(f"there was no {kill.role} process to kill for {_FIND_TIMEOUT_S:g} s")
+
+
+def run_load(
+    site: Site,
+    plans: Sequence[ClientPlan],
+    kills: Sequence[Kill],
+    golden: Sequence[Golden],
+    noise_seed: int | None = None,
+) -> StressResult:
+    """Run the plans' clients at once, do the kills meanwhile, check what came out."""
+    result = StressResult()
+    fds_before = site.count_fds()
+    clients = [ClientProcess(plan) for plan in plans]
+    sampler = Sampler(site)
+    noise = None if noise_seed is None else Noise(site, noise_seed)
+    with contextlib.ExitStack() as stack:
+        for one in clients:
+            stack.callback(one.close)
+        for one in clients:
+            one.wait_until_ready()
+        for beside in (sampler, noise):
+            if beside is not None:
+                beside.start()
+                stack.callback(beside.stop)
+        result.started_at = time.monotonic()
+        for one in clients:
+            one.begin()
+        killer = Killer(site)
+        result.strikes = killer.run(
+            kills, result.started_at, lambda: not any(one.is_running for one in clients)
+        )
+        for one in clients:
+            result.broken += one.end(_find_longest_s(one.plan))
+    result.duration_s = time.monotonic() - result.started_at
+    result.samples = sampler.samples
+    if noise is not None:
+        result.noise = {"connections": noise.num_connections, "junk messages": noise.num_junk_messages}
+    result.records = [record for one in clients for record in one.records]
+    arrivals = [arrival for plan in plans for arrival in plan.arrivals]
+    result.broken += check_records(arrivals, result.records, golden)
+    result.broken += site.check_settled(fds_before)
+    return result
+
+
+def _find_longest_s(plan: ClientPlan) -> float:
+    """How long a plan's client may go on: each request has its time, the rest is for a bad moment."""
+    last_s = max((arrival.due_s for arrival in plan.arrivals), default=0.0)
+    rounds = 1 if plan.max_concurrency is None else -(-len(plan.arrivals) // plan.max_concurrency)
+    return last_s + rounds * plan.timeout_s + _READY_TIMEOUT_S
+
+
+def _send_signal(pid: int, number: signal.Signals) -> bool:
+    """False if it has ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

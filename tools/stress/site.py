@@ -1,0 +1,208 @@
+"""What a stress run is run against: a daemon, by default one that nobody else sees, and a server over it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import psutil
+
+from ...frontend.daemon import find_daemon, inspect_daemon, start_daemon, stop_daemon
+from ...frontend.engine_args import EngineArgs
+from ...frontend.llm import LLM
+from ...ipc.daemon_state import read_state
+from ...ipc.errors import QuireError
+from ...ipc.run_dir import find_base, find_named
+from ...ipc.sampling_params import RequestOutputKind
+from .asks import Ask
+from .kills import Role
+from .record import Golden
+
+OWN_NAME = "stress"
+NUM_HTTP_PROCESSES = 2
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 40.0
+_SETTLE_TIMEOUT_S = 20.0
+_LEFTOVER_TIMEOUT_S = 3.0
+_POLL_S = 0.02
+
+
+class Site:
+    """A running daemon and its server."""
+
+    def __init__(self, daemon: str) -> None:
+        self.daemon = daemon
+        self.supervisor = psutil.Process(find_daemon(daemon))
+        with LLM(attach=daemon) as llm:
+            self.model = llm.llm_engine.facts.served_model_name
+        self._server, self.url = _start_server(daemon)
+        self.server = psutil.Process(self._server.pid)
+
+    def find_pids(self, role: Role) -> list[int]:
+        """The processes of this role that run now; may be none for a moment."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if role == "http":
+                return _find_children(self.server, "http")
+            state = read_state(find_named(self.daemon))
+            core_pid = None if state is None else state.core_pid
+            if role == "core" or core_pid is None:
+                return [] if core_pid is None else [core_pid]
+            return _find_children(psutil.Process(core_pid), "worker")
+        return []
+
+    def count_fds(self) -> dict[str, int]:
+        """Of the processes that live through everything."""
+        return {"supervisor": self.supervisor.num_fds(), "server": self.server.num_fds()}
+
+    def compute_golden(self, pool: list[Ask]) -> list[Golden]:
+        """What the same engine answers when nothing happens."""
+        with LLM(attach=self.daemon) as llm:
+            outputs = llm.generate(
+                [ask.engine_prompt for ask in pool],
+                [ask.make_params(RequestOutputKind.FINAL_ONLY) for ask in pool],
+                use_tqdm=False,
+            )
+        return [Golden(list(one.outputs[0].token_ids), one.outputs[0].text) for one in outputs]
+
+    def check_settled(self, fds_before: dict[str, int]) -> list[str]:
+        """What is not as it was: requests, blocks, file descriptors, processes. Waits a while for it."""
+
+        def is_ready() -> bool:
+            info = inspect_daemon(self.daemon)
+            return info is not None and info.state == "ready" and info.num_running is not None
+
+        if not wait_until(is_ready, _SETTLE_TIMEOUT_S):
+            return [f"the engine was not ready within {_SETTLE_TIMEOUT_S:g} s after the last request"]
+        with LLM(attach=self.daemon) as llm:
+            engine = llm.llm_engine
+
+            def is_idle() -> bool:
+                stats = engine.stats()
+                return stats.num_running + stats.num_waiting + stats.kv_blocks_used == 0
+
+            wait_until(is_idle, _SETTLE_TIMEOUT_S)
+            stats, integrity_error = engine.stats(), engine.check_integrity()
+        broken: list[str] = []
+        if stats.num_running + stats.num_waiting + stats.kv_blocks_used:
+            broken.append(
+                f"after the last request {stats.num_running} run, {stats.num_waiting} wait, "
+                f"{stats.kv_blocks_used} blocks are in use"
+            )
+        if integrity_error is not None:
+            broken.append(f"blocks: {integrity_error}")
+        if not wait_until(lambda: len(self.find_pids("http")) == NUM_HTTP_PROCESSES, _SETTLE_TIMEOUT_S):
+            broken.append(f"{len(self.find_pids('http'))} HTTP processes, not {NUM_HTTP_PROCESSES}")
+        if not wait_until(lambda: self.count_fds() == fds_before, _LEFTOVER_TIMEOUT_S):
+            broken.append(f"open file descriptors: {self.count_fds()}, before the load {fds_before}")
+        return broken
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.terminate()
+        try:
+            self._server.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+        assert self._server.stdout is not None
+        self._server.stdout.close()
+
+
+@contextlib.contextmanager
+def open_site(attach: str | None, broken: list[str]) -> Generator[Site]:
+    """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`."""
+    if attach is not None:
+        with contextlib.closing(Site(attach)) as site:
+            yield site
+        return
+    with _own_folders() as folder:
+        args = EngineArgs(max_model_len=512, num_gpu_blocks_override=1024, scheduling_policy="fair")
+        start_daemon(OWN_NAME, args.create_engine_config())
+        try:
+            with contextlib.closing(Site(OWN_NAME)) as site:
+                yield site
+        finally:
+            with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
+                stop_daemon(OWN_NAME)
+        broken += _find_leftovers(folder)
+
+
+@contextlib.contextmanager
+def _own_folders() -> Generator[Path]:
+    """Run directories and logs of this block's processes in a folder of their own."""
+    names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
+    before = {name: os.environ.get(name) for name in names}
+    with tempfile.TemporaryDirectory(prefix="q") as folder:
+        os.environ |= {names[0]: folder, names[1]: folder + "/state"}
+        try:
+            yield Path(folder)
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _find_leftovers(folder: Path) -> list[str]:
+    """Processes and run directories that a daemon in `folder` has left. Left processes are ended."""
+    wait_until(lambda: not _find_processes(folder), _LEFTOVER_TIMEOUT_S)
+    left = _find_processes(folder)
+    broken = [f"a process is left: {' '.join(one.cmdline()[-3:])} (pid {one.pid})" for one in left]
+    for process in left:
+        process.kill()
+    return broken + [f"a file is left: {path.name}" for path in find_base().iterdir()]
+
+
+def _find_processes(folder: Path) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_ours = process.environ().get("XDG_RUNTIME_DIR") == str(folder)
+            if is_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _find_children(parent: psutil.Process, role: str) -> list[int]:
+    pids: list[int] = []
+    for child in parent.children():
+        with contextlib.suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[-1:] == [role]:
+                pids.append(child.pid)
+    return sorted(pids)
+
+
+def _start_server(daemon: str) -> tuple[subprocess.Popen[bytes], str]:
+    command = [sys.executable, "-P", "-m", "quire", "serve", "--attach", daemon, "--port", "0"]
+    command += ["--api-server-count", str(NUM_HTTP_PROCESSES), "--log-level", "ERROR"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert server.stdout is not None
+    deadline, box = time.monotonic() + _START_TIMEOUT_S, b""
+    while True:
+        if found := re.search(rb"(http://127\.0\.0\.1:\d+)/v1\s", box):
+            return server, found[1].decode()
+        has_more = select.select([server.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
+        data = os.read(server.stdout.fileno(), 65536) if has_more else b""
+        if not data:
+            server.kill()
+            server.wait()
+            raise QuireError(f"quire serve --attach {daemon} was not ready within {_START_TIMEOUT_S:g} s")
+        box += data
+
+
+def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
+    """Ask again and again, a little apart, until it is; False when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        select.select([], [], [], _POLL_S)
+    return True

@@ -1,0 +1,162 @@
+"""`quire stress`: what its options mean, from a site over the load to the exit code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ...ipc.errors import InputError
+from ..bench.machine import describe_machine, format_machine
+from ..bench.table import format_table
+from .asks import CLIENT_KINDS, Arrival, ClientPlan, deal, draw_arrivals, draw_pool
+from .checks import count_failed
+from .kills import Kill, Method, Role, draw_kills
+from .measures import find_gaps, find_recoveries
+from .plot import plot_timeline
+from .record import Golden
+from .report import format_broken, format_run, summarize, write_run
+from .run import StressResult, run_load
+from .site import Site, open_site
+
+BROKEN_EXIT_CODE = 1
+_POOL_SIZE = 32
+_ODD_SHARE = 0.2  # of the requests: their readers leave, or are slow
+_TIMEOUT_S = 90.0  # of one request: some deaths, and a queue behind them
+_USERS = 8  # of --reproduce
+
+# NVIDIA Dynamo, tests/fault_tolerance/README.md: no redundancy, 8 clients, an 8B model, 8 L40.
+_DYNAMO: dict[Role, tuple[str, str]] = {
+    "core": ("vLLM worker child: 680", "never"),
+    "worker": ("decode worker: 280", "38.0"),
+    "http": ("frontend: 144", "17.5"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StressOptions:
+    """See `quire stress --help`."""
+
+    attach: str | None
+    seed: int
+    duration_s: float
+    rate: float
+    max_tokens: int
+    roles: tuple[Role, ...]
+    methods: tuple[Method, ...]
+    kill_interval_s: float
+    has_noise: bool
+    json_path: str | None
+    plot_path: str | None
+
+
+def run_stress(options: StressOptions) -> int:
+    """Run, print and write; 0 when every invariant holds."""
+    facts = describe_machine()
+    print(format_machine(facts) + "\n", flush=True)
+    pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
+    arrivals = draw_arrivals(options.seed, options.rate, options.duration_s, _POOL_SIZE, _ODD_SHARE)
+    kills = draw_kills(
+        options.seed, options.roles, options.methods, options.kill_interval_s, options.duration_s
+    )
+    left: list[str] = []
+    with open_site(options.attach, left) as site:
+        golden = site.compute_golden(pool)
+        plans = [
+            ClientPlan(
+                kind=kind,
+                daemon=site.daemon,
+                url=site.url,
+                model=site.model,
+                pool=pool,
+                arrivals=share,
+                timeout_s=_TIMEOUT_S,
+            )
+            for kind, share in deal(arrivals, CLIENT_KINDS).items()
+        ]
+        result = run_load(site, plans, kills, golden, options.seed if options.has_noise else None)
+    result.broken += left
+    print(format_run(result))
+    print(
+        f"seed {options.seed}: {len(arrivals)} requests in {result.duration_s:.1f} s, "
+        f"{len(result.strikes)} of {len(kills)} kills done; beside them {result.noise or 'no noise'}"
+    )
+    if options.json_path is not None:
+        write_run(result, facts, options.json_path)
+    if options.plot_path is not None:
+        plot_timeline(result, f"quire stress, seed {options.seed}", options.plot_path)
+    return BROKEN_EXIT_CODE if result.broken else 0
+
+
+def run_reproduction(num_requests: int, max_tokens: int, seed: int) -> int:
+    """Dynamo's table: 8 clients and one death in the middle, once for each kind of process."""
+    if num_requests < _USERS:
+        raise InputError("reproduce", num_requests, f"at least {_USERS}, a request for each client")
+    print(format_machine(describe_machine()) + "\n", flush=True)
+    pool = draw_pool(seed, _POOL_SIZE, max_tokens)
+    broken: list[str] = []
+    rows: list[list[str]] = []
+    with open_site(None, broken) as site:
+        golden = site.compute_golden(pool)
+        for role in _DYNAMO:
+            result = _kill_one(site, _make_plan(site, num_requests, max_tokens, seed), golden, role)
+            broken += result.broken
+            rows.append(_make_row(role, result))
+    header = [
+        "killed once",
+        "failed",
+        "tried again",
+        "recovery s",
+        "p99 gap ms",
+        "Dynamo: failed",
+        "recovery s",
+    ]
+    print(format_table(header, rows))
+    print(
+        f"\n{_USERS} clients over HTTP, {num_requests} requests, up to {max_tokens} tokens; a client whose "
+        "connection breaks sends its request again.\nrecovery: from the kill to the next token (http: until "
+        "the last broken request has one)\nDynamo's own figures are of a larger model on other machines: "
+        f"the counts compare, the seconds do not\n\n{format_broken(broken)}"
+    )
+    return BROKEN_EXIT_CODE if broken else 0
+
+
+def _make_plan(site: Site, num_requests: int, max_tokens: int, seed: int) -> ClientPlan:
+    return ClientPlan(
+        kind="http",
+        daemon=site.daemon,
+        url=site.url,
+        model=site.model,
+        pool=draw_pool(seed, _POOL_SIZE, max_tokens),
+        arrivals=[
+            Arrival(number=number, due_s=0.0, ask=number % _POOL_SIZE) for number in range(num_requests)
+        ],
+        max_concurrency=_USERS,
+        timeout_s=_TIMEOUT_S,
+    )
+
+
+def _kill_one(site: Site, plan: ClientPlan, golden: list[Golden], role: Role) -> StressResult:
+    """The death comes when about a third of the answers are there, which an undisturbed run tells."""
+    warm_up = run_load(site, [_shorten(plan)], [], golden)
+    due_s = warm_up.duration_s * len(plan.arrivals) / len(warm_up.records) / 3
+    return run_load(site, [plan], [Kill(due_s, role, "KILL", 0, 0.0)], golden)
+
+
+def _shorten(plan: ClientPlan) -> ClientPlan:
+    return msgspec.structs.replace(plan, arrivals=plan.arrivals[: 4 * _USERS])
+
+
+def _make_row(role: Role, result: StressResult) -> list[str]:
+    gaps = find_gaps(result.records)
+    recoveries = find_recoveries(result.records, result.strikes, result.started_at)
+    failed, recovery = _DYNAMO[role]
+    return [
+        role,
+        f"{count_failed(result.records)} of {len(result.records)}",
+        str(sum(len(record.broken_at) for record in result.records)),
+        summarize(recoveries)[0],
+        "-" if gaps is None else f"{gaps.p99_s * 1e3:.0f}",
+        failed,
+        recovery,
+    ]
