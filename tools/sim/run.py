@@ -1,0 +1,264 @@
+"""run_scenario: plays a scenario and checks, after every turn and at the end, what must always hold.
+
+Every request ends exactly once, with a cause that the scenario knows of; its tokens are those of an
+undisturbed run, none lost or doubled; no block is lost; queues stay within bounds; and when nothing more goes
+wrong, everything ends.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from dataclasses import dataclass, field
+
+from ...frontend.input_processor import EngineInput
+from ...frontend.outputs import RequestOutput
+from ...ipc.messages import EngineCoreRequest
+from ...ipc.sampling_params import RequestOutputKind
+from .fake_worker import VOCAB_SIZE, expected_output, make_request
+from .network import FIRST_MOMENT, Network, Timeline
+from .scenario import MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRequest
+from .sim_client import SimClient, Violation
+from .sim_core import SimCore
+
+MAX_EVENTS = 20_000  # of a run; a usual one has some hundred
+_MAX_REPLIES = 16  # that wait for one client beside its outputs
+_EPSILON_S = 1e-6
+
+
+@dataclass(slots=True)
+class _Life:
+    """What a user sees of a request."""
+
+    plan: SimRequest
+    client: SimClient
+    request: EngineCoreRequest
+    added_at: float
+    tokens: list[int] = field(default_factory=list[int])
+    final: RequestOutput | None = None
+    ended_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run has met, for people: to see that it does what it is for."""
+
+    num_events: int = 0
+    num_turns: int = 0
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_core_crashes: int = 0
+    ends: dict[str, int] = field(default_factory=dict[str, int])  # finish reason or error code -> requests
+
+
+class _Run:
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._config = scenario.make_config()
+        self._rng = random.Random(scenario.rng_seed)
+        self._timeline = Timeline()
+        self._network = Network(
+            self._timeline,
+            self._rng,
+            scenario.delay_s,
+            scenario.high_water_mark,
+            scenario.repeat_share,
+        )
+        self._poisons = {plan.name: plan for plan in scenario.requests if plan.poison is not None}
+        self._lives: dict[str, _Life] = {}
+        self._accepted: set[str] = set()
+        self._num_accidents = 0  # failures of steps and workers that no request is to blame for
+        self._num_epochs = 0
+        self._num_clients = 0
+        self.outcome = Outcome()
+        self._core: SimCore | None = None
+        self._start_core()
+        self._clients = [self._make_client(number) for number in range(len(scenario.clients))]
+
+    def play(self) -> None:
+        """Let everything happen. Raises Violation."""
+        for plan in self._scenario.requests:
+            self._timeline.call_at(FIRST_MOMENT + plan.at, lambda plan=plan: self._add(plan))
+            if plan.abort_at is not None:
+                self._timeline.call_at(FIRST_MOMENT + plan.abort_at, lambda plan=plan: self._abort(plan))
+        for fault in self._scenario.faults:
+            self._timeline.call_at(FIRST_MOMENT + fault.at, lambda fault=fault: self._happen(fault))
+        while self._timeline.run_next():
+            self.outcome.num_events += 1
+            if self.outcome.num_events > MAX_EVENTS:
+                raise Violation(f"no end after {MAX_EVENTS} events; unfinished: {self._list_unfinished()}")
+        self._check_end()
+
+    # -- processes
+
+    def _start_core(self) -> None:
+        self._num_epochs += 1
+        self._core = SimCore(
+            f"epoch {self._num_epochs}",
+            self._config,
+            self._scenario.num_blocks,
+            self._poisons,
+            self._network,
+            self._timeline,
+            self._rng,
+            self._check_core,
+        )
+
+    def _make_client(self, number: int) -> SimClient:
+        self._num_clients += 1
+        return SimClient(
+            b"client %d" % self._num_clients,
+            self._scenario.clients[number],
+            self._network,
+            self._timeline,
+            self._rng,
+            lambda: self._core,
+        )
+
+    def _happen(self, fault: Fault) -> None:
+        back_at = self._timeline.now + fault.lasts_s
+        match fault.kind:
+            case FaultKind.CORE_CRASH:
+                if self._core is not None:
+                    self._num_accidents += self._core.num_worker_losses
+                    self._core.crash()
+                    self._core = None
+                    self.outcome.num_core_crashes += 1
+                    self._timeline.call_at(back_at, self._start_core)
+            case FaultKind.WORKER_CRASH:
+                if self._core is not None:
+                    self._num_accidents += 1
+                    self._core.crash_worker()
+            case FaultKind.STEP_FAILURE:
+                if self._core is not None:
+                    self._num_accidents += 1
+                    self._core.fail_next_step()
+            case FaultKind.CLIENT_CRASH:
+                self._clients[fault.client].crash()
+                self._clients[fault.client] = self._make_client(fault.client)
+            case FaultKind.CONNECTION_LOSS:
+                self._clients[fault.client].lose_connection()
+            case FaultKind.CLIENT_STOP:
+                self._clients[fault.client].stopped_until = back_at
+
+    # -- users
+
+    def _add(self, plan: SimRequest) -> None:
+        client = self._clients[plan.client]
+
+        def make() -> EngineInput:
+            request = make_request(
+                plan.name,
+                list(plan.prompt),
+                arrival_time=self._timeline.now,
+                priority=plan.priority,
+                tenant=plan.tenant,
+                timeout_s=plan.timeout_s,
+                queue_timeout_s=plan.queue_timeout_s,
+                max_tokens=plan.max_tokens,
+                stop_token_ids=list(range(VOCAB_SIZE - plan.num_stops, VOCAB_SIZE)),
+                output_kind=RequestOutputKind.DELTA,
+            )
+            self._lives[plan.name] = _Life(plan, client, request, self._timeline.now)
+            self.outcome.num_requests += 1
+            return EngineInput(
+                plan.name, None, list(plan.prompt), request.sampling_params, self._timeline.now, [request]
+            )
+
+        client.add(make, self._take_output)
+
+    def _abort(self, plan: SimRequest) -> None:
+        life = self._lives.get(plan.name)
+        if life is not None:
+            life.client.abort(plan.name)
+
+    def _take_output(self, output: RequestOutput) -> None:
+        life = self._lives[output.request_id]
+        _require(life.final is None, f"{output.request_id} goes on after its end")
+        life.tokens += output.outputs[0].token_ids
+        expected, _ = expected_output(life.request, MAX_MODEL_LEN)
+        _require(
+            life.tokens == expected[: len(life.tokens)],
+            f"{output.request_id} has {life.tokens}, its golden tokens are {expected}",
+        )
+        if output.finished:
+            life.final, life.ended_at = output, self._timeline.now
+
+    # -- what must hold
+
+    def _check_core(self, sim: SimCore) -> None:
+        self.outcome.num_turns += 1
+        core = sim.core
+        if core is None:
+            return
+        problems = core.check_integrity()
+        _require(not problems, f"integrity: {problems}")
+        _require(core.num_unfinished <= len(self._lives), f"{core.num_unfinished} requests live in the core")
+        for client in sim.reception.clients.values():
+            num_unsent = client.outbox.num_unsent
+            _require(num_unsent <= len(self._lives) + _MAX_REPLIES, f"{num_unsent} wait for one client")
+        for client in self._clients:
+            _require(
+                client.num_resumable == client.num_unfinished,
+                f"a ledger has {client.num_resumable} requests, its user waits for {client.num_unfinished}",
+            )
+
+    def _check_end(self) -> None:
+        unfinished = self._list_unfinished()
+        _require(not unfinished, f"nothing more happens, and these have not ended: {unfinished}")
+        core = None if self._core is None else self._core.core
+        _require(core is not None, "the core has not come back")
+        assert core is not None
+        _require(core.num_unfinished == 0, f"the core keeps {core.num_unfinished} requests for nobody")
+        _require(core.stats().kv_blocks_used == 0, f"{core.stats().kv_blocks_used} blocks are still in use")
+        for life in self._lives.values():
+            self.outcome.num_tokens += len(life.tokens)
+            if life.final is not None:
+                end = self._check_final(life, life.final)
+                self.outcome.ends[end] = self.outcome.ends.get(end, 0) + 1
+
+    def _list_unfinished(self) -> list[str]:
+        return [name for name, life in self._lives.items() if life.final is None and not life.client.is_dead]
+
+    def _check_final(self, life: _Life, final: RequestOutput) -> str:
+        """What it ended with; raises Violation if it should not have."""
+        plan, reason = life.plan, final.outputs[0].finish_reason
+        lasted_s = life.ended_at - life.added_at + _EPSILON_S
+        end = str(final.error_code if reason == "error" else reason)
+        match end:
+            case "stop" | "length":
+                expected = expected_output(life.request, MAX_MODEL_LEN)
+                is_right = (life.tokens, reason) == (expected[0], str(expected[1]))
+                is_right = is_right and (plan.poison is None or len(life.tokens) <= plan.poison_from)
+            case "abort":
+                timed_out = plan.timeout_s is not None and lasted_s >= plan.timeout_s
+                is_right = plan.abort_at is not None or timed_out
+            case "poison_request":
+                is_right = plan.poison in ("step", "death") or self._num_accidents >= 2
+            case "bad_logits":
+                is_right = plan.poison == "logits"
+            case "overloaded":
+                is_right = self._scenario.max_num_queued_reqs is not None and not life.tokens
+            case "queue_timeout":
+                is_right = plan.queue_timeout_s is not None and lasted_s >= plan.queue_timeout_s
+            case _:
+                is_right = False
+        _require(is_right, f"{plan.name} ended with {end} ({final.error}) and {len(life.tokens)} tokens")
+        return end
+
+
+def run_scenario(scenario: Scenario) -> Outcome:
+    """Play it. Raises Violation, also for an exception in the code that is under test."""
+    run = _Run(scenario)
+    try:
+        run.play()
+    except Violation:
+        raise
+    except Exception as error:
+        raise Violation(traceback.format_exc()) from error
+    return run.outcome
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise Violation(problem)

@@ -1,0 +1,189 @@
+"""Scenario: everything that one simulated run is made of, drawn from a seed; it says no more than its text.
+
+Sizes are small on purpose: a run of some milliseconds finds more an hour than a long one, because the
+interesting moments are where few things meet.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal, TypeVar
+
+from ...ipc.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from .fake_worker import make_config
+
+MAX_MODEL_LEN = 48
+BLOCK_SIZE = 8
+_Item = TypeVar("_Item")
+_BUSY_S = 0.6  # requests arrive and faults happen within this time
+
+
+class FaultKind(Enum):
+    """What can go wrong at a moment."""
+
+    CORE_CRASH = "core crash"
+    WORKER_CRASH = "worker crash"
+    STEP_FAILURE = "step failure"
+    CLIENT_CRASH = "client crash"  # its process is gone, and another one comes
+    CONNECTION_LOSS = "connection loss"
+    CLIENT_STOP = "client stop"  # it reads nothing for a while
+
+
+PoisonKind = Literal[
+    "step", "death", "logits"
+]  # a step with it raises, kills the worker, has no finite logits
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`client`: the number of the client that it happens to, for faults of clients."""
+
+    at: float
+    kind: FaultKind
+    client: int = 0
+    lasts_s: float = 0.0  # until what was lost is there again
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """One request of a client. Times are seconds from the start."""
+
+    name: str
+    client: int
+    at: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+    num_stops: int = 0  # so many token ids of the vocabulary end it
+    priority: int = 0
+    tenant: str = ""
+    abort_at: float | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    poison: PoisonKind | None = None
+    poison_from: int = 0  # output position from which the poison works
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A run. `rng_seed` draws what remains: how long each message and step takes."""
+
+    rng_seed: int
+    clients: tuple[Literal["sync", "async"], ...]
+    requests: tuple[SimRequest, ...]
+    faults: tuple[Fault, ...]
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: SchedulingPolicy
+    max_num_queued_reqs: int | None
+    run_ahead: int
+    caching: bool
+    delay_s: float  # a message takes up to this long, one in ten up to ten times
+    high_water_mark: int  # messages on the way to one client
+    repeat_share: float  # of the messages to clients that arrive again later
+
+    def make_config(self) -> EngineConfig:
+        """The engine's configuration."""
+        scheduler = SchedulerConfig(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            policy=self.policy,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+            run_ahead=self.run_ahead,
+        )
+        return make_config(
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK_SIZE,
+            enable_prefix_caching=self.caching,
+            scheduler=scheduler,
+        )
+
+    def describe(self) -> str:
+        """All options, a request and a fault a line."""
+        names = [name for name in self.__slots__ if name not in ("requests", "faults")]
+        lines = [", ".join(f"{name}={getattr(self, name)!r}" for name in names)]
+        lines += [f"  {_describe_set_fields(request)}" for request in self.requests]
+        lines += [f"  {_describe_set_fields(fault)}" for fault in self.faults]
+        return "\n".join(lines)
+
+    def list_smaller(self) -> Iterator[Scenario]:
+        """This scenario without one half, quarter, ... or one of its requests or faults."""
+        for requests in _list_shorter(self.requests):
+            yield replace(self, requests=requests)
+        for faults in _list_shorter(self.faults):
+            yield replace(self, faults=faults)
+        if self.repeat_share:
+            yield replace(self, repeat_share=0.0)
+
+
+def draw_scenario(seed: int) -> Scenario:
+    """The scenario of a seed: the same on every machine and Python."""
+    rng = random.Random(seed)
+    num_clients = rng.choice([1, 2, 2, 3])
+    delay_s = rng.choice([0.001, 0.005, 0.02])
+    return Scenario(
+        rng_seed=rng.getrandbits(32),
+        clients=tuple(rng.choice(("sync", "async")) for _ in range(num_clients)),
+        requests=tuple(_draw_request(rng, i, num_clients) for i in range(rng.randint(1, 7))),
+        faults=tuple(sorted(_draw_faults(rng, num_clients), key=lambda fault: fault.at)),
+        num_blocks=rng.randint(-(-MAX_MODEL_LEN // BLOCK_SIZE), 14),
+        max_num_seqs=rng.randint(1, 5),
+        max_num_batched_tokens=rng.choice([8, 16, 40, 200]),
+        policy=rng.choice(("fcfs", "priority", "fair", "fair")),
+        max_num_queued_reqs=rng.choice([None, None, None, 2]),
+        run_ahead=rng.choice([1, 2, 2]),
+        caching=rng.random() < 0.75,
+        delay_s=delay_s,
+        high_water_mark=rng.choice([1, 3, 1000]),
+        repeat_share=rng.choice([0.0, 0.0, 0.1]),
+    )
+
+
+def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimRequest:
+    at = rng.choice([0.0, rng.uniform(0.0, _BUSY_S)])
+    shared = (7,) * rng.choice([0, 0, 8, 11, 16])
+    own = tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 8)))
+    poison = rng.choice(("step", "death", "logits")) if rng.random() < 0.06 else None
+    return SimRequest(
+        name=f"r{index}",
+        client=rng.randrange(num_clients),
+        at=at,
+        prompt=shared + own,
+        max_tokens=rng.choice([1, rng.randint(1, 8), rng.randint(8, 18)]),
+        num_stops=rng.choice([0, 0, 40]),
+        priority=rng.randrange(3),
+        tenant=rng.choice(["", "", "a", "b"]),
+        abort_at=at + rng.uniform(0.0, 0.4) if rng.random() < 0.15 else None,
+        timeout_s=rng.uniform(0.05, 1.0) if rng.random() < 0.1 else None,
+        queue_timeout_s=rng.uniform(0.05, 1.0) if rng.random() < 0.1 else None,
+        poison=poison,
+        poison_from=rng.choice([0, 3]) if poison else 0,
+    )
+
+
+def _draw_faults(rng: random.Random, num_clients: int) -> Iterator[Fault]:
+    for _ in range(rng.choice([0, 1, 2, 3, 4])):
+        at = rng.uniform(0.0, _BUSY_S)
+        for _ in range(rng.choice([1, 1, 1, 2])):  # some meet another one closely
+            kind = rng.choice(list(FaultKind))
+            client = rng.randrange(num_clients) if "CLIENT" in kind.name or "CONN" in kind.name else 0
+            yield Fault(at, kind, client, lasts_s=rng.choice([0.01, 0.05, 0.2]))
+            at += rng.uniform(0.0, 0.05)
+
+
+def _list_shorter(items: tuple[_Item, ...]) -> Iterator[tuple[_Item, ...]]:
+    size = len(items)
+    while size:
+        for start in range(0, len(items), size):
+            yield items[:start] + items[start + size :]
+        size //= 2
+
+
+def _describe_set_fields(item: SimRequest | Fault) -> str:
+    defaults = {name: field.default for name, field in type(item).__dataclass_fields__.items()}
+    values = [(name, getattr(item, name)) for name in type(item).__slots__]
+    shown = [f"{name}={value!r}" for name, value in values if value != defaults[name]]
+    return f"{type(item).__name__}({', '.join(shown)})"

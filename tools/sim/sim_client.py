@@ -1,0 +1,226 @@
+"""SimClient: a frontend with the real Conversation, RequestLedger and OutputProcessor in it.
+
+What it adds is what SyncMPClient and AsyncMPClient do with a socket: `sync` looks at the connection before it
+sends, and reads what has arrived before it looks; `async` learns of either in any order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import msgspec
+
+from ...frontend.engine_link import Conversation, Engine
+from ...frontend.input_processor import EngineInput
+from ...frontend.output_processor import OutputProcessor, Sink
+from ...ipc.messages import AbortRequests, EngineCoreOutputs, EngineDead, ProtocolNotice, Refusal
+from .network import Connection, Network, Timeline
+from .sim_core import SimCore
+
+_RECONNECT_S = 0.02
+_LONGEST_LAG_S = 0.01
+
+
+class Violation(Exception):
+    """Something that must hold does not."""
+
+
+class _Anchor(Engine):
+    """An engine that is always there, or will be again."""
+
+    def check_owner(self) -> None:
+        pass
+
+    def describe_end(self) -> None:
+        return None
+
+    def stop(self) -> None:
+        pass
+
+
+class SimClient:
+    """A client that connects as soon as there is a core, and again whenever its connection has ended."""
+
+    def __init__(
+        self,
+        identity: bytes,
+        kind: Literal["sync", "async"],
+        network: Network,
+        timeline: Timeline,
+        rng: random.Random,
+        find_core: Callable[[], SimCore | None],
+    ) -> None:
+        self.identity = identity
+        self.stopped_until = 0.0
+        self.is_dead = False
+        self._kind = kind
+        self._network = network
+        self._timeline = timeline
+        self._rng = rng
+        self._find_core = find_core
+        self._conversation = Conversation(_Anchor(), clock=timeline)
+        self._ledger = self._conversation.ledger
+        self._processor = OutputProcessor(None)
+        self._connection: Connection | None = None
+        self._events: deque[bool] = deque()  # of the connection, not yet noticed
+        self._must_say_hello = False
+        self._inbox: deque[tuple[bytes, ...]] = deque()
+        self._outbox: deque[tuple[bytes, ...]] = deque()
+        self._before_attach: list[Callable[[], None]] = []
+        self._connect_soon()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that its user still waits for."""
+        return self._processor.num_unfinished
+
+    @property
+    def num_resumable(self) -> int:
+        """Requests in the ledger."""
+        return len(self._ledger)
+
+    # -- what its user does
+
+    def add(self, make: Callable[[], EngineInput], sink: Sink) -> None:
+        """Add a request, once the engine was ready for the first time."""
+
+        def add_now() -> None:
+            request = make()
+            self._processor.add_request(request, sink)
+            self._ledger.add(request.sequences[0])
+            self._send(request.sequences[0])
+
+        if self._conversation.facts is None:
+            self._before_attach.append(add_now)
+        else:
+            self._when_awake(add_now)
+
+    def abort(self, name: str) -> None:
+        """Abort a request; nothing happens if it has ended."""
+
+        def abort_now() -> None:
+            ids = self._processor.find_engine_ids([name])
+            if ids:
+                self._ledger.abort(ids)
+                self._send(AbortRequests(ids))
+
+        self._when_awake(abort_now)
+
+    # -- faults
+
+    def crash(self) -> None:
+        """Its process ends."""
+        self.is_dead = True
+        self.lose_connection()
+
+    def lose_connection(self) -> None:
+        """Its connection ends, if there is one."""
+        if self._connection is not None and not self._connection.is_cut:
+            self._network.lose(self._connection)
+
+    # -- the network's side
+
+    def receive(self, frames: tuple[bytes, ...]) -> None:
+        """A message has arrived at the socket."""
+        self._inbox.append(frames)
+        self._wake()
+
+    def note_connection(self, connection: Connection, is_up: bool) -> None:
+        """The socket's monitor has news."""
+        if connection is not self._connection:
+            return
+        if not is_up:
+            self._connection = None
+            self._connect_soon()
+        self._events.append(is_up)
+        self._wake()
+
+    # -- what it does by itself
+
+    def _connect_soon(self) -> None:
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _RECONNECT_S), self._connect)
+
+    def _connect(self) -> None:
+        core = self._find_core()
+        if self.is_dead:
+            return
+        if core is None:
+            self._connect_soon()
+            return
+        self._connection = self._network.connect(core, self)
+        self.note_connection(self._connection, True)
+
+    def _when_awake(self, action: Callable[[], None]) -> None:
+        def act() -> None:
+            if not self.is_dead:
+                action()
+
+        if self.stopped_until > self._timeline.now:
+            self._timeline.call_at(self.stopped_until, act)
+        else:
+            act()
+
+    def _wake(self) -> None:
+        at = max(self.stopped_until, self._timeline.now + self._rng.uniform(0.0, _LONGEST_LAG_S))
+        self._timeline.call_at(at, self._pump)
+
+    def _pump(self) -> None:
+        """Take what has arrived and notice what has become of the connection."""
+        if self.is_dead:
+            return
+        if self.stopped_until > self._timeline.now:
+            self._timeline.call_at(self.stopped_until, self._pump)
+            return
+        if self._kind == "async" and self._rng.random() < 0.5:
+            self._follow_connection()
+        while self._inbox:
+            self._take(self._inbox.popleft())
+        self._follow_connection()
+        self._flush()
+
+    def _follow_connection(self) -> None:
+        while self._events:
+            self._must_say_hello = self._events.popleft()
+            if not self._must_say_hello:
+                self._conversation.lose()
+                self._outbox.clear()
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._kind == "sync":
+            self._follow_connection()
+        if self._conversation.is_open:
+            self._outbox.append(self._conversation.codec.encode(message))
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._connection is None:
+            return
+        if self._must_say_hello:
+            self._network.send_up(self._connection, self._conversation.hello())
+            self._must_say_hello = False
+        while self._outbox:
+            self._network.send_up(self._connection, self._outbox.popleft())
+
+    def _take(self, frames: tuple[bytes, ...]) -> None:
+        conversation = self._conversation
+        if not conversation.is_open:
+            if conversation.take_welcome(cast(Any, self), list(frames), None):
+                self._outbox.extend(map(conversation.codec.encode, self._ledger.resume()))
+                actions, self._before_attach = self._before_attach, []
+                for action in actions:
+                    action()
+            return
+        match conversation.codec.decode(frames):
+            case EngineCoreOutputs(outputs=outputs):
+                processed = self._processor.process_outputs(self._ledger.take(outputs))
+                if processed.ids_to_abort:
+                    raise Violation(f"{processed.ids_to_abort} came with a gap")
+            case ProtocolNotice(reason=reason):
+                raise Violation(f"the client's user gets a ProtocolError: {reason}")
+            case EngineDead(reason=reason) | Refusal(reason=reason):
+                raise Violation(f"the client's user gets an EngineDeadError: {reason}")
+            case _:
+                pass

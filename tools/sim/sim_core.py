@@ -1,0 +1,247 @@
+"""SimCore: one life of the engine core's process, with the real Reception, EngineCore and Outboxes in it.
+
+It does what `EngineCoreProcess._turn` does, on the simulated network and clock, with a FakeWorker that takes
+its time and dies of poison.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from ...core.engine_core import EngineCore
+from ...core.engine_facts import StartupClock, make_engine_facts
+from ...core.reception import Reception
+from ...ipc.codec import make_client_codec
+from ...ipc.config import EngineConfig
+from ...ipc.errors import ProtocolError
+from ...ipc.messages import ProtocolNotice
+from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
+from .fake_worker import FakeExecutor, FakeWorker
+from .network import Network, Timeline
+from .scenario import SimRequest
+
+_WORKER_START_S = 0.1
+_LONGEST_STEP_S = 0.01
+_LONGEST_TURN_S = 0.001
+_OUTBOX_RETRY_S = 0.02
+
+
+class WorkerDied(Exception):
+    """A step has ended its worker."""
+
+
+class PoisonedWorker(FakeWorker):
+    """A FakeWorker for which some requests are poison."""
+
+    poisons: Mapping[str, SimRequest]
+
+    def find_poison(self, step: SchedulerOutput) -> str | None:
+        for number in step.rows:
+            row = self.rows[number]
+            request = self.poisons.get(row.request_id)
+            num_output = len(row.tokens) - row.num_prompt_tokens
+            if request is None or num_output < request.poison_from:
+                continue
+            if request.poison == "death":
+                raise WorkerDied(row.request_id)
+            if request.poison == "step":
+                return f"poisoned by {row.request_id}"
+            self.bad.add(row.request_id)
+        return None
+
+
+class SimCore:
+    """A core that starts now; `crash` ends it."""
+
+    def __init__(
+        self,
+        epoch: str,
+        config: EngineConfig,
+        num_blocks: int,
+        poisons: Mapping[str, SimRequest],
+        network: Network,
+        timeline: Timeline,
+        rng: random.Random,
+        on_turn: Callable[[SimCore], None],
+    ) -> None:
+        self._config = config
+        self._num_blocks = num_blocks
+        self._poisons = poisons
+        self._network = network
+        self._timeline = timeline
+        self._rng = rng
+        self._on_turn = on_turn
+        self._codec = make_client_codec()
+        self.reception = Reception(epoch, timeline(), self._send)
+        self.is_dead = False
+        self.num_worker_losses = 0
+        self._executor: FakeExecutor | None = None
+        self._is_worker_known = False  # the core counts on it; it may be dead already
+        self._inbox: deque[tuple[bytes, tuple[bytes, ...]]] = deque()
+        self._answers: deque[ModelRunnerOutput | StepFailed | str] = deque()  # a text: the worker was lost
+        self._must_check_leases = False
+        self._turn_at: float | None = None
+        self.reception.note_phase("start worker")
+        self._start_worker()
+
+    @property
+    def core(self) -> EngineCore | None:
+        """None until the worker was ready for the first time."""
+        return self.reception.core
+
+    # -- the network's side
+
+    def receive(self, identity: bytes, frames: tuple[bytes, ...]) -> None:
+        """A message has arrived at the ROUTER."""
+        self._inbox.append((identity, frames))
+        self._wake()
+
+    def note_disconnect(self) -> None:
+        """The ROUTER's monitor says that a connection has ended."""
+        self._must_check_leases = True
+        self._wake()
+
+    # -- faults
+
+    def crash(self) -> None:
+        """End at once, with the worker."""
+        self.is_dead = True
+        self._executor = None
+        self._network.lose_all()
+
+    def crash_worker(self, reason: str = "the worker was killed") -> None:
+        """The worker ends with all that it was doing; the core learns of it a little later."""
+        if self._executor is None:
+            return
+        self._executor = None
+        self.num_worker_losses += 1
+
+        def note() -> None:
+            self._answers.append(reason)
+            self._wake()
+
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, 0.02), note)
+
+    def fail_next_step(self) -> None:
+        """Let the next step that the worker runs raise."""
+        if self._executor is not None:
+            self._executor.worker.fail_next = "injected"
+
+    # -- a turn
+
+    def _wake(self) -> None:
+        self._turn_by(self._timeline.now + self._rng.uniform(0.0, _LONGEST_TURN_S))
+
+    def _turn_by(self, at: float) -> None:
+        at = max(at, self._timeline.now)
+        if not self.is_dead and (self._turn_at is None or at < self._turn_at):
+            self._turn_at = at
+            self._timeline.call_at(at, lambda: self._turn_if_due(at))
+
+    def _turn_if_due(self, at: float) -> None:
+        if self._turn_at == at and not self.is_dead:
+            self._turn_at = None
+            self._turn()
+
+    def _turn(self) -> None:
+        # 1. Clients, leases, the worker's answers, deadlines.
+        while self._inbox:
+            self._take_message(*self._inbox.popleft())
+        if self._must_check_leases:
+            self._must_check_leases = False
+            self.reception.check_leases()
+        while self._answers:
+            self._take_answer(self._answers.popleft())
+        core = self.core
+        if core is not None:
+            core.expire(self._timeline.now)
+        # 2. Feed the worker, deliver.
+        if core is not None and self._is_worker_known:
+            self._submit_steps(core)
+        self.reception.deliver()
+        self._on_turn(self)
+        # 3. When there is something to do though nothing arrives.
+        if any(client.outbox for client in self.reception.clients.values()):
+            self._turn_by(self._timeline.now + _OUTBOX_RETRY_S)
+        if core is not None:
+            for at in (core.next_deadline(), core.next_schedule_at()):
+                if at is not None:
+                    self._turn_by(at)
+
+    def _take_message(self, identity: bytes, frames: tuple[bytes, ...]) -> None:
+        try:
+            self.reception.take(identity, self._codec.decode(frames))
+        except ProtocolError as error:
+            self.reception.reply(identity, ProtocolNotice(str(error)))
+
+    def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
+        return self._network.send_down(identity, self._codec.encode(message))
+
+    # -- the worker
+
+    def _start_worker(self) -> None:
+        def on_ready() -> None:
+            if self.is_dead:
+                return
+            worker = PoisonedWorker(self._config, self._num_blocks)
+            worker.poisons = self._poisons
+            self._executor = FakeExecutor(worker)
+            self._is_worker_known = True
+            if self.core is None:
+                self._open()
+            self._wake()
+
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _WORKER_START_S), on_ready)
+
+    def _open(self) -> None:
+        ready = WorkerReady(self._num_blocks, "fake", [])
+        clock = self._timeline
+        facts = make_engine_facts(self._config, ready, {}, StartupClock("start", clock()))
+        core = EngineCore(self._config, self._num_blocks, clock, b"simulated", clock)
+        self.reception.open(core, facts)
+
+    def _submit_steps(self, core: EngineCore) -> None:
+        if core.take_reset() and self._executor is not None:
+            self._executor.reset_rows()
+        while core.num_in_flight < self._config.scheduler.run_ahead:
+            step = core.schedule()
+            if step is None:
+                return
+            if self._executor is not None:  # what is sent to a dead one is lost with it
+                self._executor.submit(step)
+                if len(self._executor.pending) == 1:
+                    self._run_step(self._executor)
+
+    def _run_step(self, executor: FakeExecutor) -> None:
+        def finish() -> None:
+            if self._executor is not executor:
+                return
+            try:
+                self._answers.append(executor.collect())
+            except WorkerDied as died:
+                self.crash_worker(f"the worker died of {died}")
+                self.num_worker_losses -= 1
+                self._wake()
+                return
+            self._wake()
+            if executor.pending:
+                self._run_step(executor)
+
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _LONGEST_STEP_S), finish)
+
+    def _take_answer(self, answer: ModelRunnerOutput | StepFailed | str) -> None:
+        core = self.core
+        assert core is not None, "a worker answers only what a core has asked"
+        match answer:
+            case ModelRunnerOutput():
+                core.update(answer)
+            case StepFailed():
+                core.fail_step(answer)
+            case str():
+                core.lose_worker(answer)
+                self._is_worker_known = False
+                self._start_worker()
