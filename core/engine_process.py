@@ -21,13 +21,23 @@ import zmq
 
 from ..ipc.codec import make_client_codec
 from ..ipc.errors import ProtocolError
+from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import PACKAGE_DIR, CoreLaunch
 from ..ipc.messages import (
+    EngineCoreOutputs,
     EngineDead,
     ProtocolNotice,
     Refusal,
 )
-from ..ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST, Lifeline, catch_signals
+from ..ipc.process import (
+    EXIT_CRASHED,
+    EXIT_OK,
+    EXIT_START_FAILED,
+    EXIT_WORKER_LOST,
+    Lifeline,
+    catch_signals,
+    enable_stack_dumps,
+)
 from ..ipc.sockets import bind_router
 from ..ipc.step import (
     ModelRunnerOutput,
@@ -61,6 +71,7 @@ class EngineCoreProcess:
         self._config = launch.config
         self._starter_package_dir = launch.package_dir
         self._codec = make_client_codec()
+        self._faults = make_fault_hooks(launch.config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = bind_router(self._context, launch.client_address)
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
@@ -159,6 +170,8 @@ class EngineCoreProcess:
             timeouts.append(_until_ms(deadline))
         if self._core is not None and (submit_at := self._core.next_schedule_at()) is not None:
             timeouts.append(_until_ms(submit_at))
+        if (look_at := self._executor.next_check_at) is not None:
+            timeouts.append(_until_ms(look_at))
         return min(timeouts, default=None)
 
     def _submit_steps(self) -> None:
@@ -168,6 +181,8 @@ class EngineCoreProcess:
         if core.take_reset():
             self._executor.reset_rows()
         while core.num_in_flight < self._config.scheduler.run_ahead:
+            if self._faults is not None:
+                self._faults.reach("core.schedule")
             step = core.schedule()
             if step is None:
                 return
@@ -189,7 +204,10 @@ class EngineCoreProcess:
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
         try:
-            self._router.send_multipart((identity, *self._codec.encode(message)), zmq.NOBLOCK)
+            frames = self._codec.encode(message)
+            if self._faults is not None and isinstance(message, EngineCoreOutputs):
+                frames = self._faults.corrupt("core.outputs_frame", frames)
+            self._router.send_multipart((identity, *frames), zmq.NOBLOCK)
             return True
         except zmq.Again:
             return False
@@ -257,6 +275,8 @@ class EngineCoreProcess:
 
     def _note_phase(self, phase: str, at: float) -> None:
         self._startup.begin(phase, at)
+        if self._faults is not None:
+            self._faults.reach("core.start")
         self._reception.note_phase(phase)
 
     def _refuse_all(self, reason: str, kind: str) -> None:
@@ -301,6 +321,7 @@ def main() -> NoReturn:
     started_at = time.time()
     lifeline = Lifeline()
     lifeline.watch(grace_s=PARENT_LOST_GRACE_S)
+    enable_stack_dumps()
     launch = msgspec.msgpack.decode(lifeline.launch, type=CoreLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
     sys.exit(EngineCoreProcess(launch, lifeline.fd, started_at).run())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import time
 import traceback
@@ -21,7 +22,8 @@ import zmq
 
 from ..ipc.codec import make_step_codec
 from ..ipc.config import EngineConfig
-from ..ipc.errors import QuireError
+from ..ipc.errors import ProtocolError, QuireError
+from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import WORKER_MODULE, WorkerLaunch
 from ..ipc.process import ChildProcess
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
@@ -34,10 +36,12 @@ from ..ipc.step import (
     WorkerProgress,
     WorkerReady,
 )
+from .step_watch import StepWatch
 
 _log = logging.getLogger(__name__)
 
 WORKER_IDENTITY = b"worker-0"
+DUMP_GRACE_S = 0.2  # what a hung worker gets to write its stacks; 40 threads take 10 ms
 # Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning
 # threads took 7 to 10 times as long, and sleeping costs nothing measurable on an idle machine.
 WORKER_ENV = {"OMP_WAIT_POLICY": "passive"}
@@ -76,6 +80,11 @@ class Executor(ABC):
     def receive(self) -> list[ExecutorEvent]:
         """Events that have arrived, without waiting."""
 
+    @property
+    def next_check_at(self) -> float | None:
+        """When `receive` is to be called though nothing has become readable, None if never. Monotonic."""
+        return None
+
     @abstractmethod
     def register(self, poller: zmq.Poller) -> None:
         """Add what becomes readable when `receive` would return something."""
@@ -101,61 +110,156 @@ def make_executor(
 
 
 class ProcessExecutor(Executor):
-    """One worker process behind a ROUTER that this side binds."""
+    """One worker process at a time, behind a ROUTER that this side binds anew for each.
+
+    What an earlier worker has sent or is sent is gone with its socket. A worker that is there and does not
+    get on (a step or the start takes too long, its connection has ended, it sends what does not decode) is
+    given up: it writes its stacks, is killed, and is then lost like any other.
+    """
 
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._config = config
+        self._context = context
         self._address = address
         self._codec = make_step_codec()
-        self._socket = bind_router(context, address, heartbeat_timeout_ms=WORKER_HEARTBEAT_TIMEOUT_MS)
+        self._faults = make_fault_hooks(config.fault_hooks, "core")
+        self._num_starts = 0
+        self._socket: zmq.Socket[bytes] | None = None
+        self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
         self._child: ChildProcess | None = None
+        self._watch = StepWatch(config.step_timeout_s, config.ready_timeout_s)
+        self._kill: tuple[float, str] | None = None  # when and why the worker will be killed
+        self._is_garbled = False  # nothing that the worker says counts any more
         self._poller: zmq.Poller | None = None
 
     def start(self) -> None:
-        launch = WorkerLaunch(address=self._address, rank=0, config=self._config)
+        self._unbind()
+        self._num_starts += 1
+        self._bind()
+        config = self._config if self._num_starts == 1 else self._config.for_replacement()
+        launch = WorkerLaunch(address=self._worker_address, rank=0, config=config)
         env = {name: os.environ.get(name, value) for name, value in WORKER_ENV.items()}
         self._child = ChildProcess.start(WORKER_MODULE, "worker", msgspec.msgpack.encode(launch), env)
+        self._watch.begin_start(time.monotonic())
+        self._kill = None
+        self._is_garbled = False
         if self._poller is not None:
             self._poller.register(self._child.pid_fd, zmq.POLLIN)
 
     def submit(self, step: SchedulerOutput) -> None:
+        self._watch.add_step(step.step_id, time.monotonic())
         self._send(step)
 
     def reset_rows(self) -> None:
+        self._watch.forget_steps()
         self._send(ResetRows())
 
     def receive(self) -> list[ExecutorEvent]:
-        events: list[ExecutorEvent] = []
-        while True:
-            try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if identity == WORKER_IDENTITY:
-                events.append(self._codec.decode(frames))
+        events = self._receive_frames()
         # Looked at after the drain: what the worker said before it ended is not lost.
         if self._child is not None and self._child.exit_code is not None:
             reason = self._child.describe_exit()
             self._forget_child(grace_s=0.0)
             if not any(isinstance(event, WorkerFailed) for event in events):
                 events.append(WorkerLost(reason))
+        elif self._child is not None:
+            self._look_after(self._child)
         return events
+
+    @property
+    def next_check_at(self) -> float | None:
+        if self._kill is None:
+            return self._watch.due_at
+        kill_at = self._kill[0]
+        return None if kill_at == math.inf else kill_at
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
-        poller.register(self._socket, zmq.POLLIN)
-        if self._child is not None:
-            poller.register(self._child.pid_fd, zmq.POLLIN)
+        for one in (self._socket, self._connection, self._child and self._child.pid_fd):
+            if one is not None:
+                poller.register(one, zmq.POLLIN)
 
     def stop(self, grace_s: float) -> None:
         self._forget_child(grace_s)
-        self._socket.close(linger=0)
+        self._unbind()
 
     @property
     def pids(self) -> dict[str, int]:
         return {} if self._child is None else {"worker": self._child.pid}
 
+    @property
+    def _worker_address(self) -> str:
+        # libzmq removes a closed socket's file some time later, so the next one has another name.
+        return f"{self._address}{self._num_starts % 10}"
+
+    def _bind(self) -> None:
+        timeout_ms = WORKER_HEARTBEAT_TIMEOUT_MS if self._config.step_timeout_s else None
+        self._socket = bind_router(self._context, self._worker_address, heartbeat_timeout_ms=timeout_ms)
+        self._connection = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED, f"inproc://worker-{self._num_starts}"
+        )
+        if self._poller is not None:
+            self._poller.register(self._socket, zmq.POLLIN)
+            self._poller.register(self._connection, zmq.POLLIN)
+
+    def _unbind(self) -> None:
+        if self._socket is None or self._connection is None:
+            return
+        if self._poller is not None:
+            self._poller.unregister(self._socket)
+            self._poller.unregister(self._connection)
+        self._socket.disable_monitor()
+        self._socket.close(linger=0)
+        self._socket = self._connection = None
+
+    def _receive_frames(self) -> list[ExecutorEvent]:
+        events: list[ExecutorEvent] = []
+        while self._socket is not None:
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if identity != WORKER_IDENTITY or self._is_garbled:
+                continue
+            try:
+                event = self._codec.decode(frames)
+            except ProtocolError as error:
+                self._is_garbled = True
+                self._give_up(f"it sent a frame that does not decode: {error}")
+                break
+            self._watch.note(event, time.monotonic())
+            events.append(event)
+        return events
+
+    def _look_after(self, child: ChildProcess) -> None:
+        """Give a worker up that does not get on; kill it when its stacks are written."""
+        now = time.monotonic()
+        if self._kill is None and (overdue := self._watch.find_overdue(now)) is not None:
+            self._give_up(overdue)
+        if self._kill is None and self._has_lost_connection():
+            self._give_up("its connection has ended, or it answered no heartbeat")
+        if self._kill is not None and now >= self._kill[0]:
+            child.kill(self._kill[1])
+            self._watch.stop()
+            self._kill = (math.inf, self._kill[1])  # its end is what the poller waits for
+
+    def _give_up(self, because: str) -> None:
+        if self._child is not None and self._kill is None:
+            self._child.dump_stacks()
+            self._kill = (time.monotonic() + DUMP_GRACE_S, because)
+
+    def _has_lost_connection(self) -> bool:
+        if self._connection is None:
+            return False
+        try:
+            self._connection.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
     def _forget_child(self, grace_s: float) -> None:
+        self._watch.stop()
+        self._kill = None
         if self._child is None:
             return
         if self._poller is not None:
@@ -164,10 +268,14 @@ class ProcessExecutor(Executor):
         self._child = None
 
     def _send(self, message: msgspec.Struct) -> None:
+        frames = self._codec.encode(message)
+        if self._faults is not None:
+            frames = self._faults.corrupt("core.step_frame", frames)
+        assert self._socket is not None
         try:
-            self._socket.send_multipart((WORKER_IDENTITY, *self._codec.encode(message)), zmq.NOBLOCK)
+            self._socket.send_multipart((WORKER_IDENTITY, *frames), zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            # The worker is gone or stuck; its end, seen by pid_fd, is what the core acts on.
+            # The worker is gone or stuck; its end, or the step's time-out, is what the core acts on.
             _log.warning("step not delivered to the worker: %s", error)
 
 

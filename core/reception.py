@@ -23,6 +23,8 @@ from ..ipc.messages import (
     Refusal,
     StartupProgress,
     UtilityCall,
+    UtilityMethod,
+    UtilityResult,
     Welcome,
 )
 from .clients import Client
@@ -68,6 +70,9 @@ class Reception:
             return
         if isinstance(message, Goodbye):
             self.forget(identity)
+            return
+        if identity in self.clients and isinstance(message, UtilityCall) and _is_ping(message):
+            self.reply(identity, UtilityResult(message.call_id))  # also while the engine starts
             return
         if identity not in self.clients or self.core is None:
             raise ProtocolError("Hello and its Welcome come before any other message")
@@ -146,3 +151,7 @@ class Reception:
         hello = self.clients[identity].hello
         _log.info("client %s (pid %d) is gone", hello.client_kind, hello.pid)
         self.forget(identity)
+
+
+def _is_ping(call: UtilityCall) -> bool:
+    return call.method is UtilityMethod.PING

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, cast, get_args
 
 from ..ipc.config import (
+    DEFAULT_STEP_TIMEOUT_S,
     CacheConfig,
     Device,
     Dtype,
@@ -133,6 +134,12 @@ class EngineArgs:
     )
     log_level: str = _arg("INFO", "process", "what the engine's processes log to standard error", LOG_LEVELS)
     ready_timeout_s: float = _arg(600.0, "process", "how long an engine may take to start")
+    step_timeout_s: float | None = _arg(
+        DEFAULT_STEP_TIMEOUT_S,
+        "process",
+        "a worker whose step takes longer is hung and replaced; 0: no process is watched, for debuggers",
+    )
+    fault_hooks: str = _arg("", "process", argparse.SUPPRESS)
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
         """Refuse an unknown name as every other user error is refused, before the dataclass' TypeError."""
@@ -174,6 +181,8 @@ class EngineArgs:
             ),
             log_level=self.log_level.upper(),
             ready_timeout_s=self.ready_timeout_s,
+            step_timeout_s=0.0 if self.step_timeout_s is None else self.step_timeout_s,
+            fault_hooks=self.fault_hooks,
         )
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from .errors import ConfigError
+from .fault_hooks import keep_lasting, parse_fault_hooks
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -25,6 +26,9 @@ MAX_INT = 2**31 - 1  # of counts and lengths, which the worker holds as int32
 MAX_SIZE_BYTES = 2**63 - 1
 MIN_READY_TIMEOUT_S = 1.0
 MAX_READY_TIMEOUT_S = 86400.0  # a day; a poll cannot wait for any length
+MIN_STEP_TIMEOUT_S = 0.1
+# As vLLM's and SGLang's. The longest step of 2048 tokens that a slow CPU takes over an 8B model is a minute.
+DEFAULT_STEP_TIMEOUT_S = 300.0
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -43,6 +47,13 @@ def _check_ready_timeout(value: float) -> None:
     if not is_number or not MIN_READY_TIMEOUT_S <= value <= MAX_READY_TIMEOUT_S:  # nan compares false
         allowed = f"seconds from {MIN_READY_TIMEOUT_S:g} to {MAX_READY_TIMEOUT_S:g}"
         raise ConfigError("ready_timeout_s", value, allowed)
+
+
+def _check_step_timeout(value: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not (value == 0 or MIN_STEP_TIMEOUT_S <= value <= MAX_READY_TIMEOUT_S):
+        allowed = f"seconds from {MIN_STEP_TIMEOUT_S:g} to {MAX_READY_TIMEOUT_S:g}, or 0 for none"
+        raise ConfigError("step_timeout_s", value, allowed)
 
 
 def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -200,9 +211,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     parallel: ParallelConfig = ParallelConfig()
     log_level: str = "WARNING"
     ready_timeout_s: float = 600.0
+    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S  # a longer step is hung; 0: nothing is watched
+    fault_hooks: str = ""  # for tests; see fault_hooks.py
 
     def __post_init__(self) -> None:
         _check_ready_timeout(self.ready_timeout_s)
+        _check_step_timeout(self.step_timeout_s)
+        parse_fault_hooks(self.fault_hooks)
         budget = self.scheduler.max_num_batched_tokens
         if not self.scheduler.enable_chunked_prefill and budget < self.model.max_model_len:
             raise ConfigError(
@@ -210,6 +225,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 budget,
                 f"at least max_model_len={self.model.max_model_len} when enable_chunked_prefill is off",
             )
+
+    @property
+    def watches_core(self) -> bool:
+        """Whether the core's owner asks it if it is there. A core that computes itself cannot answer."""
+        return self.step_timeout_s > 0 and self.parallel.executor_backend == "mp"
+
+    def for_replacement(self) -> EngineConfig:
+        """What a process is started with that takes a lost one's place."""
+        return msgspec.structs.replace(self, fault_hooks=keep_lasting(self.fault_hooks))
 
     @property
     def max_blocks_per_request(self) -> int:

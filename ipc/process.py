@@ -9,6 +9,7 @@ The kernel's parent-death signal is not used: it fires when the *thread* that st
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import select
 import signal
@@ -35,6 +36,8 @@ EXIT_NAMES = {
 
 _LENGTH = struct.Struct("<I")
 _PARENT_CHECK_INTERVAL_S = 0.5
+_STACK_DUMP_SIGNAL = signal.SIGUSR1
+_COMPUTING_STATES = "RD"  # proc(5): running or ready to, and in a system call that nothing interrupts
 
 
 class ChildProcess:
@@ -45,6 +48,7 @@ class ChildProcess:
         self._process = process
         self.pid = process.pid
         self.pid_fd: int = os.pidfd_open(process.pid)
+        self._killed_because: str | None = None
 
     @classmethod
     def start(
@@ -93,7 +97,8 @@ class ChildProcess:
         if code is None:
             return f"{who} is running"
         if code < 0:
-            return f"{who} was killed by {signal.Signals(-code).name}"
+            because = "" if self._killed_because is None else f": {self._killed_because}"
+            return f"{who} was killed by {signal.Signals(-code).name}{because}"
         name = EXIT_NAMES.get(code)
         return f"{who} exited with code {code}" + (f" ({name})" if name else "")
 
@@ -107,6 +112,25 @@ class ChildProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         self._process.send_signal(number)
+
+    def dump_stacks(self) -> None:
+        """Have a child that called `enable_stack_dumps` write its threads' stacks to its standard error."""
+        self.send_signal(_STACK_DUMP_SIGNAL)
+
+    def kill(self, because: str) -> None:
+        """SIGKILL, without waiting; `describe_exit` will give the reason. Unless it has ended by itself."""
+        if self.exit_code is None:
+            self._killed_because = because
+            self._process.kill()
+
+    def is_computing(self) -> bool:
+        """Whether its main thread runs or is ready to, rather than sleeps, is stopped or has ended."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                # The name is in parentheses and may hold anything; the state is the letter after it.
+                return file.read().rpartition(b") ")[2][:1].decode() in _COMPUTING_STATES
+        except OSError:
+            return False
 
     def detach(self) -> None:
         """Let it live on its own: nobody waits for it here any more."""
@@ -172,6 +196,15 @@ class Lifeline:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def enable_stack_dumps() -> None:
+    """Write the stacks of all threads to standard error on SIGUSR1, and on what ends this process by a fault.
+
+    faulthandler does so in the signal handler itself, hence also while a thread holds the interpreter's lock.
+    """
+    faulthandler.enable()
+    faulthandler.register(_STACK_DUMP_SIGNAL, all_threads=True)
 
 
 def catch_signals(*numbers: signal.Signals) -> socket.socket:

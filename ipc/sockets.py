@@ -25,7 +25,7 @@ HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees
 ROUTER_RECEIVE_HIGH_WATER_MARK = 262_144
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 1500  # a client's lease: one that is stopped is dropped, and comes back later
-WORKER_HEARTBEAT_TIMEOUT_MS = 5000
+WORKER_HEARTBEAT_TIMEOUT_MS = 1250  # with the interval: a stopped worker is noticed within 1.75 s
 RECONNECT_INTERVAL_MS = 20  # a restarted engine is found this soon
 LINGER_MS = 500  # last words (an EngineDead, a Goodbye) get this long to leave
 MAX_IPC_PATH_BYTES = 107  # sockaddr_un holds 108 with the closing zero
@@ -47,17 +47,19 @@ def bind_router(
     context: zmq.Context[zmq.Socket[bytes]],
     address: str,
     *,
-    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
+    heartbeat_timeout_ms: int | None = HEARTBEAT_TIMEOUT_MS,
 ) -> zmq.Socket[bytes]:
-    """A listening ROUTER. Sends raise zmq.Again (slow peer) or EHOSTUNREACH (gone) rather than drop."""
+    """A listening ROUTER. Sends raise zmq.Again (slow peer) or EHOSTUNREACH (gone) rather than drop.
+
+    Without a heartbeat time-out a stopped peer keeps its connection.
+    """
     socket = _configure(context.socket(zmq.ROUTER))
     socket.setsockopt(zmq.RCVHWM, ROUTER_RECEIVE_HIGH_WATER_MARK)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)
+    if heartbeat_timeout_ms is not None:
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(
-        zmq.ROUTER_HANDOVER, 1
-    )  # who comes back must not find its old self in the way
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who comes back must not find its old self in the way
     socket.bind(address)
     return socket
 

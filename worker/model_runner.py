@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ipc.config import EngineConfig
+from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import LogprobsBlock
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from .attention.metadata import KVCaches
@@ -72,6 +73,7 @@ class GPUModelRunner:
         self._device = device
         self.reads_late = device.type != "cpu" if reads_late is None else reads_late
         self._has_dynamic_rope = config.model.shape.rope.type == "dynamic"
+        self._faults = make_fault_hooks(config.fault_hooks, "worker")
         self._num_launches = 0
         self._in_flight: deque[LaunchedStep] = deque()
         max_num_seqs = config.scheduler.max_num_seqs
@@ -192,6 +194,8 @@ class GPUModelRunner:
             nothing = torch.empty(0, dtype=torch.int64, device=self._device)
             return SampledTokens(nothing, nothing.bool(), [])
         logits = self._model.compute_logits(hidden[to_device(inputs.last_tokens, self._device)])
+        if self._faults is not None and self._faults.reach("worker.logits"):
+            logits[0] = torch.nan
         # The forward pass is queued by now: waiting for the last step's tokens costs the device nothing.
         if self._in_flight and self._rows.needs_history[row_ids].any():
             self._commit_through(self._in_flight[-1])

@@ -18,10 +18,12 @@ import zmq
 
 from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
+from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import WorkerLaunch
-from ..ipc.process import EXIT_START_FAILED, Lifeline
+from ..ipc.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..ipc.sockets import connect_dealer
 from ..ipc.step import (
+    ModelRunnerOutput,
     ResetRows,
     SchedulerOutput,
     StepFailed,
@@ -48,6 +50,7 @@ class WorkerProcess:
             f"worker-{launch.rank}".encode(),
         )
         self._failed_step = False
+        self._faults = make_fault_hooks(launch.config.fault_hooks, "worker")
 
     def run(self) -> int:
         """Start the worker and serve until the lifeline ends this process; returns only if that failed."""
@@ -91,6 +94,8 @@ class WorkerProcess:
             self._send(StepFailed(step.step_id, "an earlier step failed"))
             return None
         try:
+            if self._faults is not None:
+                self._faults.reach("worker.execute")
             return self._worker.launch(step)
         except Exception as error:  # whatever a step raises is that step's answer; the process lives on
             self._fail(step.step_id, error)
@@ -101,7 +106,7 @@ class WorkerProcess:
             self._send(StepFailed(launched.step_id, "an earlier step failed"))
             return
         try:
-            self._send(self._worker.collect(launched))
+            self._send_result(self._worker.collect(launched))
         except Exception as error:  # on a GPU a step's failure may show only here
             self._fail(launched.step_id, error)
 
@@ -111,6 +116,14 @@ class WorkerProcess:
 
     def _note_phase(self, phase: str) -> None:
         self._send(WorkerProgress(phase, time.time()))
+        if self._faults is not None:
+            self._faults.reach("worker.start")
+
+    def _send_result(self, result: ModelRunnerOutput) -> None:
+        frames = self._codec.encode(result)
+        if self._faults is not None:
+            frames = self._faults.corrupt("worker.result_frame", frames)
+        self._socket.send_multipart(frames)
 
     def _send(self, message: msgspec.Struct) -> None:
         self._socket.send_multipart(self._codec.encode(message))
@@ -121,6 +134,7 @@ def main() -> None:
     lifeline = Lifeline()
     # A worker owns nothing that anybody would miss: without a core it leaves at once.
     lifeline.watch(grace_s=0.0)
+    enable_stack_dumps()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(lifeline.launch, type=WorkerLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire worker: %(message)s")

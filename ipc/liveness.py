@@ -1,0 +1,78 @@
+"""SilenceWatch: when to ask a process whether it is there, and when to give it up. Pure: time is passed in.
+
+Whoever owns an engine core watches it this way. ZeroMQ's heartbeats cannot do it: they come from the core's
+side only (sockets.py says why), and a hung main thread would not stop them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+
+class Verdict(Enum):
+    """What the owner of a silent process is to do."""
+
+    WAIT = auto()
+    ASK = auto()  # send it a PING
+    DUMP = auto()  # have it write its threads' stacks
+    KILL = auto()
+
+
+# Seconds of silence. A stopped process is to be gone within 2 s; one that computes may only be late: 256
+# prompts of 100,000 tokens that arrive at once keep a core busy for seconds.
+ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S, KILL_BUSY_AFTER_S = 0.7, 1.6, 1.8, 10.0
+_STAGES = (
+    (ASK_AFTER_S, Verdict.ASK),
+    (DUMP_AFTER_S, Verdict.DUMP),
+    (KILL_AFTER_S, Verdict.KILL),
+    (KILL_BUSY_AFTER_S, Verdict.KILL),
+)
+_LATE_S = 0.5  # a watcher that comes this late was away itself, and has not listened
+
+
+class SilenceWatch:
+    """One process, watched from `start` to `stop`. `is_busy` says whether its main thread computes now."""
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._heard_at: float | None = None
+        self._stage = 0
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `check` has something to say, None while nothing is watched. Monotonic clock, as all times."""
+        return None if self._heard_at is None else self._heard_at + _STAGES[self._stage][0]
+
+    def start(self, now: float) -> None:
+        """It listens from now on."""
+        self._heard_at = now
+        self._stage = 0
+
+    def stop(self) -> None:
+        """It is gone, or nobody listens to it for a while."""
+        self._heard_at = None
+
+    def note_heard(self, now: float) -> None:
+        """It has said something, whatever it was."""
+        if self._heard_at is not None:
+            self._heard_at = now
+            self._stage = 0
+
+    def check(self, now: float) -> Verdict:
+        """What to do now; each verdict comes once in a silence, and nothing after KILL."""
+        due_at = self.next_check_at
+        if due_at is None or now < due_at:
+            return Verdict.WAIT
+        if now - due_at > _LATE_S:  # begin anew: it may have answered while nobody listened
+            self._heard_at = now - ASK_AFTER_S
+            self._stage = 0
+        after_s, verdict = _STAGES[self._stage]
+        if verdict is not Verdict.KILL:
+            self._stage += 1
+            return verdict
+        if after_s < KILL_BUSY_AFTER_S and self._is_busy():
+            self._stage += 1
+            return Verdict.WAIT
+        self.stop()
+        return Verdict.KILL
