@@ -5,6 +5,7 @@ Everything is drawn from the run's seed, so the same options make the same load.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -86,7 +87,18 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
     pool: list[Ask]
     arrivals: list[Arrival]
     max_concurrency: int | None = None  # then the next one is sent when there is room, and not when it is due
+    is_endless: bool = (
+        False  # then the arrivals come again and again, with new numbers, until standard input ends
+    )
     timeout_s: float  # of one request, from when it is sent
+
+    def list_arrivals(self) -> Iterator[Arrival]:
+        """In their order."""
+        if not self.is_endless:
+            yield from self.arrivals
+            return
+        for number in itertools.count():
+            yield msgspec.structs.replace(self.arrivals[number % len(self.arrivals)], number=number)
 
 
 def draw_pool(seed: int, size: int, max_tokens: int) -> list[Ask]:

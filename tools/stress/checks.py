@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .asks import Arrival
 from .record import Golden, Record
 
 
-def check_records(
-    arrivals: Sequence[Arrival], records: Sequence[Record], golden: Sequence[Golden]
-) -> list[str]:
-    """What is broken, a line each; empty when every arrival ended once and with its tokens."""
+def check_records(sent: Sequence[int], records: Sequence[Record], golden: Sequence[Golden]) -> list[str]:
+    """What is broken, a line each; empty when each of a client's requests ended once, with its tokens."""
     counts = Counter(record.number for record in records)
     broken = [
-        f"request {arrival.number} ended {counts[arrival.number]} times, not once"
-        for arrival in arrivals
-        if counts[arrival.number] != 1
+        f"request {number} ended {counts[number]} times, not once" for number in sent if counts[number] != 1
     ]
     for record in records:
         wrong = _find_wrong(record, golden[record.ask])

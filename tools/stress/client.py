@@ -1,7 +1,7 @@
 """A client process of a stress run: `python -P -m quire.tools.stress.client`.
 
 Reads a ClientPlan, a line of JSON, and says "ready"; the next line starts the load. Then it writes each
-request's Record, a line of JSON, when it has ended, and ends itself after the last one.
+request's Record, a line of JSON, when it has ended, at last what it has Sent, and ends with standard input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...ipc.errors import QuireError
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Arrival, ClientPlan
 from .http_client import ask_http
-from .record import Record
+from .record import Record, Sent
 
 _SLOW_PAUSE_S = 0.05
 _LLM_BATCH = 4  # requests of one call of LLM.generate
@@ -73,15 +73,21 @@ class Client(ABC):
 
     async def _send_all(self) -> None:
         start = time.monotonic()
+        numbers: list[int] = []
+        stop = asyncio.create_task(asyncio.to_thread(sys.stdin.buffer.readline))
         limit = self._plan.max_concurrency
         slots = asyncio.Semaphore(len(self._plan.arrivals) + 1 if limit is None else limit)
         async with asyncio.TaskGroup() as group:
-            for arrival in self._plan.arrivals:
+            for arrival in self._plan.list_arrivals():
                 if limit is None:
                     await asyncio.sleep(max(0.0, start + arrival.due_s - time.monotonic()))
                 await slots.acquire()
+                if stop.done():
+                    break
+                numbers.append(arrival.number)
                 task = group.create_task(self._ask_in_time(arrival))
                 task.add_done_callback(lambda _: slots.release())
+        write_line(msgspec.json.encode(Sent(numbers)))
 
     async def _ask_in_time(self, arrival: Arrival) -> None:
         record = make_record(self._plan, arrival)
@@ -145,6 +151,7 @@ def run_llm(plan: ClientPlan) -> None:
             batch = plan.arrivals[place : place + _LLM_BATCH]
             time.sleep(max(0.0, start + batch[0].due_s - time.monotonic()))
             _run_batch(llm, plan, batch)
+        write_line(msgspec.json.encode(Sent([arrival.number for arrival in plan.arrivals])))
 
 
 def _run_batch(llm: LLM, plan: ClientPlan, batch: list[Arrival]) -> None:

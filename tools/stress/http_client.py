@@ -1,7 +1,8 @@
-"""Asks a server for a streamed completion, as patiently as a good client: a broken connection is tried again.
+"""Asks a server for a streamed completion, as patiently as OpenAI's client: after a broken connection or a
+503 (one process of several that drains, or has just been started) the request is sent again.
 
-A request is a function of its body, so a second try gets the same tokens. What is no broken connection (an
-error status, an error in the stream) is final.
+A request is a function of its body, so a second try gets the same tokens. Every other error status, and an
+error in the stream, is final.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _MAX_RETRY_PAUSE_S = 0.5
 _READ_BYTES = 64 * 1024
 _SLOW_READ_BYTES = 512
 _MAX_TEXT = 300
+_UNAVAILABLE = 503
 
 
 class RefusedError(QuireError):
@@ -85,7 +87,7 @@ class _Exchange:
         self._is_done = False
 
     async def run(self, base_url: str, request: bytes) -> None:
-        """Raises AnswerError or OSError for a connection that broke, RefusedError."""
+        """Raises AnswerError or OSError for what may be tried again, RefusedError."""
         url = urlsplit(base_url)
         limit = _SLOW_READ_BYTES if self._pause_s else _READ_BYTES
         reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=limit)
@@ -102,6 +104,8 @@ class _Exchange:
             if not data:
                 self._answer.end()
             body = self._answer.feed(data) if data else b""
+            if self._answer.status == _UNAVAILABLE:
+                raise AnswerError("HTTP 503")
             if self._answer.status not in (None, 200):
                 raise RefusedError(f"HTTP {self._answer.status}: {body[:_MAX_TEXT].decode(errors='replace')}")
             for event in self._events.feed(body):

@@ -11,7 +11,7 @@ from .asks import Behaviour, ClientKind
 End = Literal["finished", "left", "failed"]
 
 
-class Record(msgspec.Struct, kw_only=True):
+class Record(msgspec.Struct, kw_only=True, tag=True):
     """One request from its client's side. Times are time.monotonic, which processes of a machine share."""
 
     number: int
@@ -27,7 +27,13 @@ class Record(msgspec.Struct, kw_only=True):
     token_ids: list[int] = []  # http has none
     text: str = ""
     num_tokens: int = 0
-    broken_at: list[float] = []  # when a connection was lost in the middle, after which it was tried again
+    broken_at: list[float] = []  # when a try was lost, after which came another
+
+
+class Sent(msgspec.Struct, frozen=True, tag=True):
+    """A client's last words: the numbers of the requests that it has sent."""
+
+    numbers: list[int]
 
 
 class Golden(msgspec.Struct, frozen=True):

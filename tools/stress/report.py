@@ -77,6 +77,8 @@ def _format_requests(result: StressResult) -> str:
     rows: list[list[str]] = []
     for kind in CLIENT_KINDS:
         records = [record for record in result.records if record.client == kind]
+        if not records:
+            continue
         gaps = find_gaps(records)
         times = (
             ["-"] * 3 if gaps is None else [f"{s * 1e3:.0f}" for s in (gaps.p50_s, gaps.p99_s, gaps.max_s)]

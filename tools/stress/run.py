@@ -21,11 +21,12 @@ from .asks import ClientPlan
 from .checks import check_records
 from .kills import Kill, KillPace, Strike
 from .noise import Noise
-from .record import Golden, Record
+from .record import Golden, Record, Sent
 from .samples import Sample, Sampler
 from .site import Site, wait_until
 
 _READY_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 5.0
 _FIND_TIMEOUT_S = 30.0  # for a process to be killed to be there again
 
 
@@ -48,6 +49,7 @@ class ClientProcess:
     def __init__(self, plan: ClientPlan) -> None:
         self.plan = plan
         self.records: list[Record] = []
+        self.sent: list[int] | None = None  # once it has said so
         command = [sys.executable, "-P", "-m", client.__name__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read_records, daemon=True)
@@ -70,28 +72,34 @@ class ClientProcess:
         """Until its last record has come, or it has ended otherwise."""
         return self._reader.is_alive()
 
-    def end(self, timeout_s: float) -> list[str]:
+    def stop_sending(self) -> None:
+        """Let what has been sent come to its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def end(self, timeout_s: float, golden: Sequence[Golden]) -> list[str]:
         """Wait for its last record; returns what is broken."""
         self._reader.join(timeout_s)
-        broken: list[str] = []
         if self._reader.is_alive():
-            broken.append(f"the {self.plan.kind} client had not ended {timeout_s:g} s after the last kill")
             self._process.kill()
             self._reader.join()
-        code = self._process.wait()
-        if code and not broken:
-            broken.append(f"the {self.plan.kind} client ended with code {code}")
         self.close()
-        return broken
+        kind = self.plan.kind
+        if self.sent is None:
+            why = f"within {timeout_s:g} s after the last kill, with {len(self.records)} requests ended"
+            return [f"the {kind} client did not come to its end {why}"]
+        return check_records(self.sent, self.records, golden)
 
     def close(self) -> None:
         """Leave no process and no pipe."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -100,8 +108,14 @@ class ClientProcess:
 
     def _read_records(self) -> None:
         assert self._process.stdout is not None
+        decoder: msgspec.json.Decoder[Record | Sent] = msgspec.json.Decoder(Record | Sent)
         for line in self._process.stdout:
-            self.records.append(msgspec.json.decode(line, type=Record))
+            match decoder.decode(line):
+                case Record() as record:
+                    self.records.append(record)
+                case Sent(numbers=numbers):
+                    self.sent = numbers
+                    return
 
 
 class Killer:
@@ -172,14 +186,15 @@ def run_load(
             kills, result.started_at, lambda: not any(one.is_running for one in clients)
         )
         for one in clients:
-            result.broken += one.end(_find_longest_s(one.plan))
+            if one.plan.is_endless:
+                one.stop_sending()
+        for one in clients:
+            result.broken += one.end(_find_longest_s(one.plan), golden)
     result.duration_s = time.monotonic() - result.started_at
     result.samples = sampler.samples
     if noise is not None:
         result.noise = {"connections": noise.num_connections, "junk messages": noise.num_junk_messages}
     result.records = [record for one in clients for record in one.records]
-    arrivals = [arrival for plan in plans for arrival in plan.arrivals]
-    result.broken += check_records(arrivals, result.records, golden)
     result.broken += site.check_settled(fds_before)
     return result
 

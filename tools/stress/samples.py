@@ -13,6 +13,7 @@ from .kills import ROLES
 from .site import Site
 
 _PERIOD_S = 0.5
+_MIN_LIFE_S = 10.0  # before that a process is still starting
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -68,7 +69,7 @@ class Sampler:
 
 
 def find_slopes(samples: list[Sample]) -> list[Slope]:
-    """One a role, by least squares over the second half of its life: the first half warms up."""
+    """One a role with a long life, by least squares over its second half: the first half warms up."""
     slopes: list[Slope] = []
     for role in dict.fromkeys(sample.role for sample in samples):
         lives: dict[int, list[Sample]] = {}
@@ -76,6 +77,8 @@ def find_slopes(samples: list[Sample]) -> list[Slope]:
             if sample.role == role:
                 lives.setdefault(sample.pid, []).append(sample)
         longest = max(lives.values(), key=lambda life: life[-1].at - life[0].at)
+        if longest[-1].at - longest[0].at < _MIN_LIFE_S:
+            continue
         late = longest[len(longest) // 2 :]
         times = [sample.at for sample in late]
         slopes.append(

@@ -113,10 +113,10 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int) -> int:
     ]
     print(format_table(header, rows))
     print(
-        f"\n{_USERS} clients over HTTP, {num_requests} requests, up to {max_tokens} tokens; a client whose "
-        "connection breaks sends its request again.\nrecovery: from the kill to the next token (http: until "
-        "the last broken request has one)\nDynamo's own figures are of a larger model on other machines: "
-        f"the counts compare, the seconds do not\n\n{format_broken(broken)}"
+        f"\n{_USERS} clients over HTTP, {num_requests} requests, up to {max_tokens} tokens; a client that "
+        "gets a broken connection or a 503 asks again.\nrecovery: from the kill to the next token "
+        "(http: until the last broken request has one)\nDynamo's own figures are of a larger model on other "
+        f"machines: the counts compare, the seconds do not\n\n{format_broken(broken)}"
     )
     return BROKEN_EXIT_CODE if broken else 0
 

@@ -1,0 +1,90 @@
+"""Cores and workers killed at drawn moments under 64 streams; the long versions are slow tests.
+
+QUIRE_STRESS_KILLS sets how many of each the long one kills (200, which take 45 minutes: an engine that loses
+its core more than 5 times in a minute gives up on purpose).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from quire.frontend.cli.entry import run_command
+from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
+from quire.tools.stress.kills import draw_exact_kills
+from quire.tools.stress.measures import find_recoveries
+from quire.tools.stress.record import Golden
+from quire.tools.stress.report import format_run
+from quire.tools.stress.run import StressResult, run_load
+from quire.tools.stress.site import Site, open_site
+
+NUM_STREAMS = 64
+POOL = draw_pool(5, 32, 200)
+TIMEOUT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    left: list[str] = []
+    with open_site(None, left) as site:
+        yield site
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def golden(site: Site) -> list[Golden]:
+    return site.compute_golden(POOL)
+
+
+def make_plan(site: Site, pool: list[Ask], seed: int) -> ClientPlan:
+    """64 streams, until they are told to stop."""
+    return ClientPlan(
+        kind="async",
+        daemon=site.daemon,
+        url=site.url,
+        model=site.model,
+        pool=pool,
+        arrivals=draw_arrivals(seed, 10.0, 30.0, len(pool), odd_share=0.2),
+        max_concurrency=NUM_STREAMS,
+        is_endless=True,
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def kill_under_load(
+    site: Site, golden: list[Golden], seed: int, num_each: int, interval_s: float
+) -> StressResult:
+    kills = draw_exact_kills(seed, {"core": num_each, "worker": num_each}, interval_s)
+    result = run_load(site, [make_plan(site, POOL, seed)], kills, golden)
+    print(format_run(result))
+    assert result.broken == []
+    assert len(result.strikes) == 2 * num_each
+    return result
+
+
+def test_two_cores_and_two_workers_killed_under_64_streams_cost_no_token(site: Site, golden: list[Golden]):
+    result = kill_under_load(site, golden, seed=1, num_each=2, interval_s=1.5)
+    assert any(record.end == "left" for record in result.records)
+    recoveries = find_recoveries(result.records, result.strikes, result.started_at)
+    assert all(one.recovery_s is not None for one in recoveries)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_hundreds_of_kills_under_64_streams_cost_no_token(site: Site, golden: list[Golden]):
+    num_each = int(os.environ.get("QUIRE_STRESS_KILLS", "200"))
+    kill_under_load(site, golden, seed=2, num_each=num_each, interval_s=2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(3))
+def test_everything_at_once_breaks_no_invariant(seed: int):
+    assert run_command(["stress", "--seed", str(seed), "--duration", "40", "--kill-interval", "4"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_800_requests_survive_each_kind_of_death():
+    assert run_command(["stress", "--reproduce", "800"]) == 0

@@ -1,0 +1,187 @@
+"""The pure parts of `quire stress`: what it draws, how it paces kills, what it finds and measures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from quire.core.engine_process import MAX_WORKER_LOSSES
+from quire.frontend.cli.entry import run_command
+from quire.ipc.restarts import RestartBudget
+from quire.tools.stress.asks import ClientPlan, deal, draw_arrivals, draw_pool
+from quire.tools.stress.checks import check_records, count_failed
+from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
+from quire.tools.stress.measures import find_gaps, find_recoveries
+from quire.tools.stress.record import Golden, Record
+from quire.tools.stress.samples import Sample, find_slopes
+
+GOLDEN = [Golden([7, 8, 9], "abc")]
+
+
+def make_record(**changes: Any) -> Record:
+    fields: dict[str, Any] = {
+        "number": 0,
+        "ask": 0,
+        "client": "async",
+        "behaviour": "reads",
+        "began_at": 0.0,
+        "end": "finished",
+        "num_ends": 1,
+        "token_ids": [7, 8, 9],
+        "text": "abc",
+        "num_tokens": 3,
+    }
+    return Record(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        make_record(),
+        make_record(client="http", token_ids=[]),
+        make_record(end="left", num_ends=0, token_ids=[7, 8], text="ab", num_tokens=2),
+        make_record(end="left", client="http", num_ends=0, token_ids=[], text="a", num_tokens=0),
+    ],
+)
+def test_a_request_that_got_what_it_is_owed_breaks_nothing(record: Record):
+    assert check_records([0], [record], GOLDEN) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        (make_record(end="failed", error="gone"), "failed: gone"),
+        (make_record(num_ends=0), "0 final outputs"),
+        (make_record(num_ends=2), "2 final outputs"),
+        (make_record(num_tokens=2), "2 tokens, not 3"),
+        (make_record(token_ids=[7, 9, 9]), "from position 1 on"),
+        (make_record(client="http", token_ids=[], text="abd"), "from position 2 on"),
+        (make_record(end="left", token_ids=[8], text="b"), "from position 0 on, before it was left"),
+        (make_record(end="left", token_ids=[7, 7, 8], text="aab"), "from position 1 on, before it was left"),
+    ],
+)
+def test_a_request_that_got_something_else_is_named(record: Record, what: str):
+    (line,) = check_records([0], [record], GOLDEN)
+    assert what in line
+
+
+def test_a_request_that_ended_never_or_twice_is_named():
+    (line,) = check_records([0], [], GOLDEN)
+    assert "request 0 ended 0 times" in line
+    (line,) = check_records([0], [make_record(), make_record()], GOLDEN)
+    assert "request 0 ended 2 times" in line
+    assert count_failed([make_record(end="failed"), make_record()]) == 1
+
+
+def test_a_seed_gives_the_same_load_and_another_seed_another():
+    def draw(seed: int) -> Any:
+        arrivals = draw_arrivals(seed, 5.0, 20.0, 8, 0.2)
+        return draw_pool(seed, 8, 50), arrivals, draw_kills(seed, ROLES, METHODS, 2.0, 40.0)
+
+    assert draw(1) == draw(1)
+    assert all(one != other for one, other in zip(draw(1), draw(2), strict=True))
+    _, arrivals, kills = draw(1)
+    assert {arrival.behaviour for arrival in arrivals} == {"reads", "leaves", "slow"}
+    assert {(kill.role, kill.method) for kill in kills} == {(role, how) for role in ROLES for how in METHODS}
+    assert [int(kill.due_s / 2.0) for kill in kills] == list(range(20))
+
+
+def test_every_arrival_goes_to_one_client_and_an_endless_plan_numbers_on():
+    arrivals = draw_arrivals(3, 5.0, 20.0, 8, 0.5)
+    shares = deal(arrivals, ("http", "async", "llm"))
+    assert sorted(one.number for share in shares.values() for one in share) == list(range(len(arrivals)))
+    assert {one.behaviour for one in shares["llm"]} == {"reads"}
+    plan = ClientPlan(
+        kind="async",
+        daemon="d",
+        url="",
+        model="",
+        pool=[],
+        arrivals=arrivals[:3],
+        is_endless=True,
+        timeout_s=1.0,
+    )
+    found = [one for one, _ in zip(plan.list_arrivals(), range(7), strict=False)]
+    assert [one.number for one in found] == list(range(7))
+    assert [one.ask for one in found] == [arrivals[place % 3].ask for place in range(7)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kills_as_fast_as_the_pace_allows_end_no_engine(seed: int):
+    pace, budget = KillPace(), RestartBudget()
+    now, worker_deaths = 0.0, list[float]()
+    for kill in draw_exact_kills(seed, {"core": 30, "worker": 60}, 0.1):
+        now += 0.1 + pace.find_delay_s(kill.role, now + 0.1)
+        pace.note(kill.role, now)
+        if kill.role == "core":
+            assert budget.note_loss(now) is not None
+            worker_deaths.clear()
+        else:
+            worker_deaths = [at for at in worker_deaths if now - at < 60.0] + [now]
+            assert len(worker_deaths) <= MAX_WORKER_LOSSES
+    assert now < 60.0 * 90 / MAX_WORKER_LOSSES
+
+
+def strike(role: Any, at: float) -> Strike:
+    return Strike(Kill(0.0, role, "KILL", 0, 0.0), 1, at)
+
+
+def test_recovery_is_the_silence_after_the_kill_and_not_what_was_on_its_way():
+    records = [make_record(piece_times=[9.9, 10.01, 11.5, 11.6]), make_record(piece_times=[10.02, 11.7])]
+    (recovery,) = find_recoveries(records, [strike("core", 10.0)], 4.0)
+    assert (recovery.at_s, recovery.role) == (6.0, "core")
+    assert recovery.recovery_s == pytest.approx(1.5)
+    (recovery,) = find_recoveries(records, [strike("core", 20.0)], 4.0)
+    assert recovery.recovery_s is None
+
+
+def test_recovery_from_a_lost_server_is_until_the_last_broken_request_goes_on():
+    records = [
+        make_record(client="http", broken_at=[10.0], piece_times=[10.4, 10.5]),
+        make_record(client="http", broken_at=[10.1], piece_times=[10.9]),
+        make_record(client="http", piece_times=[9.0, 14.0]),
+    ]
+    (recovery,) = find_recoveries(records, [strike("http", 10.0)], 0.0)
+    assert recovery.recovery_s == pytest.approx(0.9)
+
+
+def test_gaps_are_within_answers():
+    gaps = find_gaps([make_record(piece_times=[1.0, 1.5, 1.6]), make_record(piece_times=[9.0])])
+    assert gaps is not None
+    assert gaps.max_s == pytest.approx(0.5)
+    assert find_gaps([make_record(piece_times=[1.0])]) is None
+
+
+def test_a_slope_is_of_the_longest_life_without_its_beginning():
+    late = [Sample(60.0 + at, "core", 1, 1_000_000 * (50 + at), 20) for at in range(20)]
+    early = [Sample(40.0 + at, "core", 1, 0, 5) for at in range(20)]
+    (slope,) = find_slopes(
+        [  # the worker lived too short for one
+            *early,
+            *late,
+            Sample(99.0, "core", 2, 0, 1),
+            Sample(99.0, "worker", 3, 0, 1),
+        ]
+    )
+    assert slope.rss_mb_per_min == pytest.approx(60.0)
+    assert slope.fds_per_min == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--attach", "demo"], "kills='core,worker,http': http or none with --attach"),
+        (["--kills", "core,wroker"], "kills='core,wroker': none, or of core, worker, http"),
+        (["--signals", "HUP"], "signals='HUP': none, or of KILL, TERM, STOP, STOP+CONT"),
+        (["--rate", "0"], "rate=0.0: a number above 0"),
+        (["--duration", "nan"], "duration=nan: a number above 0"),
+        (["--reproduce", "800", "--attach", "demo"], "attach='demo': not given with --reproduce"),
+        (["--reproduce", "3"], "reproduce=3: at least 8"),
+        (["--plot", "x.txt"], "plot='x.txt'"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_before_anything_starts(
+    arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run_command(["stress", *arguments]) == 2
+    assert what in capsys.readouterr().err
