@@ -32,6 +32,7 @@ LAZY_ARROWS = {
     ("", "frontend"),  # the command, and the lazy face
     ("", "ipc"),
     ("frontend.cli.bench", "tools"),
+    ("frontend.cli.stress", "tools"),
     ("frontend.cli.doctor", "tools"),
     ("frontend.cli.entry", ""),  # its __version__
     ("frontend.cli.doctor", ""),
