@@ -34,6 +34,7 @@ from ..ipc.daemon_state import (
 )
 from ..ipc.errors import USER_ERRORS, ProtocolError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
+from ..ipc.liveness import SilenceWatch, Verdict
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     EngineDead,
@@ -41,6 +42,8 @@ from ..ipc.messages import (
     Hello,
     Refusal,
     StartupProgress,
+    UtilityCall,
+    UtilityMethod,
     Welcome,
 )
 from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline, catch_signals
@@ -52,6 +55,7 @@ _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.5
 _HELLO_RETRY_MS = 20
+_PING = make_client_codec().encode(UtilityCall(0, UtilityMethod.PING))
 
 
 class Reporter:
@@ -83,6 +87,26 @@ class CoreLink:
         self.socket = connect_dealer(context.socket(zmq.DEALER), launch.client_address)
         self._codec = make_client_codec()
         self._has_said_hello = False
+        self._watch = SilenceWatch(self.child.is_computing) if launch.config.watches_core else None
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `check_silence` has something to do, None if never. Monotonic."""
+        return None if self._watch is None else self._watch.next_check_at
+
+    def check_silence(self) -> None:
+        """Ask a core that has said nothing for a while, and kill one that does not answer.
+
+        An idle daemon does so 1.4 times a second: that takes 0.02 % of a core in each of the two processes.
+        """
+        verdict = Verdict.WAIT if self._watch is None else self._watch.check(time.monotonic())
+        if verdict is Verdict.ASK:
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.send_multipart(_PING, zmq.NOBLOCK)
+        elif verdict is Verdict.DUMP:
+            self.child.dump_stacks()
+        elif verdict is Verdict.KILL:
+            self.child.kill("it did not answer")
 
     @property
     def must_say_hello(self) -> bool:
@@ -95,12 +119,17 @@ class CoreLink:
             hello = Hello(PROTOCOL_VERSION, SUPERVISOR_ROLE, os.getpid())
             self.socket.send_multipart(self._codec.encode(hello), zmq.NOBLOCK)
             self._has_said_hello = True
+            if self._watch is not None:
+                self._watch.start(time.monotonic())
 
     def receive(self) -> msgspec.Struct | None:
         """The next message that has arrived and decodes, None if there is none."""
         while True:
             try:
-                return self._codec.decode(self.socket.recv_multipart(zmq.NOBLOCK))
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                if self._watch is not None:
+                    self._watch.note_heard(time.monotonic())
+                return self._codec.decode(frames)
             except zmq.Again:
                 return None
             except ProtocolError as error:
@@ -184,16 +213,17 @@ class Supervisor:
             self._follow_core(self._core, ready)
 
     def _timeout_ms(self) -> int | None:
-        if self._core is not None:
-            return _HELLO_RETRY_MS if self._core.must_say_hello else None
-        if self._start_at is None:
-            return None
-        return 1 + max(0, int(1000 * (self._start_at - time.monotonic())))
+        if self._core is not None and self._core.must_say_hello:
+            return _HELLO_RETRY_MS
+        wake_at = self._start_at if self._core is None else self._core.next_check_at
+        return None if wake_at is None else 1 + max(0, int(1000 * (wake_at - time.monotonic())))
 
     # The core.
 
     def _start_core(self) -> None:
-        self._core = CoreLink(self._context, self._core_launch)
+        launch = self._core_launch
+        self._core = CoreLink(self._context, launch)
+        self._core_launch = msgspec.structs.replace(launch, config=launch.config.for_replacement())
         self._poller.register(self._core.socket, zmq.POLLIN)
         self._poller.register(self._core.child.pid_fd, zmq.POLLIN)
         self._state.core_pid = self._core.child.pid
@@ -204,6 +234,7 @@ class Supervisor:
             core.say_hello()
         while (message := core.receive()) is not None:
             self._on_message(core, message)
+        core.check_silence()
         if core.child.pid_fd in ready:
             self._on_core_lost(core)
 

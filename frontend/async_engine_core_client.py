@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 import weakref
 from collections import deque
 from typing import cast
@@ -34,6 +35,7 @@ from ..ipc.messages import (
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient
 from .engine_link import (
     LAST_WORDS_MS,
+    PING,
     Conversation,
     DaemonEngine,
     Engine,
@@ -88,6 +90,7 @@ class AsyncMPClient(EngineCoreClient):
         self._has_ended = False
         self._call_ids = itertools.count(1)
         self._calls: dict[int, tuple[UtilityCall, asyncio.Future[UtilityResult]]] = {}
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._fds = [cast(int, socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)]
         self._loop.add_reader(self._fds[0], self._pump)
@@ -139,7 +142,12 @@ class AsyncMPClient(EngineCoreClient):
                 if self._conversation.take_welcome(self._socket, frames, None):
                     self._resume()
                 continue
-            match self._codec.decode(frames):
+            try:
+                message = self._codec.decode(frames)
+            except ProtocolError as error:
+                self._begin_anew(error)
+                continue
+            match message:
                 case EngineCoreOutputs(outputs=outputs):
                     if outputs := self._ledger.take(outputs):
                         return outputs
@@ -175,6 +183,8 @@ class AsyncMPClient(EngineCoreClient):
             with contextlib.suppress(RuntimeError):  # the loop may be closed already
                 for fd in (*self._fds, self._engine.exit_fd):
                     self._loop.remove_reader(fd)
+                if self._silence_timer is not None:
+                    self._silence_timer.cancel()
         self._has_ended = True
         self._has_news.set()
         self._finalizer()
@@ -189,6 +199,29 @@ class AsyncMPClient(EngineCoreClient):
         if self._conversation.is_open:
             self._outbox.append(self._codec.encode(message))
             self._pump()
+        self._watch_silence()
+
+    def _begin_anew(self, error: ProtocolError) -> None:
+        self._conversation.distrust(error)
+        self._outbox.clear()
+        self._must_say_hello = True
+        self._pump()
+
+    def _watch_silence(self) -> None:
+        """While something is awaited, look whether the engine is silent. An idle client has no timer."""
+        check_at = self._conversation.next_check_at
+        if self._silence_timer is None and check_at is not None and (self._ledger or self._calls):
+            after_s = max(0.0, check_at - time.monotonic())
+            self._silence_timer = self._loop.call_later(after_s, self._check_silence)
+
+    def _check_silence(self) -> None:
+        self._silence_timer = None
+        if self._inbox:
+            self._conversation.note_heard()  # it is this side that is slow
+        if self._conversation.check_silence():
+            self._outbox.append(PING)
+            self._pump()
+        self._watch_silence()
 
     def _resume(self) -> None:
         assert self._conversation.facts is not None
@@ -196,6 +229,7 @@ class AsyncMPClient(EngineCoreClient):
         calls = [call for call, _ in self._calls.values()]
         self._outbox.extend(map(self._codec.encode, [*self._ledger.resume(), *calls]))
         self._pump()
+        self._watch_silence()
 
     async def _receive(self, error_class: type[QuireError]) -> list[bytes]:
         """The next message's frames. Raises `error_class` with the exit's description when none can come."""
@@ -235,6 +269,7 @@ class AsyncMPClient(EngineCoreClient):
             with contextlib.suppress(zmq.Again):
                 while len(self._inbox) < _MAX_INBOX:
                     self._inbox.append(self._socket.recv_multipart(zmq.NOBLOCK))
+                    self._conversation.note_heard()
             # Asking for the events handles whatever came meanwhile, which a send or receive may put off.
             events = cast(int, self._socket.getsockopt(zmq.EVENTS))
             can_send = events & zmq.POLLOUT and (self._outbox or self._must_say_hello)
@@ -248,6 +283,7 @@ class AsyncMPClient(EngineCoreClient):
         if self._must_say_hello:
             self._socket.send_multipart(self._conversation.hello(), zmq.NOBLOCK)
             self._must_say_hello = False
+            self._watch_silence()
         while self._outbox:
             self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK)
             self._outbox.popleft()

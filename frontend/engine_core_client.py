@@ -37,6 +37,7 @@ from ..ipc.messages import (
 )
 from .engine_link import (
     LAST_WORDS_MS,
+    PING,
     Conversation,
     DaemonEngine,
     Engine,
@@ -225,12 +226,15 @@ class SyncMPClient(SyncClient):
         while True:
             self._follow_connection()
             if not self._conversation.is_open:
+                self._replace_engine()
                 self._conversation.raise_if_dead(EngineDeadError)
                 return
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
                 return
             except zmq.Again:
+                self._check_silence()
+                self._replace_engine()
                 self._conversation.raise_if_dead(EngineDeadError)
                 self._socket.poll(_SEND_RETRY_MS, zmq.POLLOUT)
 
@@ -277,7 +281,12 @@ class SyncMPClient(SyncClient):
             if frames is None:
                 return None
             if self._conversation.is_open:
-                return self._codec.decode(frames)
+                try:
+                    return self._codec.decode(frames)
+                except ProtocolError as error:
+                    self._conversation.distrust(error)
+                    self._must_say_hello = True
+                    continue
             if self._conversation.take_welcome(self._socket, frames, None):
                 assert self._conversation.facts is not None
                 self.facts = self._conversation.facts
@@ -285,15 +294,16 @@ class SyncMPClient(SyncClient):
 
     def _receive_frames(self, deadline: float | None, error_class: type[QuireError]) -> list[bytes] | None:
         while True:
-            try:
-                return self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                pass
+            with contextlib.suppress(zmq.Again):
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                self._conversation.note_heard()
+                return frames
             ready = self._poll(deadline)
             if ready is None:
                 return None
             if self._monitor in ready or self._must_say_hello:
                 self._follow_connection()
+            self._check_silence()
             # What an ended engine said last may still be on its way.
             if self._engine.exit_fd in ready and not self._socket.poll(LAST_WORDS_MS):
                 self._replace_engine()
@@ -301,9 +311,14 @@ class SyncMPClient(SyncClient):
             if not self._conversation.is_open:
                 self._conversation.raise_if_dead(error_class)
 
+    def _check_silence(self) -> None:
+        if self._conversation.check_silence():
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart(PING, zmq.NOBLOCK)
+
     def _replace_engine(self) -> None:
-        """Start another engine if this client may; its connection then begins as any other."""
-        if self._conversation.facts is None:
+        """If it has ended, start another if this client may; its connection then begins as any other."""
+        if self._conversation.facts is None or self._engine.describe_end() is None:
             return
         backoff_s = self._engine.plan_restart()
         if backoff_s is None:
@@ -315,11 +330,14 @@ class SyncMPClient(SyncClient):
 
     def _poll(self, deadline: float | None) -> dict[Any, int] | None:
         """What is ready, perhaps nothing; None when the deadline has passed."""
-        left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
-        if self._conversation.is_open:
-            return dict(self._poller.poll(left_ms)) or None
-        retry_ms = _HELLO_RETRY_MS if self._must_say_hello else _LOST_CHECK_MS
-        ready = dict(self._poller.poll(retry_ms if left_ms is None else min(retry_ms, left_ms)))
+        now = time.monotonic()
+        left_ms = None if deadline is None else max(0, int((deadline - now) * 1000))
+        timeouts = [] if left_ms is None else [left_ms]
+        if (check_at := self._conversation.next_check_at) is not None:
+            timeouts.append(1 + max(0, int((check_at - now) * 1000)))
+        if not self._conversation.is_open:
+            timeouts.append(_HELLO_RETRY_MS if self._must_say_hello else _LOST_CHECK_MS)
+        ready = dict(self._poller.poll(min(timeouts, default=None)))
         return None if not ready and left_ms == 0 else ready
 
 

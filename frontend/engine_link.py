@@ -32,6 +32,7 @@ from ..ipc.errors import (
     raise_remote,
 )
 from ..ipc.launch import CORE_MODULE, CoreLaunch
+from ..ipc.liveness import SilenceWatch, Verdict
 from ..ipc.messages import (
     MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
@@ -42,6 +43,8 @@ from ..ipc.messages import (
     LeaseCheck,
     Refusal,
     StartupProgress,
+    UtilityCall,
+    UtilityMethod,
     Welcome,
 )
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
@@ -55,6 +58,7 @@ LAST_WORDS_MS = 100  # what an ended engine said may still be on its way through
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
 _CLIENT_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
 _GOODBYE = make_client_codec().encode(Goodbye())
+PING = make_client_codec().encode(UtilityCall(0, UtilityMethod.PING))  # clients count their calls from 1
 
 # Another core would end in the same way, or was told to end.
 _FINAL_EXIT_CODES = (EXIT_OK, EXIT_WORKER_LOST)
@@ -70,6 +74,7 @@ class Engine(ABC):
     exit_fd: int
     started_at: float  # wall clock, when this client asked for it
     linger_ms: int  # how long what was sent last may take to leave
+    watch: SilenceWatch | None = None  # of an engine that this client may kill
 
     @abstractmethod
     def check_owner(self) -> None:
@@ -85,6 +90,14 @@ class Engine(ABC):
 
     def start_again(self) -> None:
         """Put another in its place, at the same address, with another `exit_fd`."""
+        raise NotImplementedError
+
+    def dump_stacks(self) -> None:
+        """It is silent: have it write what it is doing into its log."""
+        raise NotImplementedError
+
+    def kill(self, because: str) -> None:
+        """It is silent: end it, as if it had crashed."""
         raise NotImplementedError
 
     @abstractmethod
@@ -109,12 +122,15 @@ class EngineProcess(Engine):
             worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
             config=config,
         )
-        self._launch = msgspec.msgpack.encode(launch)
+        if config.watches_core:
+            self.watch = SilenceWatch(lambda: self.child.is_computing())
+        replacement = msgspec.structs.replace(launch, config=config.for_replacement())
+        self._replacement_launch = msgspec.msgpack.encode(replacement)
         self._budget = RestartBudget()
         self._is_restarting = False
         self._has_been_lost_too_often = False
         self._owner_pid = os.getpid()
-        self._start()
+        self._start(msgspec.msgpack.encode(launch))
 
     def check_owner(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -138,8 +154,14 @@ class EngineProcess(Engine):
 
     def start_again(self) -> None:
         self.child.stop(0.0)
-        self._start()
+        self._start(self._replacement_launch)
         self._is_restarting = False
+
+    def dump_stacks(self) -> None:
+        self.child.dump_stacks()
+
+    def kill(self, because: str) -> None:
+        self.child.kill(because)
 
     def stop(self) -> None:
         """End everything, unless this is a fork of the owner: what it inherited is not its own."""
@@ -148,8 +170,8 @@ class EngineProcess(Engine):
         self.child.stop(STOP_GRACE_S)
         self.run_dir.remove()
 
-    def _start(self) -> None:
-        self.child = ChildProcess.start(CORE_MODULE, "engine-core", self._launch)
+    def _start(self, launch: bytes) -> None:
+        self.child = ChildProcess.start(CORE_MODULE, "engine-core", launch)
         self.exit_fd = self.child.pid_fd
 
 
@@ -225,18 +247,55 @@ class Conversation:
         self.ledger = RequestLedger(clock)
         self.is_open = False
         self._lost_at: float | None = None
+        self._garbled = RestartBudget()
 
     def hello(self) -> tuple[bytes]:
         """What to say on a new connection; no earlier Welcome counts from now on."""
         self._number += 1
+        if self.facts is not None:
+            self._watch_from_now()
         hello = Hello(PROTOCOL_VERSION, self._kind, os.getpid(), self._weight, self._number)
         return self.codec.encode(hello)
 
     def lose(self) -> None:
         """The connection has ended; the engine may be restarting, or it has dropped this client."""
+        if self._engine.watch is not None:
+            self._engine.watch.stop()
+        self._number += 1  # a Welcome that was on its way is of the past, also before the next Hello
         if self.is_open:
             self.is_open = False
             self._lost_at = self._clock()
+
+    def distrust(self, error: ProtocolError) -> None:
+        """A frame does not decode, and what it held is lost: as `lose`, and Hello is to be said again.
+
+        Raises EngineDeadError when that happens too often.
+        """
+        if self._garbled.note_loss(time.monotonic()) is None:
+            raise EngineDeadError(f"the engine sends frames that do not decode: {error}")
+        _log.error("from the engine: %s; asking for it again", error)
+        self.lose()
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `check_silence` is to be called by who waits for the engine; None if it is not watched."""
+        return None if self._engine.watch is None else self._engine.watch.next_check_at
+
+    def note_heard(self) -> None:
+        """The engine has said something."""
+        if self._engine.watch is not None:
+            self._engine.watch.note_heard(time.monotonic())
+
+    def check_silence(self) -> bool:
+        """Do what the engine's silence calls for. True: send it a PING."""
+        if self._engine.watch is None:
+            return False
+        verdict = self._engine.watch.check(time.monotonic())
+        if verdict is Verdict.DUMP:
+            self._engine.dump_stacks()
+        elif verdict is Verdict.KILL:
+            self._engine.kill("it did not answer")
+        return verdict is Verdict.ASK
 
     def take_welcome(
         self, socket: zmq.Socket[bytes], frames: list[bytes], on_phase: PhaseCallback | None
@@ -255,6 +314,7 @@ class Conversation:
                 self.facts = facts
                 self.is_open = True
                 self._lost_at = None
+                self._watch_from_now()
             case LeaseCheck():
                 pass  # another client left just now; it is sent past the answers that wait
             case StartupProgress(phase=phase):
@@ -290,6 +350,10 @@ class Conversation:
             raise error_class(end)
         if self._lost_at is not None and self._clock() - self._lost_at > RECONNECT_TIMEOUT_S:
             raise error_class(f"no connection to the engine for {RECONNECT_TIMEOUT_S:g} s")
+
+    def _watch_from_now(self) -> None:
+        if self._engine.watch is not None:
+            self._engine.watch.start(time.monotonic())
 
 
 def say_goodbye(socket: zmq.Socket[bytes]) -> None:
