@@ -300,13 +300,13 @@ class EngineCore:
         return find_refusal(request, self._config, self._pool.num_blocks)
 
     def _find_overload(self, request: EngineCoreRequest, tenant: Tenant) -> str | None:
-        """Why one more request may not wait, None if it may. A resumed one has waited before, so it may.
+        """Why one more request may not wait, None if it may. A resumed one was taken on before, so it may.
 
         Under the fair policy a tenant may fill its part of the queue also when others have filled all of it,
         until twice as many wait.
         """
         bound, num_queued = self._config.scheduler.max_num_queued_reqs, self._scheduler.num_queued
-        if bound is None or num_queued < bound or request.output_token_ids:
+        if bound is None or num_queued < bound or request.is_resumed or request.output_token_ids:
             return None
         if self._config.scheduler.policy == "fair" and num_queued < 2 * bound:
             part = bound * tenant.weight / self._tenants.active_weight

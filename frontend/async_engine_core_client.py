@@ -122,7 +122,7 @@ class AsyncMPClient(EngineCoreClient):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._check_usable()
-        self._ledger.add(request)
+        self._ledger.add(request, self._conversation.is_open)
         self._send(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
@@ -253,13 +253,16 @@ class AsyncMPClient(EngineCoreClient):
 
     def _follow_connection(self) -> None:
         """Learn whether the connection has ended or stands again; a new one begins with Hello."""
+        self._note_connection()
+        self._pump()
+
+    def _note_connection(self) -> None:
         for is_up in read_connection_events(self._monitor):
             self._must_say_hello = is_up
             if not is_up:
                 self._conversation.lose()
                 self._outbox.clear()
                 self._has_news.set()
-        self._pump()
 
     def _pump(self) -> None:
         """Send and receive until neither goes on: only then does the socket raise its edge again."""
@@ -280,6 +283,8 @@ class AsyncMPClient(EngineCoreClient):
             self._has_news.set()
 
     def _send_waiting(self) -> None:
+        if self._outbox:  # while the loop was busy, another engine may have come that has heard no Hello
+            self._note_connection()
         if self._must_say_hello:
             self._socket.send_multipart(self._conversation.hello(), zmq.NOBLOCK)
             self._must_say_hello = False

@@ -150,7 +150,7 @@ class SyncMPClient(SyncClient):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._check_usable()
-        self._ledger.add(request)
+        self._ledger.add(request, self._conversation.is_open)
         try:
             self._send(request)
         except BaseException:
@@ -309,6 +309,7 @@ class SyncMPClient(SyncClient):
                 self._replace_engine()
                 self._conversation.raise_if_dead(error_class)
             if not self._conversation.is_open:
+                self._replace_engine()
                 self._conversation.raise_if_dead(error_class)
 
     def _check_silence(self) -> None:

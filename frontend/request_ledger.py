@@ -18,14 +18,23 @@ _LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there wa
 
 
 class _Entry:
-    __slots__ = ("added_at", "is_aborted", "num_prompt_logprobs", "num_repeated", "output", "request")
+    __slots__ = (
+        "added_at",
+        "is_aborted",
+        "is_sent",
+        "num_prompt_logprobs",
+        "num_repeated",
+        "output",
+        "request",
+    )
 
-    def __init__(self, request: EngineCoreRequest, now: float) -> None:
+    def __init__(self, request: EngineCoreRequest, now: float, is_sent: bool) -> None:
         self.request = request
         self.added_at = now
         self.output = array("i")
         self.output.frombytes(request.output_token_ids)
         self.is_aborted = False
+        self.is_sent = is_sent  # to an engine, in this or an earlier conversation
         self.num_prompt_logprobs = 0  # positions that were delivered
         self.num_repeated = 0  # positions among them that the engine has said again since it was resumed
 
@@ -40,9 +49,9 @@ class RequestLedger:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, request: EngineCoreRequest) -> None:
-        """Enter a request that the engine gets, or will get when there is one again."""
-        self._entries[request.request_id] = _Entry(request, self._clock())
+    def add(self, request: EngineCoreRequest, is_sent: bool = True) -> None:
+        """Enter a request that the engine gets now (`is_sent`), or will get when there is one again."""
+        self._entries[request.request_id] = _Entry(request, self._clock(), is_sent)
 
     def remove(self, request_id: str) -> None:
         """Forget a request that could not be handed over."""
@@ -86,6 +95,7 @@ class RequestLedger:
         for entry in self._entries.values():
             entry.num_repeated = 0
             messages.append(_resumed(entry, now))
+            entry.is_sent = True
         if aborted:
             messages.append(AbortRequests(aborted))
         return messages
@@ -96,7 +106,9 @@ def _resumed(entry: _Entry, now: float) -> EngineCoreRequest:
     timeout_s = request.timeout_s
     if timeout_s is not None:
         timeout_s = max(_LEAST_TIMEOUT_S, timeout_s - (now - entry.added_at))
-    return msgspec.structs.replace(request, output_token_ids=entry.output.tobytes(), timeout_s=timeout_s)
+    return msgspec.structs.replace(
+        request, output_token_ids=entry.output.tobytes(), timeout_s=timeout_s, is_resumed=entry.is_sent
+    )
 
 
 def _drop_repeated(entry: _Entry, output: EngineCoreOutput) -> EngineCoreOutput:

@@ -185,6 +185,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     tenant: Tenant = ""  # whose it is under the fair policy; empty: the client's own
     timeout_s: Timeout | None = None  # after its arrival it ends with ABORT and what it has
     queue_timeout_s: Timeout | None = None  # if it has not begun by then it ends with QUEUE_TIMEOUT
+    is_resumed: bool = False  # sent before: an engine may have taken it on, so it is never OVERLOADED
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from fakes import FakeEngine, make_config, make_request, token_at
 from quire.ipc.config import SchedulerConfig
@@ -122,6 +123,7 @@ def test_a_resumed_request_finds_no_queue_full():
     engine.add(make_request("w1", [2], max_tokens=2))
     given = [token_at(encode_token_ids([3]), 0)]
     engine.add(make_request("resumed", [3], output=given, max_tokens=4))
+    engine.add(msgspec.structs.replace(make_request("no token yet", [4], max_tokens=4), is_resumed=True))
     assert engine.finals == {}
     engine.run()
 

@@ -131,3 +131,14 @@ def test_prompt_logprobs_that_a_resumed_engine_says_again_are_cut_off(ledger: Re
     delivered += ledger.take([say(1, 8), EngineCoreOutput("a", 1, [5])])
     assert prompt_positions(delivered) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [output.new_token_ids for output in delivered if output.new_token_ids] == [[4], [5]]
+
+
+def test_what_an_engine_was_sent_before_is_resumed_as_such(ledger: RequestLedger) -> None:
+    ledger.add(make_request("sent", [1]))
+    ledger.add(make_request("away", [1]), is_sent=False)
+
+    def marks() -> dict[str, bool]:
+        return {m.request_id: m.is_resumed for m in ledger.resume() if isinstance(m, EngineCoreRequest)}
+
+    assert marks() == {"sent": True, "away": False}
+    assert marks() == {"sent": True, "away": True}
