@@ -98,6 +98,7 @@ class _Run:
             self._config,
             self._scenario.num_blocks,
             self._poisons,
+            self._accepted,
             self._network,
             self._timeline,
             self._rng,
@@ -238,7 +239,7 @@ class _Run:
             case "bad_logits":
                 is_right = plan.poison == "logits"
             case "overloaded":
-                is_right = self._scenario.max_num_queued_reqs is not None and not life.tokens
+                is_right = self._scenario.max_num_queued_reqs is not None and plan.name not in self._accepted
             case "queue_timeout":
                 is_right = plan.queue_timeout_s is not None and lasted_s >= plan.queue_timeout_s
             case _:

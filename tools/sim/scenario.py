@@ -127,13 +127,13 @@ def draw_scenario(seed: int) -> Scenario:
     return Scenario(
         rng_seed=rng.getrandbits(32),
         clients=tuple(rng.choice(("sync", "async")) for _ in range(num_clients)),
-        requests=tuple(_draw_request(rng, i, num_clients) for i in range(rng.randint(1, 7))),
+        requests=tuple(_draw_request(rng, i, num_clients) for i in range(rng.randint(1, 9))),
         faults=tuple(sorted(_draw_faults(rng, num_clients), key=lambda fault: fault.at)),
         num_blocks=rng.randint(-(-MAX_MODEL_LEN // BLOCK_SIZE), 14),
         max_num_seqs=rng.randint(1, 5),
         max_num_batched_tokens=rng.choice([8, 16, 40, 200]),
         policy=rng.choice(("fcfs", "priority", "fair", "fair")),
-        max_num_queued_reqs=rng.choice([None, None, None, 2]),
+        max_num_queued_reqs=rng.choice([None, None, 2]),
         run_ahead=rng.choice([1, 2, 2]),
         caching=rng.random() < 0.75,
         delay_s=delay_s,
@@ -165,7 +165,7 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
 
 
 def _draw_faults(rng: random.Random, num_clients: int) -> Iterator[Fault]:
-    for _ in range(rng.choice([0, 1, 2, 3, 4])):
+    for _ in range(rng.choice([0, 1, 2, 3, 4, 6])):
         at = rng.uniform(0.0, _BUSY_S)
         for _ in range(rng.choice([1, 1, 1, 2])):  # some meet another one closely
             kind = rng.choice(list(FaultKind))

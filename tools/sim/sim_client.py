@@ -1,7 +1,7 @@
 """SimClient: a frontend with the real Conversation, RequestLedger and OutputProcessor in it.
 
-What it adds is what SyncMPClient and AsyncMPClient do with a socket: `sync` looks at the connection before it
-sends, and reads what has arrived before it looks; `async` learns of either in any order.
+What it adds is what SyncMPClient and AsyncMPClient do with a socket. Both look at the connection before they
+send; `sync` reads what has arrived before it looks again, `async` learns of either first.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SimClient:
         def add_now() -> None:
             request = make()
             self._processor.add_request(request, sink)
-            self._ledger.add(request.sequences[0])
+            self._ledger.add(request.sequences[0], self._conversation.is_open)
             self._send(request.sequences[0])
 
         if self._conversation.facts is None:
@@ -164,7 +164,8 @@ class SimClient:
             act()
 
     def _wake(self) -> None:
-        at = max(self.stopped_until, self._timeline.now + self._rng.uniform(0.0, _LONGEST_LAG_S))
+        lag_s = self._rng.uniform(0.0, _LONGEST_LAG_S) * self._rng.choice([1.0, 1.0, 1.0, 10.0])
+        at = max(self.stopped_until, self._timeline.now + lag_s)
         self._timeline.call_at(at, self._pump)
 
     def _pump(self) -> None:
@@ -189,13 +190,14 @@ class SimClient:
                 self._outbox.clear()
 
     def _send(self, message: msgspec.Struct) -> None:
-        if self._kind == "sync":
-            self._follow_connection()
+        self._follow_connection()
         if self._conversation.is_open:
             self._outbox.append(self._conversation.codec.encode(message))
         self._flush()
 
     def _flush(self) -> None:
+        if self._outbox:
+            self._follow_connection()
         if self._connection is None:
             return
         if self._must_say_hello:

@@ -18,7 +18,7 @@ from ...core.reception import Reception
 from ...ipc.codec import make_client_codec
 from ...ipc.config import EngineConfig
 from ...ipc.errors import ProtocolError
-from ...ipc.messages import ProtocolNotice
+from ...ipc.messages import EngineCoreRequest, ProtocolNotice
 from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from .fake_worker import FakeExecutor, FakeWorker
 from .network import Network, Timeline
@@ -63,6 +63,7 @@ class SimCore:
         config: EngineConfig,
         num_blocks: int,
         poisons: Mapping[str, SimRequest],
+        accepted: set[str],
         network: Network,
         timeline: Timeline,
         rng: random.Random,
@@ -71,6 +72,7 @@ class SimCore:
         self._config = config
         self._num_blocks = num_blocks
         self._poisons = poisons
+        self._accepted = accepted  # requests that some core has taken on
         self._network = network
         self._timeline = timeline
         self._rng = rng
@@ -173,10 +175,15 @@ class SimCore:
                     self._turn_by(at)
 
     def _take_message(self, identity: bytes, frames: tuple[bytes, ...]) -> None:
+        message = self._codec.decode(frames)
+        num_before = 0 if self.core is None else self.core.num_unfinished
         try:
-            self.reception.take(identity, self._codec.decode(frames))
+            self.reception.take(identity, message)
         except ProtocolError as error:
             self.reception.reply(identity, ProtocolNotice(str(error)))
+        has_grown = self.core is not None and self.core.num_unfinished > num_before
+        if has_grown and isinstance(message, EngineCoreRequest):
+            self._accepted.add(message.request_id)
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         return self._network.send_down(identity, self._codec.encode(message))

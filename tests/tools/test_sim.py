@@ -1,0 +1,167 @@
+"""The simulator: seeds hold, replay and shrink; and it fails when what it watches over is broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from quire.core.kv_cache_manager import KVCacheManager
+from quire.frontend.engine_link import Conversation
+from quire.frontend.output_processor import RequestState
+from quire.frontend.request_ledger import RequestLedger
+from quire.ipc.messages import EngineCoreOutput, Welcome
+from quire.tools.sim.run import run_scenario
+from quire.tools.sim.scenario import FaultKind, draw_scenario
+from quire.tools.sim.shrink import find_violation, shrink
+from quire.tools.sim.simulate import describe_failure, simulate
+
+NUM_SEEDS = 1500
+
+
+def test_many_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    code = simulate(range(NUM_SEEDS))
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert f"{NUM_SEEDS:,} seeds" in out
+    # Every end that a request can have is met, or the scenarios have become harmless.
+    ends = ("length", "stop", "abort", "poison_request", "bad_logits", "overloaded", "queue_timeout")
+    assert [end for end in ends if end not in out] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_thousand_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    code = simulate(range(NUM_SEEDS, NUM_SEEDS + 10_000))
+    assert code == 0, capsys.readouterr().out
+
+
+def test_every_fault_is_drawn() -> None:
+    kinds = Counter(fault.kind for seed in range(200) for fault in draw_scenario(seed).faults)
+    assert set(kinds) == set(FaultKind)
+
+
+def test_a_seed_replays_in_another_process_with_other_hashes() -> None:
+    seeds = range(30)
+    script = (
+        "from quire.tools.sim.run import run_scenario\n"
+        "from quire.tools.sim.scenario import draw_scenario\n"
+        f"print([repr(run_scenario(draw_scenario(seed))) for seed in {seeds!r}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PYTHONHASHSEED": "1"},
+    )
+    assert done.stdout.strip() == str([repr(run_scenario(draw_scenario(seed))) for seed in seeds])
+
+
+# What is broken on purpose, one at a time.
+
+
+def break_number_check(patch: pytest.MonkeyPatch) -> None:
+    """A Welcome of an earlier conversation opens this one."""
+    original = Conversation.take_welcome
+
+    def take_welcome(self: Conversation, socket: object, frames: list[bytes], on_phase: object) -> bool:
+        message = self.codec.decode(frames)
+        if isinstance(message, Welcome):
+            self._number = message.number
+        return original(self, socket, frames, on_phase)  # pyright: ignore
+
+    patch.setattr(Conversation, "take_welcome", take_welcome)
+
+
+def break_loss_of_number(patch: pytest.MonkeyPatch) -> None:
+    """A lost connection's Welcome that is read before the next Hello opens the conversation."""
+
+    def lose(self: Conversation) -> None:
+        self.is_open = False
+
+    patch.setattr(Conversation, "lose", lose)
+
+
+def break_merge_in_ledger(patch: pytest.MonkeyPatch) -> None:
+    """The ledger takes tokens that it has once more."""
+    original = RequestLedger.take
+
+    def take(self: RequestLedger, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        for output in outputs:
+            if (entry := self._entries.get(output.request_id)) is not None:
+                entry.output.extend(output.new_token_ids[: max(0, len(entry.output) - output.start)])
+        return original(self, outputs)
+
+    patch.setattr(RequestLedger, "take", take)
+
+
+def break_merge_by_position(patch: pytest.MonkeyPatch) -> None:
+    """What is read is appended, wherever it starts."""
+    original = RequestState.take
+
+    def take(self: RequestState, output: EngineCoreOutput, now: float) -> None:
+        moved = EngineCoreOutput(
+            output.request_id,
+            len(self.token_ids),
+            output.new_token_ids,
+            output.finish_reason,
+            error=output.error,
+            error_code=output.error_code,
+        )
+        original(self, moved, now)
+
+    patch.setattr(RequestState, "take", take)
+
+
+def break_block_free(patch: pytest.MonkeyPatch) -> None:
+    """A request that ends keeps its last block."""
+    original = KVCacheManager.free
+
+    def free(self: KVCacheManager, request: object) -> None:
+        request.block_ids[-1:] = []  # pyright: ignore
+        original(self, request)  # pyright: ignore
+
+    patch.setattr(KVCacheManager, "free", free)
+
+
+BREAKS = [
+    break_number_check,
+    break_loss_of_number,
+    break_merge_in_ledger,
+    break_merge_by_position,
+    break_block_free,
+]
+
+
+def find_failing_seed() -> int:
+    for seed in range(5000):
+        if find_violation(draw_scenario(seed)) is not None:
+            return seed
+    raise AssertionError("5,000 seeds hold although something is broken")
+
+
+@pytest.mark.parametrize("break_it", BREAKS)
+def test_what_is_broken_on_purpose_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    seed = find_failing_seed()
+    print(f"{break_it.__name__}: seed {seed}: {find_violation(draw_scenario(seed))}")
+
+
+def test_a_failing_seed_is_shrunk_and_printed_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_merge_by_position(monkeypatch)
+    seed = find_failing_seed()
+    scenario = draw_scenario(seed)
+    small = shrink(scenario)
+    assert find_violation(small) is not None
+    assert len(small.requests) == 1
+    assert len(small.requests) + len(small.faults) < len(scenario.requests) + len(scenario.faults)
+    text = describe_failure(seed)
+    assert f"rng_seed={scenario.rng_seed}" in text
+    assert small.describe() in text
+    assert f"--first {seed} --seeds 1" in text

@@ -1,0 +1,56 @@
+"""simulate: many seeds, a summary, and what is needed to repeat a failure."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from .run import run_scenario
+from .scenario import draw_scenario
+from .shrink import find_violation, shrink
+from .sim_client import Violation
+
+EXIT_OK = 0
+EXIT_VIOLATED = 1
+
+
+def simulate(seeds: Iterable[int]) -> int:
+    """Play the seeds until one fails. Prints a summary, or the failure; returns the exit code."""
+    began = time.perf_counter()
+    counts: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            outcome = run_scenario(draw_scenario(seed))
+        except Violation:
+            print(describe_failure(seed))
+            return EXIT_VIOLATED
+        counts.update(
+            seeds=1,
+            events=outcome.num_events,
+            turns=outcome.num_turns,
+            requests=outcome.num_requests,
+            tokens=outcome.num_tokens,
+        )
+        counts["core crashes"] += outcome.num_core_crashes
+        ends.update(outcome.ends)
+    elapsed = time.perf_counter() - began
+    print(", ".join(f"{count:,} {name}" for name, count in counts.items()), f"in {elapsed:.1f} s")
+    print("ends: " + ", ".join(f"{name} {count:,}" for name, count in ends.most_common()))
+    return EXIT_OK
+
+
+def describe_failure(seed: int) -> str:
+    """What is wrong with a seed that fails, all its options, and the smallest part of it that still fails."""
+    scenario = draw_scenario(seed)
+    small = shrink(scenario)
+    return "\n".join(
+        [
+            f"seed {seed} fails: {find_violation(scenario)}",
+            scenario.describe(),
+            f"without what it does not need: {find_violation(small)}",
+            small.describe(),
+            f"again: python -m quire.tools.sim --first {seed} --seeds 1",
+        ]
+    )
