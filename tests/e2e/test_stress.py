@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from quire.frontend.cli.entry import run_command
 from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
-from quire.tools.stress.kills import draw_exact_kills
+from quire.tools.stress.kills import Kill, draw_exact_kills
 from quire.tools.stress.measures import find_recoveries
 from quire.tools.stress.record import Golden
 from quire.tools.stress.report import format_run
@@ -68,6 +69,15 @@ def test_two_cores_and_two_workers_killed_under_64_streams_cost_no_token(site: S
     assert any(record.end == "left" for record in result.records)
     recoveries = find_recoveries(result.records, result.strikes, result.started_at)
     assert all(one.recovery_s is not None for one in recoveries)
+
+
+def test_requests_of_a_killed_http_process_are_answered_by_the_next_try(site: Site, golden: list[Golden]):
+    plan = msgspec.structs.replace(make_plan(site, POOL, seed=3), kind="http", max_concurrency=16)
+    kills = [Kill(due_s, "http", "KILL", which, 0.0) for which, due_s in enumerate((0.5, 1.0))]
+    result = run_load(site, [plan], kills, golden)
+    assert result.broken == []
+    assert len(result.strikes) == 2
+    assert any(record.broken_at for record in result.records)
 
 
 @pytest.mark.slow
