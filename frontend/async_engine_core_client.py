@@ -245,7 +245,7 @@ class AsyncMPClient(EngineCoreClient):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOST_CHECK_S):
                     await self._has_news.wait()
-            self._conversation.raise_if_dead(error_class)
+            self._conversation.raise_if_away_too_long(error_class)
         frames = self._inbox.popleft()
         if not self._inbox and not self._has_ended:
             self._pump()

@@ -348,6 +348,10 @@ class Conversation:
         end = self._engine.describe_end()
         if end is not None:
             raise error_class(end)
+        self.raise_if_away_too_long(error_class)
+
+    def raise_if_away_too_long(self, error_class: type[Exception]) -> None:
+        """Raise when there has been no conversation for longer than any restart takes."""
         if self._lost_at is not None and self._clock() - self._lost_at > RECONNECT_TIMEOUT_S:
             raise error_class(f"no connection to the engine for {RECONNECT_TIMEOUT_S:g} s")
 
