@@ -81,9 +81,9 @@ def _make_parser() -> Parser:
     )
     parser.add_argument(
         "--signals",
-        default="KILL,TERM,STOP+CONT",
+        default="KILL,TERM,STOP,STOP+CONT",
         metavar="HOW",
-        help="of KILL, TERM, STOP, STOP+CONT (KILL,TERM,STOP+CONT)",
+        help="with which signals (KILL,TERM,STOP,STOP+CONT)",
     )
     parser.add_argument(
         "--kill-interval",

@@ -126,18 +126,21 @@ class Killer:
         self._pace = KillPace()
 
     def run(self, kills: Sequence[Kill], start: float, is_over: Callable[[], bool]) -> list[Strike]:
-        """All of them, in their order; ends early when the load is over."""
+        """All of them, in their order; ends early when the load is over.
+
+        What the pace delays delays all that follow: each kill is to be felt alone.
+        """
         strikes: list[Strike] = []
         for kill in kills:
-            if wait_until(is_over, self._find_wait_s(kill, start)):
+            now = time.monotonic()
+            wait_s = max(0.0, start + kill.due_s - now)
+            delay_s = max(0.0, self._pace.find_delay_s(kill.role, now) - wait_s)
+            start += delay_s
+            if wait_until(is_over, wait_s + delay_s):
                 break
             strikes.append(self._strike(kill))
             self._pace.note(kill.role, time.monotonic())
         return strikes
-
-    def _find_wait_s(self, kill: Kill, start: float) -> float:
-        now = time.monotonic()
-        return max(0.0, start + kill.due_s - now, self._pace.find_delay_s(kill.role, now))
 
     def _strike(self, kill: Kill) -> Strike:
         """Send the signal. Raises QuireError when there is no such process for a long time."""
