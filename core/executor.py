@@ -209,6 +209,7 @@ class ProcessExecutor(Executor):
             self._poller.unregister(self._socket)
             self._poller.unregister(self._connection)
         self._socket.disable_monitor()
+        self._connection.close(linger=0)
         self._socket.close(linger=0)
         self._socket = self._connection = None
 

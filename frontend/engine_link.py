@@ -304,7 +304,12 @@ class Conversation:
 
         A start that was refused raises as the error that it stands for, a restart as EngineDeadError.
         """
-        message = self.codec.decode(frames)
+        try:
+            message = self.codec.decode(frames)
+        except ProtocolError:
+            if self.facts is None:
+                raise
+            return False  # left over from before, as what `distrust` was told of
         if isinstance(message, (Refusal, EngineDead)):
             say_goodbye(socket)
         match message:

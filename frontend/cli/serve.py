@@ -273,6 +273,8 @@ def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
         raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
     if not 0 <= options.drain_timeout <= 86400:
         raise ConfigError("drain_timeout", options.drain_timeout, "seconds from 0 to 86400")
+    if options.fault_hooks and not _is_loopback(options.host):
+        raise ConfigError("fault_hooks", options.fault_hooks, f"none with --host {options.host}")
     if keys or options.insecure_no_key or _is_loopback(options.host):
         return
     raise ConfigError(

@@ -1,0 +1,330 @@
+"""What is alive and does not get on is noticed: a silent core by its owner, a worker by its core."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
+from fakes import expected_output, make_config, make_request
+from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
+from quire.core.step_watch import StepWatch
+from quire.frontend.async_engine_core_client import make_async_client
+from quire.frontend.engine_core_client import SyncMPClient, make_sync_client
+from quire.ipc.config import EngineConfig
+from quire.ipc.errors import ConfigError, EngineStartError
+from quire.ipc.liveness import (
+    ASK_AFTER_S,
+    DUMP_AFTER_S,
+    KILL_AFTER_S,
+    KILL_BUSY_AFTER_S,
+    SilenceWatch,
+    Verdict,
+)
+from quire.ipc.messages import EngineCoreOutput
+from quire.ipc.process import ChildProcess
+from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerProgress, WorkerReady
+
+NUM_TOKENS = 60
+NUM_REQUESTS = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime() -> Iterator[Path]:
+    with runtime_folders() as folder, fake_modules():
+        yield folder
+
+
+def configure(fault_hooks: str = "", name: str = "fake", **changes: object) -> EngineConfig:
+    config = make_config(max_model_len=512, block_size=64)
+    model = msgspec.structs.replace(config.model, served_model_name=name)
+    return msgspec.structs.replace(config, model=model, fault_hooks=fault_hooks, **changes)
+
+
+# The two watches, with time as a number.
+
+
+def watch(is_busy: Callable[[], bool] = lambda: False) -> SilenceWatch:
+    silence = SilenceWatch(is_busy)
+    silence.start(100.0)
+    return silence
+
+
+def test_silence_is_asked_about_then_dumped_then_killed() -> None:
+    silence = watch()
+    assert silence.check(100.5) is Verdict.WAIT
+    for after_s, verdict in [
+        (ASK_AFTER_S, Verdict.ASK),
+        (DUMP_AFTER_S, Verdict.DUMP),
+        (KILL_AFTER_S, Verdict.KILL),
+    ]:
+        assert silence.next_check_at == 100.0 + after_s
+        assert silence.check(100.0 + after_s) is verdict
+    assert silence.next_check_at is None
+    assert silence.check(500.0) is Verdict.WAIT
+
+
+def test_an_answer_begins_anew() -> None:
+    silence = watch()
+    silence.check(100.0 + ASK_AFTER_S)
+    silence.note_heard(101.0)
+    assert silence.check(102.0) is Verdict.ASK
+
+
+def test_a_main_thread_that_computes_gets_longer() -> None:
+    silence = watch(lambda: True)
+    verdicts = [silence.check(100.0 + s) for s in (ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S, KILL_AFTER_S)]
+    assert verdicts == [Verdict.ASK, Verdict.DUMP, Verdict.WAIT, Verdict.WAIT]
+    assert silence.next_check_at == 100.0 + KILL_BUSY_AFTER_S
+    assert silence.check(100.0 + KILL_BUSY_AFTER_S) is Verdict.KILL
+
+
+def test_a_watcher_that_was_away_itself_asks_again_first() -> None:
+    silence = watch()
+    assert silence.check(100.0 + ASK_AFTER_S) is Verdict.ASK
+    assert silence.check(1000.0) is Verdict.ASK
+    assert silence.check(1000.0 + DUMP_AFTER_S - ASK_AFTER_S) is Verdict.DUMP
+
+
+def test_nothing_is_due_while_nothing_is_watched() -> None:
+    silence = SilenceWatch(lambda: False)
+    silence.note_heard(1.0)
+    assert silence.next_check_at is None
+    silence.start(1.0)
+    silence.stop()
+    assert silence.check(99.0) is Verdict.WAIT
+
+
+def answer(step_id: int) -> ModelRunnerOutput:
+    return ModelRunnerOutput(step_id, [], [])
+
+
+def test_a_steps_time_runs_from_the_answer_before_it() -> None:
+    steps = StepWatch(5.0, 60.0)
+    steps.add_step(1, 100.0)
+    steps.add_step(2, 101.0)
+    assert steps.due_at == 105.0
+    steps.note(answer(1), 104.0)
+    assert steps.due_at == 109.0
+    assert steps.find_overdue(108.0) is None
+    assert steps.find_overdue(109.0) == "step 2 took longer than step_timeout_s=5"
+    steps.note(StepFailed(2, "late"), 110.0)
+    assert steps.due_at is None
+
+
+def test_forgotten_steps_and_their_late_answers_owe_nothing() -> None:
+    steps = StepWatch(5.0, 60.0)
+    steps.add_step(1, 100.0)
+    steps.forget_steps()
+    assert steps.due_at is None
+    steps.add_step(2, 103.0)
+    steps.note(answer(1), 104.0)
+    assert steps.due_at == 108.0
+
+
+def test_a_start_has_a_deadline_until_the_worker_is_ready() -> None:
+    steps = StepWatch(5.0, 60.0)
+    steps.begin_start(100.0)
+    steps.note(WorkerProgress("load weights", 1.0), 101.0)
+    assert steps.due_at == 160.0
+    assert steps.find_overdue(160.0) == "it was not ready within 60 s"
+    steps.begin_start(200.0)
+    steps.note(WorkerReady(1, "cpu", []), 201.0)
+    assert steps.due_at is None
+
+
+def test_zero_turns_every_watch_off() -> None:
+    steps = StepWatch(0.0, 60.0)
+    steps.begin_start(100.0)
+    steps.add_step(1, 100.0)
+    assert steps.due_at is None
+    assert not configure(step_timeout_s=0.0).watches_core
+    assert configure().watches_core
+
+
+@pytest.mark.parametrize("value", [-1, 0.01, float("nan"), 1e9, True, "5"])
+def test_a_time_out_that_cannot_be_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"step_timeout_s=.*seconds from 0\.1 to 86400, or 0"):
+        configure(step_timeout_s=value).__post_init__()
+
+
+# A worker during its start, before it loads torch.
+
+
+def follow(
+    executor: ProcessExecutor, until: Callable[[ExecutorEvent], bool], timeout_s: float
+) -> ExecutorEvent:
+    """The first event that is asked for; the poll is the core's."""
+    poller = zmq.Poller()
+    executor.register(poller)
+    deadline = time.monotonic() + timeout_s
+    while (now := time.monotonic()) < deadline:
+        look_at = deadline if executor.next_check_at is None else min(deadline, executor.next_check_at)
+        poller.poll(1 + max(0, int(1000 * (look_at - now))))
+        for event in executor.receive():
+            if until(event):
+                return event
+    raise AssertionError(f"not within {timeout_s:g} s")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_a_worker_that_hangs_in_its_start_is_lost_when_its_time_is_over(
+    runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    config = configure("worker.start:hang", ready_timeout_s=1.0)
+    executor = ProcessExecutor(config, context, f"ipc://{runtime}/hang")
+    began = time.monotonic()
+    executor.start()
+    event = follow(executor, lambda event: isinstance(event, WorkerLost), 3.0)
+    assert isinstance(event, WorkerLost)
+    assert "SIGKILL: it was not ready within 1 s" in event.reason
+    assert time.monotonic() - began < 2.0
+    executor.stop(0.0)
+
+
+def test_a_stopped_worker_is_lost_within_two_seconds_and_the_next_one_is_heard(
+    runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    executor = ProcessExecutor(configure("worker.start:hang"), context, f"ipc://{runtime}/stop")
+    executor.start()
+    follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
+    pid = executor.pids["worker"]
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    event = follow(executor, lambda event: isinstance(event, WorkerLost), 3.0)
+    assert isinstance(event, WorkerLost)
+    assert "its connection has ended" in event.reason
+    assert time.monotonic() - began < 2.0
+    executor.start()
+    follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
+    assert executor.pids["worker"] != pid
+    executor.stop(0.0)
+
+
+# A core and its owner.
+
+
+def check_undisturbed(client: SyncMPClient, config: EngineConfig) -> None:
+    """Every request ends with the tokens that it would have had."""
+    requests = [make_request(f"r-{i}", [i + 1, 2, 3], max_tokens=NUM_TOKENS) for i in range(NUM_REQUESTS)]
+    for request in requests:
+        client.add_request(request)
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    live = set(tokens)
+    while live:
+        outputs = client.get_outputs(timeout_s=10.0)
+        assert outputs, f"no output within 10 s, waiting for {sorted(live)}"
+        live -= enter(tokens, outputs)
+    for request in requests:
+        assert tokens[request.request_id] == expected_output(request, config.model.max_model_len)[0]
+
+
+def enter(tokens: dict[str, list[int]], outputs: list[EngineCoreOutput]) -> set[str]:
+    """Merge outputs by position; the ids that have ended."""
+    for output in outputs:
+        own = tokens[output.request_id]
+        assert output.start <= len(own), "a gap"
+        own[output.start :] = output.new_token_ids
+    return {output.request_id for output in outputs if output.finish_reason is not None}
+
+
+@pytest.mark.parametrize("action", ["raise", "segfault", "exit", "slow"])
+def test_a_core_that_ends_in_a_step_costs_no_token(action: str) -> None:
+    config = configure(f"core.schedule:{action}@20")
+    client = make_sync_client(config)
+    assert isinstance(client, SyncMPClient)
+    pid = client.facts.pids["core"]
+    check_undisturbed(client, config)
+    assert (client.facts.pids["core"] == pid) == (action == "slow")
+    client.close()
+
+
+def test_a_core_that_hangs_is_killed_within_two_seconds_and_costs_no_token(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    config = configure("core.schedule:hang@20")
+    client = make_sync_client(config)
+    assert isinstance(client, SyncMPClient)
+    began = time.monotonic()
+    check_undisturbed(client, config)
+    assert time.monotonic() - began < 2.0 + 2.0  # until it is noticed, and for the restart
+    client.close()
+    assert "_submit_steps" in capfd.readouterr().err, "its stacks were not written"
+
+
+def test_a_frame_that_does_not_decode_is_asked_for_again() -> None:
+    config = configure("core.outputs_frame:corrupt@3,core.outputs_frame:corrupt@4")
+    client = make_sync_client(config)
+    assert isinstance(client, SyncMPClient)
+    pid = client.facts.pids["core"]
+    check_undisturbed(client, config)
+    assert client.facts.pids["core"] == pid
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "hooks", ["core.schedule:hang@20", "core.outputs_frame:corrupt@3", "core.schedule:raise@20"]
+)
+def test_an_async_client_does_the_same(hooks: str) -> None:
+    async def run() -> None:
+        config = configure(hooks)
+        client = await make_async_client(config)
+        requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=NUM_TOKENS) for i in range(NUM_REQUESTS)]
+        for request in requests:
+            client.add_request(request)
+        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        live = set(tokens)
+        async with asyncio.timeout(10.0):
+            while live:
+                live -= enter(tokens, await client.get_outputs())
+        for request in requests:
+            assert tokens[request.request_id] == expected_output(request, config.model.max_model_len)[0]
+        client.close()
+
+    asyncio.run(run())
+
+
+def test_an_idle_client_replaces_a_core_that_was_killed_before_it_adds() -> None:
+    config = configure()
+    client = make_sync_client(config)
+    assert isinstance(client, SyncMPClient)
+    os.kill(client.facts.pids["core"], signal.SIGKILL)
+    wait_for_end(client.facts.pids["core"])
+    check_undisturbed(client, config)
+    client.close()
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_core_that_ends_in_its_first_start_is_an_error(phase: int) -> None:
+    with pytest.raises(EngineStartError, match="exited with code 1"):
+        make_sync_client(configure(f"core.start:exit@{phase}"))
+
+
+def test_a_daemons_stopped_core_is_replaced_within_two_seconds_though_nobody_waits() -> None:
+    with Daemon("paced", configure(name="paced")) as daemon:
+        pid = daemon.core_pid
+        os.kill(pid, signal.SIGSTOP)
+        assert wait_for_end(pid, timeout_s=3.0) < 2.0
+        daemon.wait_until_ready(num_restarts=1)
+
+
+def test_what_a_main_thread_does_is_read_from_the_kernel() -> None:
+    child = ChildProcess.start("fake_core", "engine-core", b"")
+    assert wait_until(lambda: not child.is_computing(), 5.0)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert not child.is_computing()
+    child.stop(0.0)
+    assert not child.is_computing()

@@ -1,0 +1,72 @@
+"""Real workers on the pocket model that hang, stop, crash or garble: replaced, and no token is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from daemons import wait_for_end
+from quire import LLM, SamplingParams
+from quire.ipc.errors import EngineStartError
+
+PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?", "Lily went to the"] * 4
+PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=50, ignore_eos=True) for i in range(20)]
+
+
+def generate(llm: LLM) -> list[list[int]]:
+    return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def test_a_hung_step_and_a_garbled_step_cost_no_token(capfd: pytest.CaptureFixture[str]) -> None:
+    with LLM(
+        max_model_len=512,
+        step_timeout_s=0.5,
+        fault_hooks="worker.execute:slow@10,worker.execute:hang@30,core.step_frame:corrupt@80",
+    ) as llm:
+        worker = llm.llm_engine.facts.pids["worker"]
+        disturbed = generate(llm)
+        assert disturbed == generate(llm)
+        log = capfd.readouterr().err
+    assert f"(pid {worker}) was killed by SIGKILL: step" in log
+    assert "took longer than step_timeout_s=0.5" in log
+    assert "_launch_step" in log, "the hung worker's stacks were not written"
+    assert log.count("starting another") == 2
+
+
+def test_a_crash_with_twenty_requests_costs_no_token() -> None:
+    with LLM(max_model_len=512, fault_hooks="worker.execute:segfault@30") as llm:
+        disturbed = generate(llm)
+        assert disturbed == generate(llm)
+
+
+def test_a_stopped_worker_is_replaced_within_two_seconds(capfd: pytest.CaptureFixture[str]) -> None:
+    with LLM(max_model_len=512) as llm:
+        expected = generate(llm)
+        pid = llm.llm_engine.facts.pids["worker"]
+        os.kill(pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            took_s = pool.submit(wait_for_end, pid)
+            assert generate(llm) == expected
+            assert took_s.result() < 2.0
+        assert "its connection has ended" in capfd.readouterr().err
+
+
+def test_a_garbled_result_costs_no_token_and_a_row_without_numbers_ends_alone() -> None:
+    hooks = "worker.logits:nan@12,worker.result_frame:corrupt@40"
+    with LLM(max_model_len=512, fault_hooks=hooks) as llm:
+        disturbed = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        undisturbed = generate(llm)
+    ends = [output.outputs[0].finish_reason for output in disturbed]
+    assert ends.count("error") == 1
+    assert ends.count("length") == 19
+    for output, tokens in zip(disturbed, undisturbed, strict=True):
+        own = list(output.outputs[0].token_ids)
+        assert own == tokens[: len(own)]
+
+
+@pytest.mark.parametrize("phase", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 5))])
+def test_a_worker_that_ends_in_a_phase_of_its_start_is_an_error(phase: int) -> None:
+    with pytest.raises(EngineStartError, match=r"worker \(pid \d+\) exited with code 1"):
+        LLM(max_model_len=512, fault_hooks=f"worker.start:exit@{phase}")
