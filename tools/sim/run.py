@@ -66,7 +66,7 @@ class _Run:
         )
         self._poisons = {plan.name: plan for plan in scenario.requests if plan.poison is not None}
         self._lives: dict[str, _Life] = {}
-        self._accepted: set[str] = set()
+        self._was_accepted: dict[str, bool] = {}
         self._num_accidents = 0  # failures of steps and workers that no request is to blame for
         self._num_epochs = 0
         self._num_clients = 0
@@ -98,7 +98,7 @@ class _Run:
             self._config,
             self._scenario.num_blocks,
             self._poisons,
-            self._accepted,
+            self._was_accepted,
             self._network,
             self._timeline,
             self._rng,
@@ -140,7 +140,8 @@ class _Run:
             case FaultKind.CONNECTION_LOSS:
                 self._clients[fault.client].lose_connection()
             case FaultKind.CLIENT_STOP:
-                self._clients[fault.client].stopped_until = back_at
+                client = self._clients[fault.client]
+                client.stopped_until = max(client.stopped_until, back_at)
 
     # -- users
 
@@ -239,7 +240,7 @@ class _Run:
             case "bad_logits":
                 is_right = plan.poison == "logits"
             case "overloaded":
-                is_right = self._scenario.max_num_queued_reqs is not None and plan.name not in self._accepted
+                is_right = not self._was_accepted[plan.name]
             case "queue_timeout":
                 is_right = plan.queue_timeout_s is not None and lasted_s >= plan.queue_timeout_s
             case _:

@@ -63,7 +63,7 @@ class SimCore:
         config: EngineConfig,
         num_blocks: int,
         poisons: Mapping[str, SimRequest],
-        accepted: set[str],
+        was_accepted: dict[str, bool],
         network: Network,
         timeline: Timeline,
         rng: random.Random,
@@ -72,7 +72,7 @@ class SimCore:
         self._config = config
         self._num_blocks = num_blocks
         self._poisons = poisons
-        self._accepted = accepted  # requests that some core has taken on
+        self._was_accepted = was_accepted  # request -> whether the first core that got it took it on
         self._network = network
         self._timeline = timeline
         self._rng = rng
@@ -181,9 +181,9 @@ class SimCore:
             self.reception.take(identity, message)
         except ProtocolError as error:
             self.reception.reply(identity, ProtocolNotice(str(error)))
-        has_grown = self.core is not None and self.core.num_unfinished > num_before
-        if has_grown and isinstance(message, EngineCoreRequest):
-            self._accepted.add(message.request_id)
+            return
+        if isinstance(message, EngineCoreRequest) and self.core is not None:
+            self._was_accepted.setdefault(message.request_id, self.core.num_unfinished > num_before)
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         return self._network.send_down(identity, self._codec.encode(message))
