@@ -124,13 +124,13 @@ class Killer:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._pace = KillPace()
+        self.strikes: list[Strike] = []
 
-    def run(self, kills: Sequence[Kill], start: float, is_over: Callable[[], bool]) -> list[Strike]:
+    def run(self, kills: Sequence[Kill], start: float, is_over: Callable[[], bool]) -> None:
         """All of them, in their order; ends early when the load is over.
 
         What the pace delays delays all that follow: each kill is to be felt alone.
         """
-        strikes: list[Strike] = []
         for kill in kills:
             now = time.monotonic()
             wait_s = max(0.0, start + kill.due_s - now)
@@ -138,9 +138,8 @@ class Killer:
             start += delay_s
             if wait_until(is_over, wait_s + delay_s):
                 break
-            strikes.append(self._strike(kill))
+            self.strikes.append(self._strike(kill))
             self._pace.note(kill.role, time.monotonic())
-        return strikes
 
     def _strike(self, kill: Kill) -> Strike:
         """Send the signal. Raises QuireError when there is no such process for a long time."""
@@ -185,9 +184,11 @@ def run_load(
         for one in clients:
             one.begin()
         killer = Killer(site)
-        result.strikes = killer.run(
-            kills, result.started_at, lambda: not any(one.is_running for one in clients)
-        )
+        try:
+            killer.run(kills, result.started_at, lambda: not any(one.is_running for one in clients))
+        except QuireError as error:
+            result.broken.append(f"{error}; the daemon's last words: {site.read_last_words()}")
+        result.strikes = killer.strikes
         for one in clients:
             if one.plan.is_endless:
                 one.stop_sending()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from ...frontend.daemon import find_daemon, inspect_daemon, start_daemon, stop_daemon
+from ...frontend.daemon import find_daemon, find_log, inspect_daemon, start_daemon, stop_daemon
 from ...frontend.engine_args import EngineArgs
 from ...frontend.llm import LLM
 from ...ipc.daemon_state import read_state
@@ -33,6 +33,7 @@ _STOP_TIMEOUT_S = 40.0
 _SETTLE_TIMEOUT_S = 20.0
 _LEFTOVER_TIMEOUT_S = 3.0
 _POLL_S = 0.02
+_NUM_LAST_WORDS = 12  # lines of a log
 
 
 class Site:
@@ -61,6 +62,13 @@ class Site:
     def count_fds(self) -> dict[str, int]:
         """Of the processes that live through everything."""
         return {"supervisor": self.supervisor.num_fds(), "server": self.server.num_fds()}
+
+    def read_last_words(self) -> str:
+        """The end of the daemon's log."""
+        with contextlib.suppress(OSError):
+            lines = find_log(self.daemon).read_text(errors="replace").splitlines()
+            return " | ".join(lines[-_NUM_LAST_WORDS:])
+        return "none"
 
     def compute_golden(self, pool: list[Ask]) -> list[Golden]:
         """What the same engine answers when nothing happens."""
