@@ -19,6 +19,7 @@ kinds:
   offline   generated tokens/s of Quire and transformers on the same workloads, side by side
   startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
   core      what the engine core's scheduling costs a step, with a fake worker
+  attach    what attaching to a daemon takes, and what HTTP adds to its engine
   fair      what a flood by one client of a daemon costs another, in time to first token
   http      chunks/s and CPU a chunk of one HTTP process, with a fake engine
   serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
@@ -111,6 +112,17 @@ def _run_core(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     _check_count("steps", options.steps)
     return run_core(options.steps)
+
+
+def _run_attach(argv: Sequence[str]) -> int:
+    from ...tools.bench.attach import run_attach
+
+    parser = Parser("quire bench attach", "What attaching to a daemon takes, and what HTTP adds.")
+    parser.add_argument("--model", default="pocket", help="the daemon's (pocket)")
+    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="of everything (10)")
+    options = parser.parse(argv)
+    _check_count("rounds", options.rounds)
+    return run_attach(options.rounds, options.model)
 
 
 def _run_fair(argv: Sequence[str]) -> int:
@@ -252,6 +264,7 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
     "startup": _run_startup,
     "core": _run_core,
+    "attach": _run_attach,
     "fair": _run_fair,
     "http": _run_http,
     "serve": _run_serve,

@@ -25,6 +25,7 @@ from quire.frontend.engine_core_client import attach_sync_client
 from quire.ipc.errors import ConfigError, DaemonError
 from quire.ipc.messages import UtilityMethod
 from quire.ipc.run_dir import find_named, find_owner
+from served import Served
 
 NAME = "shared"
 PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?", "Lily went to the"]
@@ -184,6 +185,45 @@ def test_a_killed_frontend_leaves_the_others_tokens_alone_and_can_come_back(daem
     with start_script(5) as again:
         assert read_script(again)[0] == "attached"
         assert [len(ids) for ids in json.loads("".join(read_script(again)))] == [5] * 8
+
+
+def test_a_script_an_async_client_and_a_server_share_the_engine_and_one_is_killed(
+    daemon: Daemon, llm: LLM
+) -> None:
+    core_pid = daemon.core_pid
+    mine = make_params(500, 5)
+    alone = generate(llm, mine)
+    texts = [one.outputs[0].text for one in llm.generate(make_prompts(len(mine)), mine, use_tqdm=False)]
+    served = Served("--attach", daemon.name)
+    try:
+        with start_script(480) as victim:
+            assert read_script(victim)[0] == "attached"
+            awaited = Background(run_async_client, daemon.name, mine)
+            over_http = Background(ask_server, served, mine)
+            wait_for_running(llm, 12)
+            victim.kill()
+        assert (awaited.result(), over_http.result()) == (alone, texts)
+    finally:
+        assert served.stop() == 0
+    assert daemon.core_pid == core_pid
+    assert generate(llm, mine) == alone
+
+
+def ask_server(served: Served, params: list[SamplingParams]) -> list[str]:
+    """The texts of the same requests, asked for over HTTP one after the other."""
+    client = served.client()
+    answers = [
+        client.completions.create(
+            model="pocket",
+            prompt=prompt,
+            max_tokens=one.max_tokens,
+            temperature=one.temperature,
+            seed=one.seed,
+            extra_body={"ignore_eos": True, "top_p": 1.0},
+        )
+        for prompt, one in zip(make_prompts(len(params)), params, strict=True)
+    ]
+    return [answer.choices[0].text for answer in answers]
 
 
 def test_a_killed_worker_and_a_killed_core_cost_no_token(daemon: Daemon, llm: LLM) -> None:

@@ -12,14 +12,11 @@ import select
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...frontend.daemon import start_daemon, stop_daemon
-from ...frontend.engine_args import EngineArgs
 from ...ipc.errors import QuireError
 from . import fair_client
 from .fair_client import (
@@ -33,6 +30,7 @@ from .fair_client import (
     TokenCount,
 )
 from .machine import describe_machine, format_machine
+from .private_daemon import run_private_daemon
 from .table import format_rate, format_table
 
 PROMPT_LENS = (64, 400)  # tokens, of the light client
@@ -109,7 +107,7 @@ def run_fair(num_rounds: int, num_requests: int, model: str) -> int:
     print(format_machine(describe_machine()) + "\n")
     effects = {prompt_len: Effect() for prompt_len in PROMPT_LENS}
     rates = FloodRates()
-    with _run_daemon(model), _run_client() as light, _run_client() as heavy:
+    with run_private_daemon(_NAME, model), _run_client() as light, _run_client() as heavy:
         light.measure(2, PROMPT_LENS[0])
         for _ in range(num_rounds):
             _run_round(light, heavy, num_requests, effects, rates)
@@ -162,27 +160,6 @@ def _format_times(seconds: Sequence[float]) -> list[str]:
     ordered = sorted(seconds)
     p90 = ordered[int(0.9 * (len(ordered) - 1))]
     return [f"{statistics.median(ordered) * 1e3:.1f}", f"{p90 * 1e3:.1f}"]
-
-
-@contextlib.contextmanager
-def _run_daemon(model: str) -> Generator[None]:
-    """A daemon as `quire daemon start` makes it, where nobody else's is."""
-    names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
-    before = {name: os.environ.get(name) for name in names}
-    with tempfile.TemporaryDirectory(prefix="q") as folder:
-        os.environ |= dict.fromkeys(names, folder)
-        try:
-            config = EngineArgs(model=model, scheduling_policy="fair").create_engine_config()
-            start_daemon(_NAME, config)
-            try:
-                yield
-            finally:
-                stop_daemon(_NAME)
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name)
-                if value is not None:
-                    os.environ[name] = value
 
 
 @contextlib.contextmanager
