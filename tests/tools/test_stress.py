@@ -113,14 +113,15 @@ def test_kills_as_fast_as_the_pace_allows_end_no_engine(seed: int):
     now, worker_deaths = 0.0, list[float]()
     for kill in draw_exact_kills(seed, {"core": 30, "worker": 60}, 0.1):
         now += 0.1 + pace.find_delay_s(kill.role, now + 0.1)
-        pace.note(kill.role, now)
-        if kill.role == "core":
+        is_core_ready = kill.which % 4 > 0
+        pace.note(kill.role, now, is_core_ready)
+        if kill.role == "core" or not is_core_ready:
             assert budget.note_loss(now) is not None
             worker_deaths.clear()
         else:
             worker_deaths = [at for at in worker_deaths if now - at < 60.0] + [now]
             assert len(worker_deaths) <= MAX_WORKER_LOSSES
-    assert now < 60.0 * 90 / MAX_WORKER_LOSSES
+    assert now < 62.1 * 90 / MAX_WORKER_LOSSES
 
 
 def strike(role: Any, at: float) -> Strike:

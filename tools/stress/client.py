@@ -16,7 +16,7 @@ import msgspec
 
 from ...frontend.async_llm import AsyncLLM
 from ...frontend.llm import LLM
-from ...ipc.errors import QuireError
+from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Arrival, ClientPlan
 from .http_client import ask_http
@@ -54,6 +54,7 @@ class Client(ABC):
 
     def __init__(self, plan: ClientPlan) -> None:
         self._plan = plan
+        self._has_lost_engine = False
 
     async def run(self) -> None:
         """Get ready, wait for the word, and send everything."""
@@ -82,7 +83,8 @@ class Client(ABC):
                 if limit is None:
                     await asyncio.sleep(max(0.0, start + arrival.due_s - time.monotonic()))
                 await slots.acquire()
-                if stop.done():
+                if stop.done() or self._has_lost_engine:
+                    slots.release()
                     break
                 numbers.append(arrival.number)
                 task = group.create_task(self._ask_in_time(arrival))
@@ -98,6 +100,8 @@ class Client(ABC):
             record.error = f"no end within {self._plan.timeout_s:g} s"
         except (QuireError, OSError) as error:
             record.error = f"{type(error).__name__}: {error}"
+            # An endless plan would send thousands of requests a second from now on.
+            self._has_lost_engine = self._plan.is_endless and isinstance(error, EngineDeadError)
         if record.error:
             record.end = "failed"
         write_record(record)

@@ -53,17 +53,24 @@ class KillPace:
 
     def find_delay_s(self, role: Role, now: float) -> float:
         """Seconds until one more death of this role ends nothing; 0.0: at once."""
+        # A worker that dies before its core is ready ends that core's start.
+        roles: tuple[Role, ...] = ("worker", "core") if role == "worker" else (role,)
+        return max(self._find_own_delay_s(one, now) for one in roles)
+
+    def note(self, role: Role, now: float, is_core_ready: bool) -> None:
+        """One was killed. A new core counts its workers' deaths from none."""
+        self._at.setdefault(role, []).append(now)
+        if role == "worker" and not is_core_ready:
+            self._at.setdefault("core", []).append(now)
+        if role == "core":
+            self._at.pop("worker", None)
+
+    def _find_own_delay_s(self, role: Role, now: float) -> float:
         limit, window_s = _LIMITS[role]
         deaths = self._at.get(role, [])
         if len(deaths) < limit:
             return 0.0
         return max(0.0, deaths[-limit] + window_s + _MARGIN_S - now)
-
-    def note(self, role: Role, now: float) -> None:
-        """One was killed. A new core counts its workers' deaths from none."""
-        self._at.setdefault(role, []).append(now)
-        if role == "core":
-            self._at.pop("worker", None)
 
 
 _LIMITS: dict[Role, tuple[int, float]] = {

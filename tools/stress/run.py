@@ -138,8 +138,9 @@ class Killer:
             start += delay_s
             if wait_until(is_over, wait_s + delay_s):
                 break
+            is_core_ready = self._site.is_ready
             self.strikes.append(self._strike(kill))
-            self._pace.note(kill.role, time.monotonic())
+            self._pace.note(kill.role, time.monotonic(), is_core_ready)
 
     def _strike(self, kill: Kill) -> Strike:
         """Send the signal. Raises QuireError when there is no such process for a long time."""

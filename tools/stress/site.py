@@ -59,6 +59,12 @@ class Site:
             return _find_children(psutil.Process(core_pid), "worker")
         return []
 
+    @property
+    def is_ready(self) -> bool:
+        """As the supervisor sees it."""
+        state = read_state(find_named(self.daemon))
+        return state is not None and state.state == "ready"
+
     def count_fds(self) -> dict[str, int]:
         """Of the processes that live through everything."""
         return {"supervisor": self.supervisor.num_fds(), "server": self.server.num_fds()}
