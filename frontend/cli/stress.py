@@ -14,8 +14,9 @@ Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while 
 code 1 when a request is lost, fails or gets another token than in a run that nothing disturbs, or when a
 block, a process, a file or a file descriptor is left.
 
-The engine is one of its own, unless --attach names a running daemon; of that one core and worker are killed
-only with --kill-others. Everything stays on this machine: sockets in a private folder, HTTP on 127.0.0.1.
+The engine is one of its own, unless --attach names a running daemon that nobody else uses meanwhile; of that
+one core and worker are killed only with --kill-others. Everything stays on this machine: sockets in a
+private folder, HTTP on 127.0.0.1.
 """
 
 
