@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 FIRST_MOMENT = 1000.0
@@ -67,6 +68,9 @@ class _Way:
     num_sent: int = 0
     num_arrived: int = 0
     num_kept: int | None = None  # of an ended connection: messages from this number on are lost
+    held: deque[Callable[[], None]] = field(
+        default_factory=deque[Callable[[], None]]
+    )  # by a stopped receiver
 
 
 class Connection:
@@ -149,9 +153,13 @@ class Network:
         way.last_at = max(way.last_at, self._draw_arrival())
 
         def on_time() -> None:
-            if way is connection.down and connection.peer.stopped_until > self._timeline.now:
-                self._timeline.call_at(connection.peer.stopped_until, on_time)
-            elif way.num_kept is None:
+            if way is connection.down and (way.held or connection.peer.stopped_until > self._timeline.now):
+                self._hold(connection, take)
+            else:
+                take()
+
+        def take() -> None:
+            if way.num_kept is None:
                 way.num_arrived += 1
                 arrive()
             elif number < way.num_kept:
@@ -159,6 +167,21 @@ class Network:
 
         if not connection.is_cut:
             self._timeline.call_at(way.last_at, on_time)
+
+    def _hold(self, connection: Connection, take: Callable[[], None]) -> None:
+        """Keep a message, in order, until its receiver goes on."""
+        held = connection.down.held
+
+        def release() -> None:
+            if connection.peer.stopped_until > self._timeline.now:
+                self._timeline.call_at(connection.peer.stopped_until, release)
+                return
+            while held:
+                held.popleft()()
+
+        held.append(take)
+        if len(held) == 1:
+            self._timeline.call_at(connection.peer.stopped_until, release)
 
     def _cut(self, connection: Connection) -> None:
         if connection.is_cut:
