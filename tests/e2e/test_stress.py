@@ -1,6 +1,6 @@
 """Cores and workers killed at drawn moments under 64 streams; the long versions are slow tests.
 
-QUIRE_STRESS_KILLS sets how many of each the long one kills (200, which take 45 minutes: an engine that loses
+QUIRE_STRESS_KILLS sets how many of each the long one kills (200, which take 50 minutes: an engine that loses
 its core more than 5 times in a minute gives up on purpose).
 """
 
