@@ -27,8 +27,8 @@ _USERS = 8  # of --reproduce
 
 # NVIDIA Dynamo, tests/fault_tolerance/README.md: no redundancy, 8 clients, an 8B model, 8 L40.
 _DYNAMO: dict[Role, tuple[str, str]] = {
-    "core": ("vLLM worker child: 680", "never"),
-    "worker": ("decode worker: 280", "38.0"),
+    "core": ("decode worker: 280", "38.0"),
+    "worker": ("vLLM worker child: 680", "never"),
     "http": ("frontend: 144", "17.5"),
 }
 
