@@ -72,10 +72,7 @@ def test_two_cores_and_two_workers_killed_under_64_streams_cost_no_token(site: S
 
 
 def test_requests_of_a_killed_http_process_are_answered_by_the_next_try(site: Site, golden: list[Golden]):
-    plan = make_plan(site, POOL, seed=3)
-    plan = msgspec.structs.replace(
-        plan, kind="http", arrivals=plan.arrivals[:120], max_concurrency=16, is_endless=False
-    )
+    plan = msgspec.structs.replace(make_plan(site, POOL, seed=3), kind="http", max_concurrency=8)
     kills = [Kill(due_s, "http", "KILL", which, 0.0) for which, due_s in enumerate((0.5, 1.0))]
     result = run_load(site, [plan], kills, golden)
     assert result.broken == []
