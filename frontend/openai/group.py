@@ -43,7 +43,7 @@ class HttpGroup:
         self, attach: str, options: ServerOptions, listening_socket: socket.socket, num_processes: int
     ) -> None:
         self._attach = attach
-        self._options = options
+        self._options = msgspec.structs.replace(options, accepts_when_ready=True)
         self._listening_socket = listening_socket
         self._num_processes = num_processes
         self._children: list[ChildProcess] = []

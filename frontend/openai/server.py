@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import resource
 import signal
@@ -84,16 +85,21 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        listener = await loop.create_server(self._make_factory(), sock=listening_socket, backlog=_BACKLOG)
+        listen = functools.partial(
+            loop.create_server, self._make_factory(), sock=listening_socket, backlog=_BACKLOG
+        )
+        listener = None if self._options.accepts_when_ready else await listen()
         try:
             if await self._load(on_phase):
                 self._serving.open()
+                listener = listener or await listen()
                 if on_ready is not None:
                     on_ready()
                 await self._watch_engine()
             await self._drain()
         finally:
-            listener.close()
+            if listener is not None:
+                listener.close()
             self._llm.shutdown()
             for connection in cast(list[CappedProtocol], list(self._state.connections)):
                 connection.close_now()
