@@ -17,7 +17,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. max_waiting: sequences of
     this process beyond the engine's max_num_seqs before a new one gets 429. drain_timeout_s: what running
     requests get after SIGTERM. accepts_when_ready: leave connections to others on the same socket until the
-    engine answers; else they are answered 503 meanwhile. otlp_traces_endpoint: where spans of requests are sent, None for nowhere.
+    engine answers; else they are answered 503 meanwhile. otlp_traces_endpoint: where spans
+    of requests are sent, None for nowhere.
     """
 
     host: str = DEFAULT_HOST
