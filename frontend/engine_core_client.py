@@ -226,16 +226,14 @@ class SyncMPClient(SyncClient):
         while True:
             self._follow_connection()
             if not self._conversation.is_open:
-                self._replace_engine()
-                self._conversation.raise_if_dead(EngineDeadError)
+                self._look_after_engine(EngineDeadError)
                 return
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
                 return
             except zmq.Again:
                 self._check_silence()
-                self._replace_engine()
-                self._conversation.raise_if_dead(EngineDeadError)
+                self._look_after_engine(EngineDeadError)
                 self._socket.poll(_SEND_RETRY_MS, zmq.POLLOUT)
 
     def _follow_connection(self) -> None:
@@ -305,25 +303,27 @@ class SyncMPClient(SyncClient):
                 self._follow_connection()
             self._check_silence()
             # What an ended engine said last may still be on its way.
-            if self._engine.exit_fd in ready and not self._socket.poll(LAST_WORDS_MS):
-                self._replace_engine()
-                self._conversation.raise_if_dead(error_class)
-            if not self._conversation.is_open:
-                self._replace_engine()
-                self._conversation.raise_if_dead(error_class)
+            if self._engine.exit_fd in ready and self._socket.poll(LAST_WORDS_MS):
+                continue
+            if self._engine.exit_fd in ready or not self._conversation.is_open:
+                self._look_after_engine(error_class)
 
     def _check_silence(self) -> None:
         if self._conversation.check_silence():
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart(PING, zmq.NOBLOCK)
 
-    def _replace_engine(self) -> None:
-        """If it has ended, start another if this client may; its connection then begins as any other."""
-        if self._conversation.facts is None or self._engine.describe_end() is None:
+    def _look_after_engine(self, error_class: type[QuireError]) -> None:
+        """If the engine has ended, start another if this client may, else raise; its connection then begins
+        as any other. Raises too when there has been no conversation for too long.
+        """
+        end = self._engine.describe_end()
+        if end is None:
+            self._conversation.raise_if_away_too_long(error_class)
             return
-        backoff_s = self._engine.plan_restart()
+        backoff_s = None if self._conversation.facts is None else self._engine.plan_restart()
         if backoff_s is None:
-            return
+            raise error_class(self._engine.describe_end() or end)
         time.sleep(backoff_s)
         self._poller.unregister(self._engine.exit_fd)
         self._engine.start_again()

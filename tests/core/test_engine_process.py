@@ -15,7 +15,7 @@ import zmq
 from fakes import expected_output, make_config, make_request
 from quire.frontend import engine_link
 from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
-from quire.frontend.engine_core_client import SyncMPClient, make_sync_client
+from quire.frontend.engine_core_client import SyncClient, SyncMPClient, make_sync_client
 from quire.ipc.codec import make_client_codec
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
@@ -48,7 +48,7 @@ def client() -> Iterator[SyncMPClient]:
     client.close()
 
 
-def collect(client: SyncMPClient, ids: set[str]) -> dict[str, list[EngineCoreOutput]]:
+def collect(client: SyncClient, ids: set[str]) -> dict[str, list[EngineCoreOutput]]:
     """Outputs per request until each of `ids` has ended; fails loudly rather than hang."""
     outputs: dict[str, list[EngineCoreOutput]] = {request_id: [] for request_id in ids}
     live = set(ids)
@@ -100,11 +100,15 @@ def test_many_requests_come_back_whole_and_in_order(client: SyncMPClient) -> Non
     assert stats.generation_tokens_total == sum(1 + i % 20 for i in range(300))
 
 
-def test_an_aborted_request_ends_once_with_abort(client: SyncMPClient) -> None:
-    client.add_request(make_request("long", [1, 2], max_tokens=None))
-    client.abort_requests(["long", "unknown"])
-    assert collect(client, {"long"})["long"][-1].finish_reason == FinishReason.ABORT
-    assert client.get_outputs(timeout_s=0.05) == []
+def test_an_aborted_request_ends_once_with_abort() -> None:
+    client = make_sync_client(make_config(max_model_len=2000))  # so long that the abort comes before its end
+    try:
+        client.add_request(make_request("long", [1, 2], max_tokens=None))
+        client.abort_requests(["long", "unknown"])
+        assert collect(client, {"long"})["long"][-1].finish_reason == FinishReason.ABORT
+        assert client.get_outputs(timeout_s=0.05) == []
+    finally:
+        client.close()
 
 
 def test_a_failing_step_fails_its_request_and_the_engine_goes_on(client: SyncMPClient) -> None:
