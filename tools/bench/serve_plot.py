@@ -27,10 +27,10 @@ def check_plot(path: str) -> None:
 
 def plot_run(result: LoadResult, title: str, path: str) -> None:
     """Write the picture."""
-    import matplotlib
+    import matplotlib  # pyright: ignore[reportMissingImports]
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
     answered = [record for record in result.records if record.error is None]
     figure, ((rates, over_time), (first, gaps)) = pyplot.subplots(2, 2, figsize=(12, 8))

@@ -12,10 +12,10 @@ _COLORS = {"core": "tab:red", "worker": "tab:orange", "http": "tab:purple"}
 
 def plot_timeline(result: StressResult, title: str, path: str) -> None:
     """Write the picture."""
-    import matplotlib
+    import matplotlib  # pyright: ignore[reportMissingImports]
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
     figure, (rates, gaps, memory) = pyplot.subplots(3, 1, figsize=(12, 9), sharex=True)
     figure.suptitle(title, fontsize=10)
