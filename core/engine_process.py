@@ -57,8 +57,6 @@ _log = logging.getLogger(__name__)
 MAX_FRAMES_PER_TURN = 256  # client messages taken before the next step is scheduled
 OUTBOX_RETRY_MS = 20  # how soon a client whose queue was full is tried again
 FIRST_HELLO_TIMEOUT_MS = 2000  # how long a failed start waits for somebody to tell
-MAX_WORKER_LOSSES = 3  # within LOSS_WINDOW_S; one more ends the engine
-LOSS_WINDOW_S = 60.0
 LAST_WORDS_TIMEOUT_S = 0.5
 STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
 PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
@@ -78,7 +76,7 @@ class EngineCoreProcess:
         self._reception = Reception(secrets.token_hex(8), started_at, self._send)
         self._leases = LeaseWatch(self._router)
         self._has_worker = False
-        self._worker_losses: list[float] = []
+        self._worker_budget = launch.config.recovery.make_worker_budget()
         self._exit_code: int | None = None
         self._startup = StartupClock("start core", started_at)
         self._lifeline_fd = lifeline_fd
@@ -245,12 +243,10 @@ class EngineCoreProcess:
         if self._core is None:
             self._refuse_all(f"the engine did not start: {lost.reason}", "EngineStartError")
             return
-        if not self._core.lose_worker(lost.reason):
-            now = time.monotonic()
-            self._worker_losses = [at for at in self._worker_losses if now - at < LOSS_WINDOW_S] + [now]
-            if len(self._worker_losses) > MAX_WORKER_LOSSES:
-                self._end(f"{lost.reason}, {len(self._worker_losses)} times in a row", EXIT_WORKER_LOST)
-                return
+        is_explained = self._core.lose_worker(lost.reason)
+        if not is_explained and self._worker_budget.note_loss(time.monotonic()) is None:
+            self._end(f"{lost.reason}, {self._worker_budget.excess}", EXIT_WORKER_LOST)
+            return
         _log.error("%s; starting another", lost.reason)
         self._has_worker = False
         self._executor.start()

@@ -47,7 +47,6 @@ from ..ipc.messages import (
     Welcome,
 )
 from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline, catch_signals
-from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
 from ..ipc.run_dir import RunDirectory
 from ..ipc.sockets import connect_dealer
 
@@ -166,7 +165,7 @@ class Supervisor:
             config=launch.config,
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._budget = RestartBudget()
+        self._budget = launch.config.recovery.make_core_budget()
         self._core: CoreLink | None = None
         self._start_at: float | None = time.monotonic()  # when the next core is started
         self._has_been_ready = False
@@ -266,8 +265,7 @@ class Supervisor:
             return
         backoff_s = self._budget.note_loss(time.monotonic())
         if backoff_s is None:
-            often = f"{reason}, {MAX_LOSSES + 1} times in {LOSS_WINDOW_S:g} s"
-            self._fail(FailedReport(often), EXIT_CORE_LOST)
+            self._fail(FailedReport(f"{reason}, {self._budget.excess}"), EXIT_CORE_LOST)
             return
         _log.error("%s; starting another", reason)
         self._state.last_loss = reason

@@ -23,10 +23,12 @@ from ..ipc.config import (
     LoadFormat,
     ModelConfig,
     ParallelConfig,
+    RecoveryConfig,
     SchedulerConfig,
     SchedulingPolicy,
 )
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
+from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from .hf_config import compute_max_model_len, read_dtype, read_eos_token_ids, read_model_shape
 from .model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
 
@@ -139,6 +141,13 @@ class EngineArgs:
         "process",
         "a worker whose step takes longer is hung and replaced; 0: no process is watched, for debuggers",
     )
+    max_core_restarts: int = _arg(
+        MAX_LOSSES, "process", "most lost engine cores that are replaced within restart_window_s"
+    )
+    max_worker_restarts: int = _arg(
+        MAX_WORKER_LOSSES, "process", "most lost workers that one engine core replaces within the same time"
+    )
+    restart_window_s: float = _arg(LOSS_WINDOW_S, "process", "seconds after which a loss is forgotten")
     fault_hooks: str = _arg("", "process", argparse.SUPPRESS)
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
@@ -178,6 +187,11 @@ class EngineArgs:
                 executor_backend=cast(ExecutorBackend, self.distributed_executor_backend or "mp"),
                 tensor_parallel_size=self.tensor_parallel_size,
                 num_threads=self.num_threads,
+            ),
+            recovery=RecoveryConfig(
+                max_core_restarts=self.max_core_restarts,
+                max_worker_restarts=self.max_worker_restarts,
+                restart_window_s=self.restart_window_s,
             ),
             log_level=self.log_level.upper(),
             ready_timeout_s=self.ready_timeout_s,

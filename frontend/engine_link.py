@@ -48,7 +48,7 @@ from ..ipc.messages import (
     Welcome,
 )
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
-from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
+from ..ipc.restarts import RestartBudget
 from ..ipc.run_dir import RunDirectory, find_named, find_owner, list_daemons
 from ..ipc.sockets import connect_dealer, make_ipc_address
 from .request_ledger import RequestLedger
@@ -126,7 +126,7 @@ class EngineProcess(Engine):
             self.watch = SilenceWatch(lambda: self.child.is_computing())
         replacement = msgspec.structs.replace(launch, config=config.for_replacement())
         self._replacement_launch = msgspec.msgpack.encode(replacement)
-        self._budget = RestartBudget()
+        self._budget = config.recovery.make_core_budget()
         self._is_restarting = False
         self._has_been_lost_too_often = False
         self._owner_pid = os.getpid()
@@ -139,7 +139,7 @@ class EngineProcess(Engine):
     def describe_end(self) -> str | None:
         if self._is_restarting or self.child.exit_code is None:
             return None
-        often = f", {MAX_LOSSES + 1} times in {LOSS_WINDOW_S:g} s" if self._has_been_lost_too_often else ""
+        often = f", {self._budget.excess}" if self._has_been_lost_too_often else ""
         return self.child.describe_exit() + often
 
     def plan_restart(self) -> float | None:

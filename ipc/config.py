@@ -13,6 +13,7 @@ import msgspec
 
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
+from .restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -25,8 +26,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 MAX_INT = 2**31 - 1  # of counts and lengths, which the worker holds as int32
 MAX_SIZE_BYTES = 2**63 - 1
 MIN_READY_TIMEOUT_S = 1.0
-MAX_READY_TIMEOUT_S = 86400.0  # a day; a poll cannot wait for any length
+MAX_TIMEOUT_S = 86400.0  # a day; a poll cannot wait for any length
 MIN_STEP_TIMEOUT_S = 0.1
+MIN_RESTART_WINDOW_S = 0.1
 # As vLLM's and SGLang's. The longest step of 2048 tokens that a slow CPU takes over an 8B model is a minute.
 DEFAULT_STEP_TIMEOUT_S = 300.0
 
@@ -42,18 +44,12 @@ def _check_range(field: str, value: int, low: int, high: int = MAX_INT) -> None:
         raise ConfigError(field, value, f"an integer from {low} to {high}")
 
 
-def _check_ready_timeout(value: float) -> None:
+def _check_seconds(field: str, value: float, low: float, *, may_be_none: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_number or not MIN_READY_TIMEOUT_S <= value <= MAX_READY_TIMEOUT_S:  # nan compares false
-        allowed = f"seconds from {MIN_READY_TIMEOUT_S:g} to {MAX_READY_TIMEOUT_S:g}"
-        raise ConfigError("ready_timeout_s", value, allowed)
-
-
-def _check_step_timeout(value: float) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_number or not (value == 0 or MIN_STEP_TIMEOUT_S <= value <= MAX_READY_TIMEOUT_S):
-        allowed = f"seconds from {MIN_STEP_TIMEOUT_S:g} to {MAX_READY_TIMEOUT_S:g}, or 0 for none"
-        raise ConfigError("step_timeout_s", value, allowed)
+    is_none = may_be_none and value == 0
+    if not is_number or not (is_none or low <= value <= MAX_TIMEOUT_S):  # nan compares false
+        or_none = ", or 0 for none" if may_be_none else ""
+        raise ConfigError(field, value, f"seconds from {low:g} to {MAX_TIMEOUT_S:g}{or_none}")
 
 
 def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -202,6 +198,27 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check_range("num_threads", self.num_threads, 1, 1024)
 
 
+class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How often lost processes are replaced; one more loss within the window ends the engine."""
+
+    max_core_restarts: int = MAX_LOSSES
+    max_worker_restarts: int = MAX_WORKER_LOSSES  # by one core, without those that a request explains
+    restart_window_s: float = LOSS_WINDOW_S
+
+    def __post_init__(self) -> None:
+        _check_range("max_core_restarts", self.max_core_restarts, 0)
+        _check_range("max_worker_restarts", self.max_worker_restarts, 0)
+        _check_seconds("restart_window_s", self.restart_window_s, MIN_RESTART_WINDOW_S)
+
+    def make_core_budget(self) -> RestartBudget:
+        """What the core's owner counts its losses with."""
+        return RestartBudget(self.max_core_restarts, self.restart_window_s)
+
+    def make_worker_budget(self) -> RestartBudget:
+        """What the core counts its worker's losses with."""
+        return RestartBudget(self.max_worker_restarts, self.restart_window_s)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that core and workers need to know. Made by `EngineArgs.create_engine_config`."""
 
@@ -209,14 +226,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     log_level: str = "WARNING"
     ready_timeout_s: float = 600.0
     step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S  # a longer step is hung; 0: nothing is watched
     fault_hooks: str = ""  # for tests; see fault_hooks.py
 
     def __post_init__(self) -> None:
-        _check_ready_timeout(self.ready_timeout_s)
-        _check_step_timeout(self.step_timeout_s)
+        _check_seconds("ready_timeout_s", self.ready_timeout_s, MIN_READY_TIMEOUT_S)
+        _check_seconds("step_timeout_s", self.step_timeout_s, MIN_STEP_TIMEOUT_S, may_be_none=True)
         parse_fault_hooks(self.fault_hooks)
         budget = self.scheduler.max_num_batched_tokens
         if not self.scheduler.enable_chunked_prefill and budget < self.model.max_model_len:

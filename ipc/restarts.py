@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 MAX_LOSSES = 5  # within LOSS_WINDOW_S; one more is too many
+MAX_WORKER_LOSSES = 3
 LOSS_WINDOW_S = 60.0
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0  # before the second restart within the window, then doubled
 
 
 class RestartBudget:
-    """How often, and how soon, a lost core is started again."""
+    """Counts the losses of one kind of process."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_losses: int = MAX_LOSSES, window_s: float = LOSS_WINDOW_S) -> None:
+        """More than `max_losses` within `window_s` are too many."""
+        self._max_losses = max_losses
+        self._window_s = window_s
         self._losses: list[float] = []
 
     def note_loss(self, now: float) -> float | None:
         """Seconds to wait before the next start; None when there were too many losses lately."""
-        self._losses = [at for at in self._losses if now - at < LOSS_WINDOW_S] + [now]
+        self._losses = [at for at in self._losses if now - at < self._window_s] + [now]
         num_before = len(self._losses) - 1
-        if num_before >= MAX_LOSSES:
+        if num_before >= self._max_losses:
             return None
-        return 0.0 if num_before == 0 else min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (num_before - 1))
+        return 0.0 if num_before == 0 else min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(num_before - 1, 32))
+
+    @property
+    def excess(self) -> str:
+        """What is too many, for a person: '6 times in 60 s'."""
+        count = f"{self._max_losses + 1} times" if self._max_losses else "once"
+        return f"{count} in {self._window_s:g} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from fakes import expected_output, make_config, make_request
@@ -17,6 +19,7 @@ from quire.frontend import engine_link
 from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.engine_core_client import SyncClient, SyncMPClient, make_sync_client
 from quire.ipc.codec import make_client_codec
+from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
@@ -166,6 +169,22 @@ def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) 
     for request in requests:
         assert_undisturbed(request, outputs[request.request_id])
     assert any(out[-1].times.num_preemptions for out in outputs.values() if out[-1].times)
+
+
+def test_a_worker_lost_more_often_than_allowed_ends_the_engine_with_its_cause() -> None:
+    config = msgspec.structs.replace(CONFIG, recovery=RecoveryConfig(max_worker_restarts=0))
+    with contextlib.closing(make_sync_client(config)) as client:
+        client.add_request(make_request("once-1", [1]))
+        with pytest.raises(EngineDeadError, match="SIGKILL, once in 60 s"):
+            client.get_outputs(timeout_s=10.0)
+
+
+def test_a_core_lost_more_often_than_allowed_ends_the_engine_with_its_cause() -> None:
+    config = msgspec.structs.replace(CONFIG, recovery=RecoveryConfig(max_core_restarts=1))
+    with contextlib.closing(make_sync_client(config)) as client:
+        client.add_request(make_request("crash-1", [1]))
+        with pytest.raises(EngineDeadError, match="code 7, 2 times in 60 s"):
+            client.get_outputs(timeout_s=10.0)
 
 
 def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,3 +18,11 @@ def test_losses_are_forgotten_after_the_window() -> None:
     for i in range(10 * MAX_LOSSES):
         assert budget.note_loss(i * LOSS_WINDOW_S / MAX_LOSSES) is not None
     assert budget.note_loss(1e6) == 0.0
+
+
+def test_limits_are_counted_and_named_as_given() -> None:
+    budget = RestartBudget(max_losses=200, window_s=0.5)
+    assert [budget.note_loss(100.0) for _ in range(201)].count(None) == 1
+    assert budget.excess == "201 times in 0.5 s"
+    assert budget.note_loss(100.5) == 0.0
+    assert RestartBudget(max_losses=0).note_loss(1.0) is None

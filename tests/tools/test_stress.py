@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from quire.core.engine_process import MAX_WORKER_LOSSES
 from quire.frontend.cli.entry import run_command
-from quire.ipc.restarts import RestartBudget
+from quire.ipc.restarts import MAX_WORKER_LOSSES, RestartBudget
 from quire.tools.stress.asks import ClientPlan, deal, draw_arrivals, draw_pool
 from quire.tools.stress.checks import check_records, count_failed
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...core.engine_process import LOSS_WINDOW_S as WORKER_LOSS_WINDOW_S
-from ...core.engine_process import MAX_WORKER_LOSSES
-from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 
 Role = Literal["core", "worker", "http"]
 ROLES: tuple[Role, ...] = ("core", "worker", "http")
@@ -75,7 +73,7 @@ class KillPace:
 
 _LIMITS: dict[Role, tuple[int, float]] = {
     "core": (MAX_LOSSES, LOSS_WINDOW_S),
-    "worker": (MAX_WORKER_LOSSES, WORKER_LOSS_WINDOW_S),
+    "worker": (MAX_WORKER_LOSSES, LOSS_WINDOW_S),
     "http": (MAX_LOSSES, LOSS_WINDOW_S),
 }
 
