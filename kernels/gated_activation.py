@@ -25,11 +25,14 @@ def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
     return _ACTIVATIONS[activation](gate) * up
 
 
-def launch_silu_and_multiply(library: ctypes.CDLL, gate_up: Tensor) -> Tensor:
-    """The same for silu; `gate_up` is contiguous on the CPU, float32 or bfloat16."""
+def launch_gated_activation(library: ctypes.CDLL, gate_up: Tensor, activation: str) -> Tensor:
+    """The same for a contiguous `gate_up` on the CPU, float32 or bfloat16; y is rounded twice."""
     rows, width = gate_up.shape
     y = gate_up.new_empty((rows, width // 2))
-    library.quire_silu_and_multiply(
-        gate_up.dtype is torch.bfloat16, gate_up.data_ptr(), y.data_ptr(), rows, width // 2
-    )
+    is_bf16, size = gate_up.dtype is torch.bfloat16, width // 2
+    if activation == "silu":
+        library.quire_silu_and_multiply(is_bf16, gate_up.data_ptr(), y.data_ptr(), rows, size)
+    else:
+        is_tanh = activation == "gelu_tanh"
+        library.quire_gelu_and_multiply(is_bf16, is_tanh, gate_up.data_ptr(), y.data_ptr(), rows, size)
     return y

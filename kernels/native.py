@@ -32,10 +32,12 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
     "quire_linear": (_INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "quire_rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _FLOAT),
     "quire_silu_and_multiply": (_INT, _POINTER, _POINTER, _INT, _INT),
+    "quire_gelu_and_multiply": (_INT, _INT, _POINTER, _POINTER, _INT, _INT),
     "quire_rotate_and_write": (_INT, _POINTER, _INT, *[_POINTER] * 4, _FLOAT, *[_POINTER] * 3, *[_INT] * 4),
     "quire_paged_attention": (
         *(_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),
         *[_INT] * 6,
+        _FLOAT,
     ),
 }
 

@@ -5,6 +5,8 @@
 // whose sums are merged in order. So a query's result depends on its own sequence alone: not on the other
 // queries of a tile, on chunk borders, on threads. Masked keys add exact zeros.
 // Legend: T tokens, R requests, H query heads, G kv heads, D head size.
+#include "paged_attention.h"
+
 #include "tile.h"
 
 #include <omp.h>
@@ -37,6 +39,7 @@ struct Step {
     const int32_t* seq_lens;
     int num_requests, num_heads, num_kv_heads, head_size, block_size, window;
     float scale;
+    float soft_cap;  // 0: none
 
     int group() const { return num_heads / num_kv_heads; }
     int padded() const { return round_up(head_size, kLanes); }
@@ -192,16 +195,20 @@ struct KeyTile {
     }
 };
 
+inline Vec cap_score(Vec score, float cap) { return cap - 2.0f * cap / (exp(score * (2.0f / cap)) + 1.0f); }
+
 // Scores of one row become weights in place; keys outside [first, last) get none.
-void weigh_row(float* scores, int first, int last, float scale, float* largest, float* weight, float* value,
-               int padded) {
+void weigh_row(float* scores, int first, int last, float scale, float soft_cap, float* largest, float* weight,
+               float* value, int padded) {
     IntVec lane;
     for (int i = 0; i < kLanes; ++i) lane[i] = i;
     Vec high = splat(kNone);
     for (int j = 0; j < kKeys; j += kLanes) {
         const IntVec index = lane + j;
         const IntVec is_seen = (index >= first) & (index < last);
-        Vec score = is_seen ? load(scores + j) * scale : splat(kNone);
+        Vec score = load(scores + j) * scale;
+        if (soft_cap > 0.0f) score = cap_score(score, soft_cap);
+        score = is_seen ? score : splat(kNone);
         high = high > score ? high : score;
         store(scores + j, score);
     }
@@ -239,8 +246,8 @@ void attend_keys(const Step<T>& step, const Task& task, int start, int end, Scra
             const int seen_last = std::min(end, position + 1) - start;
             float* scores = scratch.scores + r * kKeys;
             if (seen_first < seen_last)
-                weigh_row(scores, seen_first, seen_last, step.scale, sums.largest + row, sums.weight + row,
-                          sums.value + size_t(row) * padded, padded);
+                weigh_row(scores, seen_first, seen_last, step.scale, step.soft_cap, sums.largest + row,
+                          sums.weight + row, sums.value + size_t(row) * padded, padded);
             else
                 std::fill_n(scores, kKeys, 0.0f);
         }
@@ -375,22 +382,22 @@ template <typename T>
 void attend_pointers(const void* query, int64_t query_stride, void* out, const void* k_cache,
                      const void* v_cache, const int32_t* block_tables, int64_t table_stride,
                      const int32_t* query_starts, const int32_t* seq_lens, int num_requests, int num_heads,
-                     int num_kv_heads, int head_size, int block_size, int window) {
+                     int num_kv_heads, int head_size, int block_size, int window, float soft_cap) {
     attend(Step<T>{static_cast<const T*>(query), size_t(query_stride), static_cast<T*>(out),
                    static_cast<const T*>(k_cache), static_cast<const T*>(v_cache), block_tables,
                    size_t(table_stride), query_starts, seq_lens, num_requests, num_heads, num_kv_heads,
-                   head_size, block_size, window, 1.0f / std::sqrt(float(head_size))});
+                   head_size, block_size, window, 1.0f / std::sqrt(float(head_size)), soft_cap});
 }
 
 }  // namespace
 
-// `window` is larger than any length where there is none. is_bf16: queries, caches and out, else float32.
 extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t query_stride, void* out,
                                       const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                       int64_t table_stride, const int32_t* query_starts,
                                       const int32_t* seq_lens, int num_requests, int num_heads,
-                                      int num_kv_heads, int head_size, int block_size, int window) {
+                                      int num_kv_heads, int head_size, int block_size, int window,
+                                      float soft_cap) {
     (is_bf16 ? attend_pointers<bf16> : attend_pointers<float>)(
         query, query_stride, out, k_cache, v_cache, block_tables, table_stride, query_starts, seq_lens,
-        num_requests, num_heads, num_kv_heads, head_size, block_size, window);
+        num_requests, num_heads, num_kv_heads, head_size, block_size, window, soft_cap);
 }

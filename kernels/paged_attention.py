@@ -1,7 +1,8 @@
 """Attention of a step's queries over the paged KV cache, prefill and decode alike.
 
 For a query at position p of its request: softmax over j of (q . k_j / sqrt(D)) times v_j, with j from
-max(0, p - window + 1) to p. Key j stands in block block_table[j // block_size] at j % block_size.
+max(0, p - window + 1) to p. Key j stands in block block_table[j // block_size] at j % block_size. With a soft
+cap c a score s becomes c tanh(s / c) before the softmax (Gemma 2, arXiv 2408.00118, section 2).
 Bytes: each request's K and V are read once per tile of queries: 2 * seq_len * G * D elements for a decode.
 Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one), D head size.
 """
@@ -30,6 +31,7 @@ def paged_attention_reference(
     query_starts: Sequence[int],
     seq_lens: Sequence[int],
     window: int | None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D].
 
@@ -43,13 +45,19 @@ def paged_attention_reference(
             last = min(first + tile, end)
             position = seq_len - (end - first)
             out[first:last] = _attend_tile(
-                query[first:last], k_cache, v_cache, block_tables[request], position, window
+                query[first:last], k_cache, v_cache, block_tables[request], position, window, soft_cap
             )
     return out
 
 
 def _attend_tile(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, position: int, window: int | None
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    position: int,
+    window: int | None,
+    soft_cap: float | None,
 ) -> Tensor:
     """[t, H, D] for queries [t, H, D] of one request that start at `position`."""
     num_queries, num_heads, head_size = query.shape
@@ -64,6 +72,8 @@ def _attend_tile(
     stacked = query.float().view(num_queries, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
     scores = stacked.reshape(num_kv_heads, -1, head_size) @ key.transpose(1, 2)
     scores = scores.view(num_kv_heads, -1, num_queries, seen_end - seen_start) / math.sqrt(head_size)
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     query_positions = torch.arange(position, seen_end, device=query.device).unsqueeze(1)
     key_positions = torch.arange(seen_start, seen_end, device=query.device).unsqueeze(0)
     hidden = key_positions > query_positions
@@ -92,6 +102,7 @@ def launch_paged_attention(
     query_starts: Tensor,
     seq_lens: Tensor,
     window: int | None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
 
@@ -118,5 +129,6 @@ def launch_paged_attention(
         head_size,
         block_size,
         _NO_WINDOW if window is None else window,
+        soft_cap or 0.0,
     )
     return out

@@ -24,7 +24,6 @@ void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int siz
 
 }  // namespace
 
-// x, residual (null: none; updated in place) and y are [T, D]; is_bf16: all of them, else float32.
 extern "C" void quire_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* y, int rows,
                                int size, float eps) {
     if (is_bf16)

@@ -1,7 +1,11 @@
-// The norm of one row, shared by rms_norm.cpp and rotate_and_write.cpp.
+// The norm of one row, shared by rms_norm.cpp and rotate_and_write.cpp, and the norm of rows for callers in C++.
 #pragma once
 
 #include "tile.h"
+
+// x, residual (null: none; updated in place) and y are [T, D]; is_bf16: all of them, else float32.
+extern "C" void quire_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* y, int rows,
+                               int size, float eps);
 
 namespace quire {
 

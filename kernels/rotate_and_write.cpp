@@ -1,6 +1,8 @@
 // Norms q and k by head (where the model does), rotates them in place and writes k and v to the paged cache;
 // the formula is in rotate_and_write.py. K of a block is written [D, block_size], V [block_size, D].
 // Legend: T tokens, H query heads, G kv heads, D head size.
+#include "rotate_and_write.h"
+
 #include "rms_norm.h"
 
 #include <algorithm>
@@ -104,7 +106,6 @@ void process_pointers(void* qkv, int tokens, const float* cos, const float* sin,
 
 }  // namespace
 
-// is_bf16: qkv, norms and caches, else float32. The norms are null where the model has none.
 extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos, const float* sin,
                                        const void* query_norm, const void* key_norm, float eps, void* k_cache,
                                        void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads,

@@ -11,7 +11,7 @@ import ctypes
 
 import pytest
 import torch
-from quire.kernels.gated_activation import gated_activation_reference, launch_silu_and_multiply
+from quire.kernels.gated_activation import gated_activation_reference, launch_gated_activation
 from quire.kernels.linear import launch_linear, linear_reference, pack_linear
 from quire.kernels.native import load_library
 from quire.kernels.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
@@ -97,16 +97,25 @@ def test_rms_norm_equals_its_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (2, 16), (3, 33), (200, 250)])
-def test_silu_and_multiply_equals_its_reference(
-    library: ctypes.CDLL, rows: int, size: int, dtype: torch.dtype
+def test_gated_activation_equals_its_reference(
+    library: ctypes.CDLL, rows: int, size: int, activation: str, dtype: torch.dtype
 ) -> None:
     gate_up = random(rows, 2 * size, dtype=dtype) * 5
     gate_up[0, 0] = -200.0  # exp(200) is beyond float32
-    expected = gated_activation_reference(gate_up, "silu")
+    expected = gated_activation_reference(gate_up.double(), activation)
     relative = 2 * rounding_of(dtype) + 8 * EPS  # exp is good to 2 units, then a sum, a quotient, a product
-    actual = launch_silu_and_multiply(library, gate_up)
-    assert_within(actual, expected, relative * expected.abs() + torch.finfo(torch.float32).tiny * 1e3)
+    bound = relative * expected.abs() + torch.finfo(torch.float32).tiny * 1e4
+    if activation != "silu":
+        # The gelus' exponent takes 4 roundings to compute: the tail is off by as many units times it.
+        gate, up = gate_up.double().chunk(2, dim=-1)
+        exponent = gate**2 / 2 if activation == "gelu" else 1.6 * gate.abs() * (1 + 0.045 * gate**2)
+        bound += 4 * EPS * torch.where(gate < 0, exponent.clamp(1, 88), 1) * expected.abs()
+        bound += 1e-15 * (gate * up).abs()  # the reference's own cancellation
+    actual = launch_gated_activation(library, gate_up, activation)
+    assert actual.dtype == dtype
+    assert_within(actual.double(), expected, bound)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -151,7 +160,7 @@ def test_rotate_and_write_equals_its_reference(
 def test_the_exponential_is_good_to_two_units_in_the_last_place(library: ctypes.CDLL) -> None:
     x = torch.cat([torch.linspace(-80, 80, 200_001), torch.linspace(-1, 1, 100_001), torch.zeros(1)])
     gate_up = torch.stack([x, torch.ones_like(x)])
-    actual = launch_silu_and_multiply(library, gate_up.t().contiguous()).flatten().double()
+    actual = launch_gated_activation(library, gate_up.t().contiguous(), "silu").flatten().double()
     expected = x.double() * torch.sigmoid(x.double())
     # x / (1 + e^-x): two units of the exponential, then half a unit each for the sum and the quotient.
     assert_within(actual, expected, 3 * EPS * expected.abs())

