@@ -92,6 +92,7 @@ class AsyncLLM:
         self._request_numbers = itertools.count()
         self._output_task: asyncio.Task[None] | None = None
         self._is_shut_down = False
+        self._has_died = asyncio.Event()  # dead_error is set
         self.dead_error: Exception | None = None
         self.tokenizer: Tokenizer | None = None
 
@@ -213,6 +214,10 @@ class AsyncLLM:
             if not is_finished:
                 self._forget(name)
 
+    async def wait_until_dead(self) -> None:
+        """Returns when the engine is gone for good, with `dead_error` set, or after `shutdown`."""
+        await self._has_died.wait()
+
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; each generator gets a final output with finish_reason 'abort'."""
         ids = [request_id] if isinstance(request_id, str) else request_id
@@ -299,5 +304,6 @@ class AsyncLLM:
 
     def _fail_all(self, error: Exception) -> None:
         self.dead_error = self.dead_error or error
+        self._has_died.set()
         for collector in self._collectors.values():
             collector.fail(EngineDeadError(str(error)))

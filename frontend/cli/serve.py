@@ -20,6 +20,7 @@ from ...ipc.errors import ConfigError
 from ..daemon import DaemonStarter, check_name_is_free
 from ..engine_args import EngineArgs
 from ..engine_core_client import attach_sync_client
+from ..openai.listen import bind_socket, is_loopback
 from .engine_choice import add_engine_options, read_engine_choice
 from .exit_codes import ExitCode
 from .parser import Parser
@@ -29,7 +30,6 @@ if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does withou
 
 _MAX_PROCESSES = 64
 _ENV_KEY = "QUIRE_API_KEY"
-_BACKLOG = 2048
 _EPILOG = """\
 Without options: the model that ships with Quire, on http://127.0.0.1:8000. Another address than this
 machine's own needs an API key. SIGTERM (or Ctrl-C) lets running requests finish; a second one does not.
@@ -138,44 +138,6 @@ def load_served_model_name(name: str, on_phase: Callable[[str], None]) -> str:
         client.close()
 
 
-def bind_socket(host: str, port: int, share_port: bool = False) -> socket.socket:
-    """A listening socket. Raises ConfigError naming the owner of a port that is in use.
-
-    It listens at once: on Linux two sockets that do not listen may share a port. With `share_port` it joins
-    the servers of this user that listen there; the kernel spreads new connections over them.
-    """
-    if not share_port and port:
-        _bind(
-            host, port, socket.SO_REUSEADDR
-        ).close()  # SO_REUSEPORT alone would not see that somebody is there
-    return _bind(host, port, socket.SO_REUSEPORT)
-
-
-def _bind(host: str, port: int, reuse: int) -> socket.socket:
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError("host", host, f"an address of this machine ({error})") from None
-    listening_socket = socket.socket(family, kind, proto)
-    try:
-        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening_socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
-        listening_socket.bind(address)
-        listening_socket.listen(_BACKLOG)
-    except PermissionError as error:
-        listening_socket.close()
-        raise ConfigError("port", port, f"a port that you may use ({error.strerror})") from None
-    except OSError as error:
-        listening_socket.close()
-        owner = _find_owner(port)
-        if owner:
-            raise ConfigError("port", port, f"a free port; this one is in use by {owner}") from None
-        raise ConfigError("host", host, f"an address of this machine with that port free ({error})") from None
-    return listening_socket
-
-
 def format_box(host: str, port: int, model: str, has_keys: bool) -> str:
     """What to do with the server, as text to copy from."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
@@ -273,9 +235,9 @@ def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
         raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
     if not 0 <= options.drain_timeout <= 86400:
         raise ConfigError("drain_timeout", options.drain_timeout, "seconds from 0 to 86400")
-    if options.fault_hooks and not _is_loopback(options.host):
+    if options.fault_hooks and not is_loopback(options.host):
         raise ConfigError("fault_hooks", options.fault_hooks, f"none with --host {options.host}")
-    if keys or options.insecure_no_key or _is_loopback(options.host):
+    if keys or options.insecure_no_key or is_loopback(options.host):
         return
     raise ConfigError(
         "host",
@@ -283,30 +245,6 @@ def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
         f"127.0.0.1 without an API key; give --api-key-file, --api-key or {_ENV_KEY} "
         "(or --insecure-no-key, and anyone who reaches it gets in)",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _find_owner(port: int) -> str:
-    """Pid and command of who listens on a port, as far as this user may see it; '' when nobody is seen."""
-    import psutil
-
-    try:
-        listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-    except psutil.Error:
-        return ""
-    for connection in listening:
-        if connection.laddr and connection.laddr.port == port:
-            if connection.pid is None:
-                return "another user's process"
-            try:
-                command = shlex.join(psutil.Process(connection.pid).cmdline())
-            except psutil.Error:
-                command = "unknown command"
-            return f"pid {connection.pid} ({command[:200]})"
-    return ""
 
 
 def _show_phase(phase: str) -> None:

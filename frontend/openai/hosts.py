@@ -13,8 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...ipc.errors import shorten
 from .errors import ApiError, make_error_response
-
-_LOCAL_NAME = "localhost"
+from .listen import LOCAL_NAME
 
 
 class LocalHostMiddleware:
@@ -37,18 +36,13 @@ class LocalHostMiddleware:
         await self._app(scope, receive, send)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine only."""
-    return host in (_LOCAL_NAME, "::1") or host.startswith("127.")
-
-
 def is_local_name(host: str) -> bool:
     """Whether a Host header, with or without a port, can only mean an address; true when there is none."""
     if host.startswith("["):
         name = host[1:].partition("]")[0]
     else:
         name = host.partition(":")[0].lower().rstrip(".")
-    if name in ("", _LOCAL_NAME) or name.endswith(f".{_LOCAL_NAME}"):
+    if name in ("", LOCAL_NAME) or name.endswith(f".{LOCAL_NAME}"):
         return True
     try:
         ipaddress.ip_address(name)

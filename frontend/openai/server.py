@@ -13,7 +13,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import cast
 
 from starlette.types import ASGIApp
@@ -24,7 +24,8 @@ from ...ipc.errors import EngineDeadError
 from ..async_llm import AsyncLLM
 from .app import create_app
 from .auth import ApiKeyMiddleware
-from .hosts import LocalHostMiddleware, is_loopback
+from .hosts import LocalHostMiddleware
+from .listen import is_loopback
 from .options import ServerOptions
 from .protocol import CappedProtocol
 from .serving import Serving
@@ -34,7 +35,6 @@ _BACKLOG = 2048
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
 _FLUSH_POLL_S = 0.01
-_WATCH_S = 1.0  # how often the engine is looked after
 _logger = logging.getLogger("quire.serve")
 
 ReadyCallback = Callable[[], None]
@@ -132,28 +132,28 @@ class Server:
 
     async def _load(self, on_phase: PhaseCallback | None) -> bool:
         """Start the engine; False when a signal came first."""
-        starting = asyncio.ensure_future(self._llm.start(on_phase))
-        stopping = asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                return False
-            starting.result()
-            return True
-        finally:
-            for task in (starting, stopping):
-                task.cancel()
-            await asyncio.gather(starting, stopping, return_exceptions=True)
+        return await self._run_until_signal(self._llm.start(on_phase))
 
     async def _watch_engine(self) -> None:
         """Until a signal comes or the engine is gone."""
-        while not self._stop.is_set():
-            if self._llm.errored:
-                self._has_died = True
-                _logger.error("the engine has ended: %s", self._llm.dead_error)
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _WATCH_S)
+        if await self._run_until_signal(self._llm.wait_until_dead()):
+            self._has_died = True
+            _logger.error("the engine has ended: %s", self._llm.dead_error)
+
+    async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
+        """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                return False
+            working.result()
+            return True
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _drain(self) -> None:
         """New requests get 503; running ones may end, then are aborted, then are cut off."""

@@ -139,6 +139,10 @@ class EndlessLLM:
     async def start(self, _on_phase: object = None) -> None:
         """Nothing to start."""
 
+    async def wait_until_dead(self) -> None:
+        """It never dies."""
+        await asyncio.Event().wait()
+
     def shutdown(self) -> None:
         """End the turns."""
         if self._turns is not None:

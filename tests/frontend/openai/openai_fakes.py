@@ -49,6 +49,8 @@ class FakeLLM:
         self.gate = asyncio.Event()
         self.gate.set()
         self.started = asyncio.Event()  # a first output is on its way
+        self._has_changed = asyncio.Event()  # a call has begun or ended
+        self._has_died = asyncio.Event()
         self.dead_error: Exception | None = None
         self.num_shutdowns = 0
 
@@ -70,6 +72,20 @@ class FakeLLM:
     def shutdown(self) -> None:
         self.num_shutdowns += 1
 
+    def die(self, error: Exception) -> None:
+        """From now on the engine is gone."""
+        self.dead_error = error
+        self._has_died.set()
+
+    async def wait_until_dead(self) -> None:
+        await self._has_died.wait()
+
+    async def wait_for_calls(self, num_begun: int, num_ended: int = 0) -> None:
+        """Until that many have begun, and that many have ended."""
+        while len(self.calls) < num_begun or len(self.ended) < num_ended:
+            self._has_changed.clear()
+            await self._has_changed.wait()
+
     async def snapshot(self) -> Any:
         raise self.dead_error or NotImplementedError
 
@@ -87,6 +103,7 @@ class FakeLLM:
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **keywords: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         self.calls.append(Call(prompt, params, request_id, keywords))
+        self._has_changed.set()
         try:
             ids = prompt.get("prompt_token_ids") or self.tokenizer.encode(prompt["prompt"])
             if params.output_kind == RequestOutputKind.FINAL_ONLY:
@@ -109,6 +126,7 @@ class FakeLLM:
                 await asyncio.sleep(0)
         finally:
             self.ended.append(request_id)
+            self._has_changed.set()
 
     def _output(
         self, request_id: str, ids: list[int], params: SamplingParams, text: str, is_last: bool

@@ -260,7 +260,7 @@ def test_models_version_and_health_answer() -> None:
         assert (await client.get("/v1/models/fake")).json["max_model_len"] == 128
         assert (await client.get("/version")).json["version"]
         assert [(await client.get(path)).status for path in ("/live", "/ready", "/health")] == [200] * 3
-        llm.dead_error = EngineDeadError("killed")
+        llm.die(EngineDeadError("killed"))
         assert [(await client.get(path)).status for path in ("/live", "/ready", "/health")] == [200, 503, 503]
 
     run_with_app(scenario)

@@ -59,6 +59,26 @@ class Peer:
         self.writer.transport.abort()
 
 
+class WatchedSet(set[Any]):
+    """A set that says when its last element has left it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emptied = asyncio.Event()
+
+    def discard(self, element: Any) -> None:
+        super().discard(element)
+        if not self:
+            self.emptied.set()
+
+
+def watch_drain(server: Server) -> asyncio.Event:
+    """Set when the server begins to end."""
+    draining = asyncio.Event()
+    server._serving.on_drain.append(draining.set)
+    return draining
+
+
 Scenario = Callable[[FakeLLM, Peer, Server], Awaitable[None]]
 
 
@@ -79,6 +99,7 @@ def run_with_server(
             drain_timeout_s=drain_timeout_s, max_waiting=max_waiting, limits=Limits(**limits)
         )
         server = Server(llm, options)  # type: ignore[arg-type]
+        server._state.connections = WatchedSet()
         ready = asyncio.Event()
         serving = asyncio.create_task(server.serve(listener, ready.set))
         peer = Peer(listener.getsockname()[1])
@@ -194,12 +215,12 @@ def test_a_client_that_leaves_ends_its_request_within_a_second(body: Any, holds_
         llm.gate.clear()
         llm.holds_first = holds_first
         await peer.post("/v1/chat/completions", body)
-        while not llm.calls or (not holds_first and not llm.started.is_set()):
-            await asyncio.sleep(0.001)
+        await llm.wait_for_calls(1)
+        if not holds_first:
+            await llm.started.wait()
         began = time.monotonic()
         peer.leave()
-        while not llm.ended:
-            await asyncio.sleep(0.001)
+        await llm.wait_for_calls(1, num_ended=1)
         assert time.monotonic() - began < 1
 
     run_with_server(scenario)
@@ -212,8 +233,7 @@ def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> Non
         slow.writer.transport.pause_reading()
         began = time.monotonic()
         await slow.post("/v1/chat/completions", STREAM)
-        while not llm.ended:
-            await asyncio.sleep(0.01)
+        await llm.wait_for_calls(1, num_ended=1)
         assert 0.3 <= time.monotonic() - began < 10
         await peer.say(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await peer.read_answer())[0] == 200
@@ -230,10 +250,10 @@ def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connectio
         await slow.connect(receive_buffer=4096)
         slow.writer.transport.pause_reading()
         await slow.post("/v1/chat/completions", CHAT, f"connection: {connection}\r\n")
-        while not llm.ended:
-            await asyncio.sleep(0.01)
-        while server._state.connections:  # `peer` says nothing and is closed as well
-            await asyncio.sleep(0.01)
+        await llm.wait_for_calls(1, num_ended=1)
+        connections = server._state.connections
+        assert isinstance(connections, WatchedSet)
+        await connections.emptied.wait()  # `peer` says nothing and is closed as well
         slow.leave()
 
     run_with_server(scenario, write_timeout_s=0.3, max_keep_alive_s=1)
@@ -246,8 +266,7 @@ def test_overload_is_answered_at_once() -> None:
         for one in peers:
             await one.connect()
             await one.post("/v1/chat/completions", CHAT)
-        while len(llm.calls) < 4:
-            await asyncio.sleep(0.001)
+        await llm.wait_for_calls(4)
         times: list[float] = []
         for _ in range(20):
             began = time.monotonic()
@@ -272,9 +291,9 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones() -> None:
         await late.connect()
         await peer.post("/v1/chat/completions", STREAM)
         await llm.started.wait()
+        draining = watch_drain(server)
         os.kill(os.getpid(), signal.SIGTERM)
-        while not server._serving.is_draining:
-            await asyncio.sleep(0.001)
+        await draining.wait()
         newcomer = Peer(peer._port)
         await newcomer.connect()
         await newcomer.say(b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -310,9 +329,9 @@ def test_a_second_signal_ends_the_drain_at_once() -> None:
         await peer.post("/v1/chat/completions", STREAM)
         await llm.started.wait()
         began = time.monotonic()
+        draining = watch_drain(server)
         os.kill(os.getpid(), signal.SIGINT)
-        while not server._serving.is_draining:
-            await asyncio.sleep(0.001)
+        await draining.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         assert b"abort" in await peer.read_all()
         assert time.monotonic() - began < 3
@@ -322,9 +341,9 @@ def test_a_second_signal_ends_the_drain_at_once() -> None:
 
 def test_a_server_whose_engine_dies_ends_with_the_cause() -> None:
     async def scenario(llm: FakeLLM, _peer: Peer, server: Server) -> None:
-        llm.dead_error = EngineDeadError("killed by signal 9")
-        while not server._serving.is_draining:
-            await asyncio.sleep(0.01)
+        draining = watch_drain(server)
+        llm.die(EngineDeadError("killed by signal 9"))
+        await draining.wait()
 
     with pytest.raises(EngineDeadError, match="signal 9"):
         run_with_server(scenario)
