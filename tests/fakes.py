@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
+from types import FrameType
 
 from quire.core.engine_core import EngineCore
 from quire.ipc.config import EngineConfig, SchedulerConfig
@@ -28,6 +30,7 @@ __all__ = [
     "FakeEngine",
     "FakeExecutor",
     "FakeWorker",
+    "count_calls",
     "expected_output",
     "make_config",
     "make_logprobs",
@@ -151,3 +154,23 @@ def measure_step_overhead(
         "total_us": statistics.median(totals),
         "worst_us": max(totals),
     }
+
+
+def count_calls(engine: FakeEngine) -> int:
+    """Python and C calls of one schedule and update of a step."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    step = engine.core.schedule()
+    sys.setprofile(None)
+    assert step is not None
+    answer = engine.worker.execute(step)
+    sys.setprofile(count)
+    engine.core.update(answer)  # pyright: ignore[reportArgumentType]
+    sys.setprofile(None)
+    engine.deliver()
+    return calls

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from quire.ipc.config import CacheConfig, EngineConfig, ModelConfig, ModelShape, RopeConfig, SchedulerConfig
+from fakes import make_config
+from quire.ipc.config import EngineConfig, RopeConfig, SchedulerConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
@@ -80,31 +81,14 @@ def prefix_hashes(tokens: list[int]) -> list[int]:
     return hashes
 
 
-def toy_config(
-    *,
-    vocab_size: int = 61,
-    max_num_seqs: int = 8,
-    max_model_len: int = 64,
-    block_size: int = 8,
-    rope: RopeConfig | None = None,
-) -> EngineConfig:
-    shape = ModelShape(
-        architecture="LlamaForCausalLM",
-        vocab_size=vocab_size,
-        hidden_size=1,
-        intermediate_size=1,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
+def toy_config(*, max_model_len: int = 64, rope: RopeConfig | None = None) -> EngineConfig:
+    """What a ToyModel fits."""
+    return make_config(
+        vocab_size=61,
         head_size=1,
-        rope=rope or RopeConfig(),
-    )
-    return EngineConfig(
-        model=ModelConfig(
-            model="toy", served_model_name="toy", tokenizer="toy", shape=shape, max_model_len=max_model_len
-        ),
-        cache=CacheConfig(block_size=block_size),
-        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+        max_model_len=max_model_len,
+        rope=rope,
+        scheduler=SchedulerConfig(max_num_seqs=8),
     )
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, make_config, make_request
+from fakes import FakeEngine, count_calls, make_config, make_request
 from quire.core.request import Request
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason
@@ -349,22 +347,6 @@ def test_nobody_who_was_served_less_is_preempted():
     engine.run()
 
 
-def count_calls_of_a_step(engine: FakeEngine) -> int:
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _arg: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    step = engine.core.schedule()
-    sys.setprofile(None)
-    assert step is not None
-    engine.core.update(engine.worker.execute(step))  # pyright: ignore[reportArgumentType]
-    engine.deliver()
-    return calls
-
-
 @pytest.mark.parametrize("num_tenants", [1, 3000])
 def test_neither_waiting_requests_nor_waiting_tenants_cost_a_step_anything(num_tenants: int):
     costs: list[int] = []
@@ -375,7 +357,7 @@ def test_neither_waiting_requests_nor_waiting_tenants_cost_a_step_anything(num_t
             engine.add(request)
         for _ in range(3):
             work_of(engine)
-        costs.append(min(count_calls_of_a_step(engine) for _ in range(3)))
+        costs.append(min(count_calls(engine) for _ in range(3)))
     assert costs[1] < costs[0] + 100
     assert len(engine.core._tenants) == min(num_tenants, 3016)
 

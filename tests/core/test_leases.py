@@ -271,7 +271,9 @@ def test_a_flood_whose_sender_leaves_does_not_end_the_core(daemon: Daemon, clien
 
 def test_an_attach_succeeds_while_others_come_and_go(daemon: Daemon) -> None:
     for _ in range(60):
-        attach_sync_client(daemon.name, "test").close()
+        client = attach_sync_client(daemon.name, "test")
+        assert client.facts.served_model_name == "paced"
+        client.close()
 
 
 # A second Hello.

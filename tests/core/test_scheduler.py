@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, make_config, make_request
+from fakes import FakeEngine, count_calls, make_config, make_request
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason
 from quire.ipc.step import SchedulerOutput
@@ -302,26 +300,6 @@ def test_the_next_turn_of_a_conversation_finds_prompt_and_answer(run_ahead: int)
     assert engine.core.counters.prefix_cache_hits == 32
 
 
-def count_calls(engine: FakeEngine) -> int:
-    """Python and C calls of one schedule and update of a step."""
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _arg: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    step = engine.core.schedule()
-    sys.setprofile(None)
-    assert step is not None
-    answer = engine.worker.execute(step)
-    sys.setprofile(count)
-    engine.core.update(answer)  # pyright: ignore[reportArgumentType]
-    sys.setprofile(None)
-    engine.deliver()
-    return calls
-
-
 def test_waiting_requests_cost_a_step_nothing():
     costs = []
     for num_waiting in (1, 5000):
@@ -341,7 +319,7 @@ def test_a_decode_inside_its_block_does_not_touch_the_cache_manager(monkeypatch:
     for name in ("grow", "index_full_blocks", "find_prefix", "allocate", "free"):
         monkeypatch.setattr(type(engine.core._manager), name, None)
     for _ in range(5):  # tokens 11 to 15; the 16th completes the second block
-        turn(engine)
+        assert turn(engine) == {f"r{i}": 1 for i in range(8)}
 
 
 def test_a_waiting_request_of_a_finished_client_is_never_admitted():

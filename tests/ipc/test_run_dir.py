@@ -152,7 +152,9 @@ def test_who_only_looks_does_not_keep_an_owner_out() -> None:
         looker.start()
     try:
         for _ in range(50):
-            RunDirectory.create_named("looked").remove()
+            directory = RunDirectory.create_named("looked")
+            assert directory.path == path
+            directory.remove()
     finally:
         stop.set()
         for looker in lookers:

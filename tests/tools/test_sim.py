@@ -150,7 +150,9 @@ def test_what_is_broken_on_purpose_is_found(
 ) -> None:
     break_it(monkeypatch)
     seed = find_failing_seed()
-    print(f"{break_it.__name__}: seed {seed}: {find_violation(draw_scenario(seed))}")
+    violation = find_violation(draw_scenario(seed))
+    assert violation is not None
+    print(f"{break_it.__name__}: seed {seed}: {violation}")
 
 
 def test_a_failing_seed_is_shrunk_and_printed_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

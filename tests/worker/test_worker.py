@@ -105,9 +105,8 @@ def test_start_announces_its_phases_and_reports_a_ledger(llama: Checkpoint) -> N
 
 def test_the_smallest_possible_engine_starts(llama: Checkpoint) -> None:
     config = llama.engine_config(max_model_len=1)
-    Worker(
-        msgspec.structs.replace(config, cache=CacheConfig(num_gpu_blocks_override=1)), lambda _: None
-    ).start()
+    config = msgspec.structs.replace(config, cache=CacheConfig(num_gpu_blocks_override=1))
+    assert Worker(config, lambda _: None).start().num_gpu_blocks == 1
 
 
 def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:

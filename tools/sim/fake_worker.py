@@ -30,17 +30,19 @@ def make_config(
     rope: RopeConfig | None = None,
     max_position_embeddings: int = 2048,
     scheduler: SchedulerConfig | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    head_size: int = 8,
 ) -> EngineConfig:
     """A small engine's configuration; the model is never loaded."""
     shape = ModelShape(
         architecture="LlamaForCausalLM",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=8,
+        vocab_size=vocab_size,
+        hidden_size=head_size,
         intermediate_size=16,
         num_layers=1,
         num_heads=1,
         num_kv_heads=1,
-        head_size=8,
+        head_size=head_size,
         max_position_embeddings=max_position_embeddings,
         rope=rope or RopeConfig(),
     )
