@@ -10,9 +10,9 @@ It knows requests and the scheduler's queue; not errors, clients or outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
-from .request import Request, RequestStatus
+from .request import Request, RequestStatus, drop_finished
 from .scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
@@ -38,9 +38,13 @@ class Blame:
         return bool(self._groups)
 
     @property
-    def parked(self) -> Iterable[Request]:
+    def parked(self) -> Collection[Request]:
         """Requests that wait outside the scheduler's queue until the search is over."""
         return self._parked.values()
+
+    def is_parked(self, request: Request) -> bool:
+        """Whether it is one of them."""
+        return request.request_id in self._parked
 
     @property
     def explains_deaths(self) -> bool:
@@ -74,8 +78,9 @@ class Blame:
         return self._judge(self._groups.pop() if self._groups else suspects)
 
     def take_death(self, suspects: list[Request]) -> Request | None:
-        """A worker has died with `suspects` in flight. As `take_failure`."""
+        """A worker has died with `suspects` in flight. As `take_failure`; the next worker has no rows."""
         self._preempt_all()
+        self._must_reset = False
         if self._groups:
             self._num_deaths += 1
             if not any(one in suspects for one in self._groups[-1]):
@@ -107,7 +112,7 @@ class Blame:
 
     def _judge(self, group: list[Request]) -> Request | None:
         """`group` has failed: the culprit if it is one request, the last time; else its parts are tested."""
-        group = _live(group)
+        group = drop_finished(group)
         culprit = None
         self._num_alone = self._num_alone + 1 if len(group) == 1 else 0
         if self._num_alone == FAILURES_ALONE:
@@ -123,7 +128,7 @@ class Blame:
 
     def _begin_test(self) -> None:
         """Let only the last group's members run; all of them, if there is no group left."""
-        self._groups = [live for group in self._groups if (live := _live(group))]
+        self._groups = [live for group in self._groups if (live := drop_finished(group))]
         if not self._groups:
             self._unpark()
             return
@@ -145,7 +150,3 @@ class Blame:
     def _is_cleared(self, request: Request) -> bool:
         is_further = request.num_output_tokens > self._num_known[request.request_id]
         return is_further or request.finish_reason is not None
-
-
-def _live(group: list[Request]) -> list[Request]:
-    return [request for request in group if request.finish_reason is None]

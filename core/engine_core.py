@@ -33,7 +33,7 @@ from .block_pool import BlockPool
 from .deadlines import Deadlines
 from .fair_scheduler import FairScheduler
 from .kv_cache_manager import KVCacheManager
-from .request import Request
+from .request import Request, drop_finished
 from .scheduler import Scheduler, Step
 from .snapshot import Inspector, Surroundings
 from .stats import EngineCounters
@@ -81,7 +81,7 @@ class EngineCore:
             else Scheduler(config.scheduler, self._manager, self.counters)
         )
         self._blame = Blame(self._scheduler)
-        self._inspector = Inspector(config, self.counters, self._scheduler, self._pool)
+        self._inspector = Inspector(config, self.counters, self._scheduler, self._blame, self._pool)
         self._window, self._observations = self._inspector.window, self._inspector.observations
         self._tenants = TenantLedger()
         self._weights: dict[bytes, float] = {}  # of clients that said one
@@ -212,7 +212,7 @@ class EngineCore:
         """
         if not self._is_oldest(failed.step_id):
             return False
-        culprit = self._blame.take_failure(_live(self._scheduler.in_flight[0].requests))
+        culprit = self._blame.take_failure(drop_finished(self._scheduler.in_flight[0].requests))
         if culprit is not None:
             self._finish([culprit], FinishReason.ERROR, failed.error, ErrorCode.POISON_REQUEST)
         return True
@@ -226,7 +226,7 @@ class EngineCore:
         was_searching = self._blame.is_searching
         steps = self._scheduler.in_flight
         in_flight = {request.request_id: request for step in steps for request in step.requests}
-        culprit = self._blame.take_death(_live(in_flight.values()))
+        culprit = self._blame.take_death(drop_finished(in_flight.values()))
         self._pool.unregister_all()
         if culprit is not None:
             self._finish([culprit], FinishReason.ERROR, reason, ErrorCode.POISON_REQUEST)
@@ -471,7 +471,3 @@ class EngineCore:
 
     def _send(self, client: bytes, output: EngineCoreOutput) -> None:
         self._outbox.setdefault(client, []).append(output)
-
-
-def _live(requests: Iterable[Request]) -> list[Request]:
-    return [request for request in requests if request.finish_reason is None]

@@ -38,7 +38,7 @@ from ..ipc.process import (
     catch_signals,
     enable_stack_dumps,
 )
-from ..ipc.sockets import bind_router
+from ..ipc.sockets import bind_router, until_ms
 from ..ipc.step import (
     ModelRunnerOutput,
     StepFailed,
@@ -163,13 +163,13 @@ class EngineCoreProcess:
         if any(client.outbox for client in self._reception.clients.values()):
             timeouts.append(OUTBOX_RETRY_MS)
         if (check_at := self._leases.next_check_at) is not None:
-            timeouts.append(_until_ms(check_at))
+            timeouts.append(until_ms(check_at))
         if self._core is not None and (deadline := self._core.next_deadline()) is not None:
-            timeouts.append(_until_ms(deadline))
+            timeouts.append(until_ms(deadline))
         if self._core is not None and (submit_at := self._core.next_schedule_at()) is not None:
-            timeouts.append(_until_ms(submit_at))
+            timeouts.append(until_ms(submit_at))
         if (look_at := self._executor.next_check_at) is not None:
-            timeouts.append(_until_ms(look_at))
+            timeouts.append(until_ms(look_at))
         return min(timeouts, default=None)
 
     def _submit_steps(self) -> None:
@@ -305,11 +305,6 @@ class EngineCoreProcess:
             if self._router.poll(int(left_s * 1000)):
                 self._receive_from_clients()
             self._reception.deliver()
-
-
-def _until_ms(at: float) -> int:
-    """Milliseconds to a monotonic time, rounded up: a poll that ends early would have to be repeated."""
-    return 1 + max(0, int(1000 * (at - time.monotonic())))
 
 
 def main() -> NoReturn:

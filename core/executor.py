@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import time
 import traceback
@@ -128,7 +127,8 @@ class ProcessExecutor(Executor):
         self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
         self._child: ChildProcess | None = None
         self._watch = StepWatch(config.step_timeout_s, config.ready_timeout_s)
-        self._kill: tuple[float, str] | None = None  # when and why the worker will be killed
+        self._doom: str | None = None  # why the worker was given up
+        self._kill_at: float | None = None  # when it will be killed for that; None once it was
         self._is_garbled = False  # nothing that the worker says counts any more
         self._poller: zmq.Poller | None = None
 
@@ -141,7 +141,7 @@ class ProcessExecutor(Executor):
         env = {name: os.environ.get(name, value) for name, value in WORKER_ENV.items()}
         self._child = ChildProcess.start(WORKER_MODULE, "worker", msgspec.msgpack.encode(launch), env)
         self._watch.begin_start(time.monotonic())
-        self._kill = None
+        self._doom = self._kill_at = None
         self._is_garbled = False
         if self._poller is not None:
             self._poller.register(self._child.pid_fd, zmq.POLLIN)
@@ -168,10 +168,7 @@ class ProcessExecutor(Executor):
 
     @property
     def next_check_at(self) -> float | None:
-        if self._kill is None:
-            return self._watch.due_at
-        kill_at = self._kill[0]
-        return None if kill_at == math.inf else kill_at
+        return self._watch.due_at if self._doom is None else self._kill_at
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
@@ -235,19 +232,20 @@ class ProcessExecutor(Executor):
     def _look_after(self, child: ChildProcess) -> None:
         """Give a worker up that does not get on; kill it when its stacks are written."""
         now = time.monotonic()
-        if self._kill is None and (overdue := self._watch.find_overdue(now)) is not None:
+        if self._doom is None and (overdue := self._watch.find_overdue(now)) is not None:
             self._give_up(overdue)
-        if self._kill is None and self._has_lost_connection():
+        if self._doom is None and self._has_lost_connection():
             self._give_up("its connection has ended, or it answered no heartbeat")
-        if self._kill is not None and now >= self._kill[0]:
-            child.kill(self._kill[1])
-            self._watch.stop()
-            self._kill = (math.inf, self._kill[1])  # its end is what the poller waits for
+        if self._doom is not None and self._kill_at is not None and now >= self._kill_at:
+            child.kill(self._doom)
+            self._kill_at = None  # its end is what the poller waits for
 
     def _give_up(self, because: str) -> None:
-        if self._child is not None and self._kill is None:
+        if self._child is not None and self._doom is None:
             self._child.dump_stacks()
-            self._kill = (time.monotonic() + DUMP_GRACE_S, because)
+            self._watch.forget_steps()
+            self._doom = because
+            self._kill_at = time.monotonic() + DUMP_GRACE_S
 
     def _has_lost_connection(self) -> bool:
         if self._connection is None:
@@ -259,8 +257,8 @@ class ProcessExecutor(Executor):
         return True
 
     def _forget_child(self, grace_s: float) -> None:
-        self._watch.stop()
-        self._kill = None
+        self._watch.forget_steps()
+        self._doom = self._kill_at = None
         if self._child is None:
             return
         if self._poller is not None:

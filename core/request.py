@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -200,3 +201,8 @@ class Request:
             self.last_token_time,
             self.num_preemptions,
         )
+
+
+def drop_finished(requests: Iterable[Request]) -> list[Request]:
+    """Those that have not ended."""
+    return [request for request in requests if request.finish_reason is None]

@@ -6,12 +6,14 @@ requests, whatever waits: 0.5 ms with 256 running and 10,000 waiting on 2 cores 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ..ipc.config import EngineConfig
 from ..ipc.messages import ClientView, EngineMetrics, EngineSnapshot, RequestView, SchedulerStats
+from .blame import Blame
 from .block_pool import BlockPool
 from .request import Request, RequestStatus
 from .scheduler import Scheduler
@@ -46,13 +48,19 @@ class Inspector:
     """Looks at the parts of a core, and keeps what they do not: rates, histograms, tokens per client."""
 
     def __init__(
-        self, config: EngineConfig, counters: EngineCounters, scheduler: Scheduler, pool: BlockPool
+        self,
+        config: EngineConfig,
+        counters: EngineCounters,
+        scheduler: Scheduler,
+        blame: Blame,
+        pool: BlockPool,
     ) -> None:
         self.window = RateWindow(counters)
         self.observations = Observations(config.model.max_model_len)
         self._config = config
         self._counters = counters
         self._scheduler = scheduler
+        self._blame = blame
         self._pool = pool
         self._tokens_of_ended: dict[bytes, int] = {}  # client -> tokens of its requests that have ended
 
@@ -71,7 +79,7 @@ class Inspector:
         counters = self._counters
         return SchedulerStats(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=len(self._scheduler.waiting) + len(self._blame.parked),
             num_clients=num_clients,
             kv_blocks_used=self._pool.num_blocks - self._pool.num_free,
             kv_blocks_total=self._pool.num_blocks,
@@ -124,19 +132,19 @@ class Inspector:
         )
 
     def _find_shown(self) -> list[Request]:
-        """The first requests: running ones, then waiting ones in the order in which they will run."""
+        """The first requests: running ones, waiting ones in the order in which they will run, parked ones."""
         running = self._scheduler.running
         num_waiting = max(MAX_REQUEST_VIEWS - len(running), MIN_WAITING_VIEWS)
         waiting = self._scheduler.waiting.first(num_waiting)
+        waiting += itertools.islice(self._blame.parked, num_waiting - len(waiting))
         return running[: MAX_REQUEST_VIEWS - len(waiting)] + waiting
 
     def _view_request(self, request: Request, names: Mapping[bytes, str], now: float) -> RequestView:
-        is_running = request.status is RequestStatus.RUNNING
         return RequestView(
             request_id=request.request_id,
             client=names.get(request.client, ""),
             state=request.status.name.lower(),
-            waits_for="" if is_running else self._scheduler.why_waiting(request),
+            waits_for=self._why_waiting(request),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=request.num_computed_tokens,
             num_output_tokens=request.num_output_tokens,
@@ -145,6 +153,13 @@ class Inspector:
             num_preemptions=request.num_preemptions,
             age_s=max(now - request.queued_time, 0.0),
         )
+
+    def _why_waiting(self, request: Request) -> str:
+        if request.status is RequestStatus.RUNNING:
+            return ""
+        if self._blame.is_parked(request):
+            return "until it is known which request makes steps fail"
+        return self._scheduler.why_waiting(request)
 
     def _view_clients(
         self,

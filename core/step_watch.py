@@ -33,7 +33,7 @@ class StepWatch:
             self._await_step(now)
 
     def forget_steps(self) -> None:
-        """The worker need not answer what was sent up to now."""
+        """The worker need not answer what was sent up to now, or it is gone."""
         self._steps.clear()
         self.due_at = None
 
@@ -57,10 +57,6 @@ class StepWatch:
             return None
         self.due_at = None
         return self._awaited
-
-    def stop(self) -> None:
-        """The worker is gone."""
-        self.forget_steps()
 
     def _await_step(self, now: float) -> None:
         limit_s = self._step_timeout_s

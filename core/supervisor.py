@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ..ipc.codec import make_client_codec
+from ..ipc.codec import PING, make_client_codec
 from ..ipc.daemon_state import (
     CLIENT_SOCKET_NAME,
     SUPERVISOR_ROLE,
@@ -34,7 +34,7 @@ from ..ipc.daemon_state import (
 )
 from ..ipc.errors import USER_ERRORS, ProtocolError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
-from ..ipc.liveness import SilenceWatch, Verdict
+from ..ipc.liveness import ChildWatch
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     EngineDead,
@@ -42,19 +42,16 @@ from ..ipc.messages import (
     Hello,
     Refusal,
     StartupProgress,
-    UtilityCall,
-    UtilityMethod,
     Welcome,
 )
 from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline, catch_signals
 from ..ipc.run_dir import RunDirectory
-from ..ipc.sockets import connect_dealer
+from ..ipc.sockets import connect_dealer, until_ms
 
 _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.5
 _HELLO_RETRY_MS = 20
-_PING = make_client_codec().encode(UtilityCall(0, UtilityMethod.PING))
 
 
 class Reporter:
@@ -86,7 +83,7 @@ class CoreLink:
         self.socket = connect_dealer(context.socket(zmq.DEALER), launch.client_address)
         self._codec = make_client_codec()
         self._has_said_hello = False
-        self._watch = SilenceWatch(self.child.is_computing) if launch.config.watches_core else None
+        self._watch = ChildWatch(self.child) if launch.config.watches_core else None
 
     @property
     def next_check_at(self) -> float | None:
@@ -98,14 +95,9 @@ class CoreLink:
 
         An idle daemon does so 1.4 times a second, which takes 0.05 % of a core in each of the two processes.
         """
-        verdict = Verdict.WAIT if self._watch is None else self._watch.check(time.monotonic())
-        if verdict is Verdict.ASK:
+        if self._watch is not None and self._watch.look(time.monotonic()):
             with contextlib.suppress(zmq.ZMQError):
-                self.socket.send_multipart(_PING, zmq.NOBLOCK)
-        elif verdict is Verdict.DUMP:
-            self.child.dump_stacks()
-        elif verdict is Verdict.KILL:
-            self.child.kill("it did not answer")
+                self.socket.send_multipart(PING, zmq.NOBLOCK)
 
     @property
     def must_say_hello(self) -> bool:
@@ -215,7 +207,7 @@ class Supervisor:
         if self._core is not None and self._core.must_say_hello:
             return _HELLO_RETRY_MS
         wake_at = self._start_at if self._core is None else self._core.next_check_at
-        return None if wake_at is None else 1 + max(0, int(1000 * (wake_at - time.monotonic())))
+        return None if wake_at is None else until_ms(wake_at)
 
     # The core.
 

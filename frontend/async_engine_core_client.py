@@ -18,6 +18,7 @@ from typing import cast
 import msgspec
 import zmq
 
+from ..ipc.codec import PING
 from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, EngineStartError, ProtocolError, QuireError
 from ..ipc.messages import (
@@ -35,12 +36,12 @@ from ..ipc.messages import (
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient
 from .engine_link import (
     LAST_WORDS_MS,
-    PING,
     Conversation,
     DaemonEngine,
     Engine,
     EngineProcess,
     PhaseCallback,
+    PlannedRestart,
     close_all,
     connect,
     read_connection_events,
@@ -148,8 +149,8 @@ class AsyncMPClient(EngineCoreClient):
                 self._begin_anew(error)
                 continue
             match message:
-                case EngineCoreOutputs(outputs=outputs):
-                    if outputs := self._ledger.take(outputs):
+                case EngineCoreOutputs():
+                    if outputs := self._conversation.take_outputs(message):
                         return outputs
                 case UtilityResult() as result:
                     _, answer = self._calls.pop(result.call_id, (None, None))
@@ -302,14 +303,14 @@ class AsyncMPClient(EngineCoreClient):
         if not self._finalizer.alive:
             return
         self._pump()
-        backoff_s = None if self._conversation.facts is None else self._engine.plan_restart()
-        if backoff_s is not None:
-            self._loop.call_later(backoff_s, self._start_engine_again)
+        restart = None if self._conversation.facts is None else self._engine.plan_restart()
+        if restart is not None:
+            self._loop.call_later(restart.after_s, self._start_engine_again, restart)
             return
         self._has_ended = True
         self._has_news.set()
 
-    def _start_engine_again(self) -> None:
+    def _start_engine_again(self, restart: PlannedRestart) -> None:
         if self._finalizer.alive:
-            self._engine.start_again()
+            restart.start()
             self._loop.add_reader(self._engine.exit_fd, self._on_engine_exit)

@@ -27,7 +27,7 @@ from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
 from ..ipc.launch import CORE_MODULE
 from ..ipc.messages import OBSERVER_KINDS, UtilityMethod
 from ..ipc.process import ChildProcess
-from ..ipc.run_dir import find_named, find_owner, list_daemons
+from ..ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
 from .engine_core_client import attach_sync_client
 
 STOP_TIMEOUT_S = 10.0  # then the supervisor is killed; its children see that and leave
@@ -107,6 +107,8 @@ class DaemonStarter:
         except BaseException:
             self.stop()
             raise
+        finally:
+            os.close(self._reader)
 
     def stop(self) -> None:
         """End the daemon."""
@@ -190,15 +192,6 @@ def restart_engine(name: str, timeout_s: float = 600.0) -> None:
             )
         time.sleep(_POLL_INTERVAL_S)
     raise DaemonError(f"the daemon {name!r} was not ready again within {timeout_s:g} s")
-
-
-def find_daemon(name: str) -> int:
-    """The pid of a running daemon's supervisor. Raises DaemonError if there is none of this name."""
-    pid = find_owner(find_named(name))
-    if pid is None:
-        running = ", ".join(list_daemons()) or "none"
-        raise DaemonError(f"no daemon named {name!r} is running; those that run: {running}")
-    return pid
 
 
 def inspect_daemons() -> list[DaemonInfo]:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from ..ipc.codec import PING
 from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, EngineStartError, ProtocolError, QuireError
 from ..ipc.messages import (
@@ -35,9 +36,9 @@ from ..ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
+from ..ipc.sockets import until_ms
 from .engine_link import (
     LAST_WORDS_MS,
-    PING,
     Conversation,
     DaemonEngine,
     Engine,
@@ -173,8 +174,8 @@ class SyncMPClient(SyncClient):
             match self._receive(deadline):
                 case None:
                     return []
-                case EngineCoreOutputs(outputs=outputs):
-                    if outputs := self._ledger.take(outputs):
+                case EngineCoreOutputs() as message:
+                    if outputs := self._conversation.take_outputs(message):
                         return outputs
                 case _:
                     pass  # the answer to a utility call that timed out
@@ -191,8 +192,8 @@ class SyncMPClient(SyncClient):
                         raise EngineDeadError(f"no answer to {method.name} within {timeout_s:g} s")
                     case UtilityResult(call_id=call_id) as result if call_id == call.call_id:
                         return result
-                    case EngineCoreOutputs(outputs=outputs):
-                        self._kept.extend(self._ledger.take(outputs))
+                    case EngineCoreOutputs() as message:
+                        self._kept.extend(self._conversation.take_outputs(message))
                     case _:
                         pass
         finally:
@@ -321,12 +322,12 @@ class SyncMPClient(SyncClient):
         if end is None:
             self._conversation.raise_if_away_too_long(error_class)
             return
-        backoff_s = None if self._conversation.facts is None else self._engine.plan_restart()
-        if backoff_s is None:
+        restart = None if self._conversation.facts is None else self._engine.plan_restart()
+        if restart is None:
             raise error_class(self._engine.describe_end() or end)
-        time.sleep(backoff_s)
+        time.sleep(restart.after_s)
         self._poller.unregister(self._engine.exit_fd)
-        self._engine.start_again()
+        restart.start()
         self._poller.register(self._engine.exit_fd, zmq.POLLIN)
 
     def _poll(self, deadline: float | None) -> dict[Any, int] | None:
@@ -335,7 +336,7 @@ class SyncMPClient(SyncClient):
         left_ms = None if deadline is None else max(0, int((deadline - now) * 1000))
         timeouts = [] if left_ms is None else [left_ms]
         if (check_at := self._conversation.next_check_at) is not None:
-            timeouts.append(1 + max(0, int((check_at - now) * 1000)))
+            timeouts.append(until_ms(check_at))
         if not self._conversation.is_open:
             timeouts.append(_HELLO_RETRY_MS if self._must_say_hello else _LOST_CHECK_MS)
         ready = dict(self._poller.poll(min(timeouts, default=None)))

@@ -12,6 +12,7 @@ import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,14 +29,15 @@ from ..ipc.errors import (
     EngineDeadError,
     EngineStartError,
     ProtocolError,
-    did_you_mean,
     raise_remote,
 )
 from ..ipc.launch import CORE_MODULE, CoreLaunch
-from ..ipc.liveness import SilenceWatch, Verdict
+from ..ipc.liveness import ChildWatch
 from ..ipc.messages import (
     MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
+    EngineCoreOutput,
+    EngineCoreOutputs,
     EngineDead,
     EngineFacts,
     Goodbye,
@@ -43,13 +45,11 @@ from ..ipc.messages import (
     LeaseCheck,
     Refusal,
     StartupProgress,
-    UtilityCall,
-    UtilityMethod,
     Welcome,
 )
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
 from ..ipc.restarts import RestartBudget
-from ..ipc.run_dir import RunDirectory, find_named, find_owner, list_daemons
+from ..ipc.run_dir import RunDirectory, find_daemon, find_named
 from ..ipc.sockets import connect_dealer, make_ipc_address
 from .request_ledger import RequestLedger
 
@@ -58,13 +58,22 @@ LAST_WORDS_MS = 100  # what an ended engine said may still be on its way through
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
 _CLIENT_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
 _GOODBYE = make_client_codec().encode(Goodbye())
-PING = make_client_codec().encode(UtilityCall(0, UtilityMethod.PING))  # clients count their calls from 1
 
 # Another core would end in the same way, or was told to end.
 _FINAL_EXIT_CODES = (EXIT_OK, EXIT_WORKER_LOST)
 
 PhaseCallback = Callable[[str], None]
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRestart:
+    """`start()`, to be called `after_s` from now, puts another engine in the place of one that has ended, at
+    the same address with another `exit_fd`.
+    """
+
+    after_s: float
+    start: Callable[[], None]
 
 
 class Engine(ABC):
@@ -74,7 +83,7 @@ class Engine(ABC):
     exit_fd: int
     started_at: float  # wall clock, when this client asked for it
     linger_ms: int  # how long what was sent last may take to leave
-    watch: SilenceWatch | None = None  # of an engine that this client may kill
+    watch: ChildWatch | None = None  # of an engine that this client may kill
 
     @abstractmethod
     def check_owner(self) -> None:
@@ -84,21 +93,9 @@ class Engine(ABC):
     def describe_end(self) -> str | None:
         """How it has ended, None while it lives."""
 
-    def plan_restart(self) -> float | None:
-        """It has ended: seconds after which `start_again` is to be called, None if it is gone for good."""
+    def plan_restart(self) -> PlannedRestart | None:
+        """It has ended: how this client starts another, None if it is gone for good."""
         return None
-
-    def start_again(self) -> None:
-        """Put another in its place, at the same address, with another `exit_fd`."""
-        raise NotImplementedError
-
-    def dump_stacks(self) -> None:
-        """It is silent: have it write what it is doing into its log."""
-        raise NotImplementedError
-
-    def kill(self, because: str) -> None:
-        """It is silent: end it, as if it had crashed."""
-        raise NotImplementedError
 
     @abstractmethod
     def stop(self) -> None:
@@ -122,8 +119,7 @@ class EngineProcess(Engine):
             worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
             config=config,
         )
-        if config.watches_core:
-            self.watch = SilenceWatch(lambda: self.child.is_computing())
+        self._watches_core = config.watches_core
         replacement = msgspec.structs.replace(launch, config=config.for_replacement())
         self._replacement_launch = msgspec.msgpack.encode(replacement)
         self._budget = config.recovery.make_core_budget()
@@ -142,26 +138,16 @@ class EngineProcess(Engine):
         often = f", {self._budget.excess}" if self._has_been_lost_too_often else ""
         return self.child.describe_exit() + often
 
-    def plan_restart(self) -> float | None:
+    def plan_restart(self) -> PlannedRestart | None:
         if self.child.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
             return None
         backoff_s = self._budget.note_loss(time.monotonic())
         self._has_been_lost_too_often = backoff_s is None
         self._is_restarting = backoff_s is not None
-        if self._is_restarting:
-            _log.error("%s; starting another", self.child.describe_exit())
-        return backoff_s
-
-    def start_again(self) -> None:
-        self.child.stop(0.0)
-        self._start(self._replacement_launch)
-        self._is_restarting = False
-
-    def dump_stacks(self) -> None:
-        self.child.dump_stacks()
-
-    def kill(self, because: str) -> None:
-        self.child.kill(because)
+        if backoff_s is None:
+            return None
+        _log.error("%s; starting another", self.child.describe_exit())
+        return PlannedRestart(backoff_s, self._start_again)
 
     def stop(self) -> None:
         """End everything, unless this is a fork of the owner: what it inherited is not its own."""
@@ -170,9 +156,16 @@ class EngineProcess(Engine):
         self.child.stop(STOP_GRACE_S)
         self.run_dir.remove()
 
+    def _start_again(self) -> None:
+        self.child.stop(0.0)
+        self._start(self._replacement_launch)
+        self._is_restarting = False
+
     def _start(self, launch: bytes) -> None:
         self.child = ChildProcess.start(CORE_MODULE, "engine-core", launch)
         self.exit_fd = self.child.pid_fd
+        if self._watches_core:
+            self.watch = ChildWatch(self.child)
 
 
 class DaemonEngine(Engine):
@@ -186,7 +179,7 @@ class DaemonEngine(Engine):
         self._name = name
         self._owner_pid = os.getpid()
         directory = find_named(name)
-        self._pid = _find_supervisor(directory.name)
+        self._pid = find_daemon(name)
         try:
             self.exit_fd = os.pidfd_open(self._pid)
         except ProcessLookupError:
@@ -208,17 +201,6 @@ class DaemonEngine(Engine):
         if self.exit_fd >= 0:
             os.close(self.exit_fd)
             self.exit_fd = -1
-
-
-def _find_supervisor(name: str) -> int:
-    pid = find_owner(find_named(name))
-    if pid is None:
-        running = list_daemons()
-        hint = did_you_mean(name, running) or (f", running: {', '.join(running)}" if running else "")
-        raise DaemonError(
-            f"no daemon named {name!r} is running{hint}; `quire daemon start --name {name}` starts one"
-        )
-    return pid
 
 
 class Conversation:
@@ -244,6 +226,7 @@ class Conversation:
         self._number = 0
         self.codec: Codec = make_client_codec()
         self.facts: EngineFacts | None = None
+        self._epoch = ""
         self.ledger = RequestLedger(clock)
         self.is_open = False
         self._lost_at: float | None = None
@@ -288,14 +271,7 @@ class Conversation:
 
     def check_silence(self) -> bool:
         """Do what the engine's silence calls for. True: send it a PING."""
-        if self._engine.watch is None:
-            return False
-        verdict = self._engine.watch.check(time.monotonic())
-        if verdict is Verdict.DUMP:
-            self._engine.dump_stacks()
-        elif verdict is Verdict.KILL:
-            self._engine.kill("it did not answer")
-        return verdict is Verdict.ASK
+        return self._engine.watch is not None and self._engine.watch.look(time.monotonic())
 
     def take_welcome(
         self, socket: zmq.Socket[bytes], frames: list[bytes], on_phase: PhaseCallback | None
@@ -313,10 +289,11 @@ class Conversation:
         if isinstance(message, (Refusal, EngineDead)):
             say_goodbye(socket)
         match message:
-            case Welcome(facts=facts, number=number) if number == self._number:
+            case Welcome(facts=facts, number=number, epoch=epoch) if number == self._number:
                 if self.facts is not None:  # what answers may be another daemon of the same name
                     self.raise_if_dead(EngineDeadError)
                 self.facts = facts
+                self._epoch = epoch
                 self.is_open = True
                 self._lost_at = None
                 self._watch_from_now()
@@ -338,6 +315,13 @@ class Conversation:
             case _:
                 raise ProtocolError(f"{type(message).__name__} came before Welcome")
         return self.is_open
+
+    def take_outputs(self, message: EngineCoreOutputs) -> list[EngineCoreOutput]:
+        """Enter what the engine sent in the ledger and return what is to be delivered of it.
+
+        What another life of the engine sent is dropped: `ledger.resume` has asked for it again.
+        """
+        return self.ledger.take(message.outputs) if message.epoch == self._epoch else []
 
     def measure_startup(self, facts: EngineFacts) -> list[tuple[str, float]]:
         """The start-up table: rows add up to the time since the engine was asked for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Protocol
 
 
 class Verdict(Enum):
@@ -76,3 +77,36 @@ class SilenceWatch:
             return Verdict.WAIT
         self.stop()
         return Verdict.KILL
+
+
+class WatchedChild(Protocol):
+    """The child process that a ChildWatch is of; ChildProcess is one."""
+
+    def is_computing(self) -> bool:
+        """Whether its main thread computes now."""
+        ...
+
+    def dump_stacks(self) -> None:
+        """Have it write what it is doing into its log."""
+        ...
+
+    def kill(self, because: str) -> None:
+        """End it, as if it had crashed."""
+        ...
+
+
+class ChildWatch(SilenceWatch):
+    """A SilenceWatch that does what silence calls for, all but the asking."""
+
+    def __init__(self, child: WatchedChild) -> None:
+        super().__init__(child.is_computing)
+        self._child = child
+
+    def look(self, now: float) -> bool:
+        """Dump or kill the child if that is due. True: send it a PING."""
+        verdict = self.check(now)
+        if verdict is Verdict.DUMP:
+            self._child.dump_stacks()
+        elif verdict is Verdict.KILL:
+            self._child.kill("it did not answer")
+        return verdict is Verdict.ASK

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .errors import ConfigError, DaemonError
+from .errors import ConfigError, DaemonError, did_you_mean
 from .sockets import MAX_IPC_PATH_BYTES, make_ipc_address
 
 _PRIVATE_PREFIX = "p-"
@@ -92,6 +92,18 @@ def find_named(name: str) -> Path:
             "name", name, "1 to 32 letters, digits, '_' or '-', with a letter or digit first and not 'p-'"
         )
     return find_base(longest_name=f"{name}/{_LONGEST_SOCKET_NAME}") / name
+
+
+def find_daemon(name: str) -> int:
+    """The pid of a running daemon's supervisor. Raises DaemonError if there is none of this name."""
+    pid = find_owner(find_named(name))
+    if pid is None:
+        running = list_daemons()
+        hint = did_you_mean(name, running) or f"; those that run: {', '.join(running) or 'none'}"
+        raise DaemonError(
+            f"no daemon named {name!r} is running{hint}; `quire daemon start --name {name}` starts one"
+        )
+    return pid
 
 
 def list_daemons() -> list[str]:

@@ -14,6 +14,7 @@ resumes when it reads again.
 from __future__ import annotations
 
 import secrets
+import time
 from typing import TypeVar
 
 import zmq
@@ -41,6 +42,11 @@ def make_ipc_address(path: str) -> str:
             "socket path", path, f"at most {MAX_IPC_PATH_BYTES} bytes; set XDG_RUNTIME_DIR shorter"
         )
     return f"ipc://{path}"
+
+
+def until_ms(at: float) -> int:
+    """Milliseconds to a monotonic time, rounded up: a poll that ends early would have to be repeated."""
+    return 1 + max(0, int(1000 * (at - time.monotonic())))
 
 
 def bind_router(

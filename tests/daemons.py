@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 from quire.frontend import daemon, engine_link
-from quire.frontend.daemon import find_daemon, start_daemon
+from quire.frontend.daemon import start_daemon
 from quire.ipc.config import EngineConfig
 from quire.ipc.daemon_state import read_state
-from quire.ipc.run_dir import find_named
+from quire.ipc.run_dir import find_daemon, find_named
 
 
 @contextlib.contextmanager

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
-from quire.frontend.daemon import find_daemon
 from quire.frontend.model_folder import pocket_folder
 from quire.ipc.errors import DaemonError
-from quire.ipc.run_dir import find_named, find_owner, list_daemons
+from quire.ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
 
 REAL = [sys.executable, "-m", "quire"]
 FAKE = [

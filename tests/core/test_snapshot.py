@@ -82,6 +82,19 @@ def test_a_preempted_request_is_shown_as_such():
     assert (view.state, view.num_preemptions) == ("preempted", 1)
 
 
+def test_requests_that_wait_for_the_end_of_a_search_are_counted_and_shown_as_such():
+    engine = make_engine()
+    for number in range(4):
+        engine.add(make_request(f"r{number}", [1, 2], max_tokens=9, arrival_time=float(number)))
+    engine.worker.fail_next = "a hiccup"
+    engine.turn()
+    snapshot = look(engine)
+    assert (snapshot.stats.num_running, snapshot.stats.num_waiting) == (0, 4)
+    assert snapshot.num_hidden_requests == 0
+    parked = [view.request_id for view in snapshot.requests if "makes steps fail" in view.waits_for]
+    assert parked == ["r2", "r3"]
+
+
 def test_more_than_can_be_shown_is_counted_and_the_waiting_keep_a_place():
     engine = make_engine(num_blocks=2000)
     for number in range(600):

@@ -216,8 +216,8 @@ class SimClient:
                     action()
             return
         match conversation.codec.decode(frames):
-            case EngineCoreOutputs(outputs=outputs):
-                processed = self._processor.process_outputs(self._ledger.take(outputs))
+            case EngineCoreOutputs() as message:
+                processed = self._processor.process_outputs(conversation.take_outputs(message))
                 if processed.ids_to_abort:
                     raise Violation(f"{processed.ids_to_abort} came with a gap")
             case ProtocolNotice(reason=reason):

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 
-from ...frontend.daemon import find_daemon, find_log, inspect_daemon, start_daemon, stop_daemon
+from ...frontend.daemon import find_log, inspect_daemon, start_daemon, stop_daemon
 from ...frontend.engine_args import EngineArgs
 from ...frontend.llm import LLM
 from ...ipc.daemon_state import read_state
 from ...ipc.errors import QuireError
-from ...ipc.run_dir import find_base, find_named
+from ...ipc.run_dir import find_base, find_daemon, find_named
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Ask
 from .kills import Role
