@@ -91,6 +91,10 @@ class Blame:
         self._died_at = {one.request_id: one.num_output_tokens for one in suspects}
         return self._judge(group) if group else None
 
+    def take_shortage(self) -> None:
+        """A step was too large for the device's memory: every running request waits, and nobody is judged."""
+        self._preempt_all()
+
     def note_progress(self) -> None:
         """After a step's result, or when requests have ended: a cleared group makes way for the next."""
         if not self._groups or not all(map(self._is_cleared, self._groups[-1])):

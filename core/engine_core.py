@@ -37,6 +37,7 @@ from .request import Request, drop_finished
 from .scheduler import Scheduler, Step
 from .snapshot import Inspector, Surroundings
 from .stats import EngineCounters
+from .step_limits import StepLimits
 from .tenant import Tenant, TenantLedger
 
 # The sampler tells neither case from the other: both leave a row without a number to choose.
@@ -81,6 +82,11 @@ class EngineCore:
             else Scheduler(config.scheduler, self._manager, self.counters)
         )
         self._blame = Blame(self._scheduler)
+        self._limits = StepLimits(
+            config.scheduler.max_num_batched_tokens,
+            config.scheduler.max_num_seqs,
+            can_split=config.scheduler.enable_chunked_prefill,
+        )
         self._inspector = Inspector(config, self.counters, self._scheduler, self._blame, self._pool)
         self._window, self._observations = self._inspector.window, self._inspector.observations
         self._tenants = TenantLedger()
@@ -191,7 +197,7 @@ class EngineCore:
         began = self._clock()
         self._window.note(began, is_start=False)
         step = self._scheduler.complete_step()
-        self._observations.observe_step(self._config.scheduler.max_num_batched_tokens - step.token_budget)
+        self._observations.observe_step(step.num_scheduled_tokens)
         if output.rows != step.sampled_rows or len(output.token_ids) != len(output.rows):
             raise ProtocolError(f"step {step.step_id} sampled rows {step.sampled_rows}, not {output.rows}")
         logprobs: dict[int, RowLogprobs] = {}
@@ -202,16 +208,22 @@ class EngineCore:
             self._fail_bad_rows(step, output.bad_rows)
         self._accept_tokens(step, output.token_ids, logprobs, began)
         self._blame.note_progress()
+        if self._limits.note_success():
+            self._scheduler.limit_steps(self._limits.max_tokens, self._limits.max_rows)
         self.counters.update_s += self._clock() - began
 
     def fail_step(self, failed: StepFailed) -> bool:
         """The oldest step raised: every request waits to be computed again, and the culprit is looked for.
 
-        The one request that fails alone ends with the cause. False: this answers a step that was forgotten
-        with an earlier failure; nothing is done.
+        The one request that fails alone ends with the cause. After one that was too large for the memory,
+        steps are smaller for a while. False: this answers a step that was forgotten with an earlier failure;
+        nothing is done.
         """
         if not self._is_oldest(failed.step_id):
             return False
+        if failed.is_out_of_memory:
+            self._shrink_steps(failed)
+            return True
         culprit = self._blame.take_failure(drop_finished(self._scheduler.in_flight[0].requests))
         if culprit is not None:
             self._finish([culprit], FinishReason.ERROR, failed.error, ErrorCode.POISON_REQUEST)
@@ -242,6 +254,11 @@ class EngineCore:
         return outbox
 
     # -- looking in
+
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        """Most tokens and most requests of a step at present: fewer than configured after a shortage."""
+        return self._limits.max_tokens, self._limits.max_rows
 
     @property
     def num_in_flight(self) -> int:
@@ -322,6 +339,17 @@ class EngineCore:
         if in_flight and in_flight[0].step_id < step_id:
             raise ProtocolError(f"the worker answered step {step_id} before step {in_flight[0].step_id}")
         return False
+
+    def _shrink_steps(self, failed: StepFailed) -> None:
+        """As `fail_step`, for want of memory; a request that is too large alone ends with OUT_OF_MEMORY."""
+        step, limits = self._scheduler.in_flight[0], self._limits
+        may_retry = limits.shrink(step.num_scheduled_tokens, len(step.rows))
+        requests = drop_finished(step.requests)
+        self._blame.take_shortage()
+        self._scheduler.limit_steps(limits.max_tokens, limits.max_rows)
+        if not may_retry:
+            limits.forget_failures()
+            self._finish(requests, FinishReason.ERROR, failed.error, ErrorCode.OUT_OF_MEMORY)
 
     def _accept_tokens(
         self, step: Step, token_ids: list[int], logprobs: dict[int, RowLogprobs], now: float

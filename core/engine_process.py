@@ -235,8 +235,12 @@ class EngineCoreProcess:
 
     def _on_step_failed(self, failed: StepFailed) -> None:
         assert self._core is not None
-        if self._core.fail_step(failed):
-            _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
+        if not self._core.fail_step(failed):
+            return
+        _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
+        if failed.is_out_of_memory:
+            max_tokens, max_rows = self._core.step_limits
+            _log.warning("steps have at most %d tokens and %d requests for a while", max_tokens, max_rows)
 
     def _on_worker_lost(self, lost: WorkerLost) -> None:
         """Start another worker and compute every running request again; too often, and the engine ends."""

@@ -306,8 +306,7 @@ class InProcessExecutor(Executor):
             self._events.append(self._worker.execute(step))
         except Exception as error:  # any failure of a step is the step's answer, not this process's end
             self._is_broken = True
-            cause = f"{type(error).__name__}: {error}"
-            self._events.append(StepFailed(step.step_id, cause, traceback.format_exc()))
+            self._events.append(self._worker.describe_failure(step.step_id, error))
 
     def reset_rows(self) -> None:
         self._worker.reset_rows()

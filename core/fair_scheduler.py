@@ -186,7 +186,7 @@ class FairScheduler(Scheduler):
     @property
     def _has_free_row(self) -> bool:
         """No more rows than a step has tokens: decodes that were left out come back all at once."""
-        return bool(self._free_rows) and len(self.running) < self._config.max_num_batched_tokens
+        return bool(self._free_rows) and len(self.running) < self._max_step_tokens
 
     def _size_chunk(self, step: Step, request: Request, num_missing: int) -> int:
         num_tokens = super()._size_chunk(step, request, num_missing)
@@ -296,7 +296,7 @@ class FairScheduler(Scheduler):
 
     def _count_first_tokens(self, head: Request, hits: list[int], num_promised: int) -> int:
         """Tokens of `head` that fit into this step beside decodes and `num_promised` others, 0 if none."""
-        num_left = self._config.max_num_batched_tokens - len(self.running) - num_promised
+        num_left = self._max_step_tokens - len(self.running) - num_promised
         num_missing = head.num_tokens - len(hits) * self._manager.block_size
         if not self._config.enable_chunked_prefill and num_missing > num_left:
             return 0

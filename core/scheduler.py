@@ -86,7 +86,9 @@ class Scheduler:
         self.in_flight: deque[Step] = deque()
         self._next_step_id = 0
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._withheld_rows: list[int] = []  # while steps are limited to fewer
         self._rows_to_free: list[int] = []  # the worker hears of them with the next step
+        self._max_step_tokens = config.max_num_batched_tokens
         self._num_untried = 0  # requests that came after the last step was put together
 
     # -- entering and leaving
@@ -137,6 +139,15 @@ class Scheduler:
             self._preempt_last()
         self._rows_to_free.clear()
 
+    def limit_steps(self, max_tokens: int, max_rows: int) -> None:
+        """Form no step of more tokens or rows from now on. Fewer than now only when nothing runs."""
+        rows = self._free_rows + self._withheld_rows
+        num_withheld = self._config.max_num_seqs - max_rows
+        assert not self.running or num_withheld <= len(self._withheld_rows), "rows of running requests"
+        self._max_step_tokens = max_tokens
+        self._withheld_rows = rows[:num_withheld]
+        self._free_rows = rows[num_withheld:]
+
     # -- one step
 
     def next_schedule_at(self) -> float | None:
@@ -148,7 +159,7 @@ class Scheduler:
         if len(self.in_flight) >= self._config.run_ahead:
             return None
         self._num_untried = 0
-        budget = self._config.max_num_batched_tokens
+        budget = self._max_step_tokens
         step = Step(self._next_step_id, budget, budget)
         self._make_room()
         prefills = self._schedule_decodes(step, self._choose_decodes(step))
@@ -361,7 +372,7 @@ class Scheduler:
             kept = f", {num_kept} of them kept for running requests" if num_kept else ""
             return f"needs {num_needed:,} KV blocks, {num_free:,} are free{kept}"
         if self.in_flight and self.in_flight[-1].token_budget == 0:
-            return f"token budget of the step is spent ({self._config.max_num_batched_tokens})"
+            return f"token budget of the step is spent ({self._max_step_tokens})"
         return "for the next step"
 
     # -- integrity
@@ -370,7 +381,7 @@ class Scheduler:
         """What is wrong with rows, lists and placeholders; empty if nothing is."""
         problems: list[str] = []
         rows = [request.row for request in self.running]
-        if sorted(self._free_rows + [row for row in rows if row is not None]) != list(
+        if sorted(self._free_rows + self._withheld_rows + [row for row in rows if row is not None]) != list(
             range(self._config.max_num_seqs)
         ):
             problems.append(f"free rows {self._free_rows} and running rows {rows} are not all rows once")

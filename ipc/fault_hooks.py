@@ -31,6 +31,7 @@ class Action(Enum):
     SEGFAULT = "segfault"
     EXIT = "exit"
     SLOW = "slow"
+    OOM = "oom"  # as if memory had run out
     NAN = "nan"  # a row of logits; done by the caller
     CORRUPT = "corrupt"  # a frame that is about to be sent
 
@@ -44,7 +45,7 @@ POINTS: dict[str, tuple[Action, ...]] = {
     "core.step_frame": (Action.CORRUPT,),  # to the worker
     "core.outputs_frame": (Action.CORRUPT,),  # to a client
     "worker.start": _ANYWHERE,  # as each phase of the start begins
-    "worker.execute": _ANYWHERE,  # before a step is computed
+    "worker.execute": (*_ANYWHERE, Action.OOM),  # before a step is computed
     "worker.logits": (Action.NAN,),  # of a step's first row; the start's warm-up reaches it twice
     "worker.result_frame": (Action.CORRUPT,),  # to the core
 }
@@ -113,6 +114,8 @@ def _do(hook: Hook) -> bool:
     match hook.action:
         case Action.RAISE:
             raise FaultInjected(f"fault hook {hook}")
+        case Action.OOM:
+            raise MemoryError(f"fault hook {hook}")
         case Action.HANG:
             while True:
                 time.sleep(3600)

@@ -94,6 +94,7 @@ class ErrorCode(IntEnum):
     """Why a request ended with FinishReason ERROR, for programs; `EngineCoreOutput.error` is for people."""
 
     REFUSED = 0  # it can never run here
+    OUT_OF_MEMORY = 1  # a step of it alone, in its smallest part, is too large for the device's memory
     BAD_LOGITS = 2
     OVERLOADED = 3  # max_num_queued_reqs requests wait already
     QUEUE_TIMEOUT = 4  # it waited longer than its queue_timeout_s

@@ -99,6 +99,7 @@ class StepFailed(msgspec.Struct, array_like=True, frozen=True):
     step_id: int
     error: str
     details: str = ""
+    is_out_of_memory: bool = False  # the device had too little for this step; a smaller one may fit
 
 
 class ResetRows(msgspec.Struct, array_like=True, frozen=True):

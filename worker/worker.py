@@ -5,6 +5,7 @@ Start-up is a row of phases, each announced as it begins; who listens times them
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from ..ipc.config import DTYPE_SIZE_BYTES, EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.sampling_params import SamplingParams
-from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, WorkerReady
+from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
 from .kv_cache import allocate_kv_caches, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
@@ -79,10 +80,21 @@ class Worker:
         assert self._runner is not None
         return self._runner.collect(launched)
 
+    def describe_failure(self, step_id: int, error: Exception) -> StepFailed:
+        """The answer to a step that raised, made while `error` is handled."""
+        return StepFailed(
+            step_id,
+            f"{type(error).__name__}: {error}",
+            traceback.format_exc(),
+            is_out_of_memory(error),
+        )
+
     def reset_rows(self) -> None:
-        """Forget every request."""
+        """Forget every request, and what a failed step has left of the device's memory."""
         assert self._runner is not None
         self._runner.reset_rows()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def _warm_up(self) -> None:
         """A prefill and a decode with sampling, so that the first request pays for no first call."""
@@ -103,6 +115,11 @@ class Worker:
         if num_tokens < config.model.max_model_len:
             self.execute(SchedulerOutput(1, [0], [1]))
         self.reset_rows()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether there was too little memory; torch's allocator for CPUs says so with a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def resolve_device(name: str) -> torch.device:

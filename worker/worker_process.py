@@ -112,7 +112,7 @@ class WorkerProcess:
 
     def _fail(self, step_id: int, error: Exception) -> None:
         self._failed_step = True
-        self._send(StepFailed(step_id, f"{type(error).__name__}: {error}", traceback.format_exc()))
+        self._send(self._worker.describe_failure(step_id, error))
 
     def _note_phase(self, phase: str) -> None:
         self._send(WorkerProgress(phase, time.time()))

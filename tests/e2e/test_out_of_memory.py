@@ -1,0 +1,35 @@
+"""A real worker whose memory runs out in the middle: the batch gets smaller, and no request is lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quire import LLM, SamplingParams
+from quire.worker.worker import is_out_of_memory
+
+PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?"] * 4
+PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=40, ignore_eos=True) for i in range(16)]
+
+
+def generate(llm: LLM) -> list[list[int]]:
+    return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def test_a_shortage_of_memory_costs_no_token(capfd: pytest.CaptureFixture[str]) -> None:
+    hooks = ",".join(f"worker.execute:oom@{count}" for count in (5, 6, 30))
+    with LLM(max_model_len=512, fault_hooks=hooks) as llm:
+        disturbed = generate(llm)
+        assert disturbed == generate(llm)
+    log = capfd.readouterr().err
+    assert log.count("failed: MemoryError: fault hook worker.execute:oom@") == 3
+    assert "steps have at most 8 tokens and 8 requests for a while" in log
+    assert "steps have at most 4 tokens and 4 requests for a while" in log
+
+
+def test_torch_without_memory_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as short:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(short.value)
+    with pytest.raises(RuntimeError) as wrong:
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
+    assert not is_out_of_memory(wrong.value)
