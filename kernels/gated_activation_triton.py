@@ -1,0 +1,51 @@
+"""gated_activation on a GPU; formula and bytes in gated_activation.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_jit: Any = triton.jit
+
+_MAX_BLOCK = 2048
+_SQRT_HALF = tl.constexpr(0.7071067811865476)
+_TANH_SCALE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
+
+
+@_jit
+def _activate(x: Any, ACTIVATION: tl.constexpr) -> Any:
+    """act(x) in float32; 0.5 (1 + tanh(u)) is written as sigmoid(2 u), which does not cancel."""
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    if ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
+    return x / (1.0 + tl.exp(-(x + 0.044715 * x * x * x) * _TANH_SCALE))
+
+
+@_jit
+def _gated_activation(gate_up: Any, y: Any, size: int, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row and BLOCK columns. The activation is rounded first, as in the reference."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = columns < size
+    gate = tl.load(gate_up + 2 * row * size + columns, mask=is_there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (2 * row + 1) * size + columns, mask=is_there, other=0.0).to(tl.float32)
+    activated = _activate(gate, ACTIVATION).to(y.dtype.element_ty).to(tl.float32)
+    tl.store(y + row * size + columns, (activated * up).to(y.dtype.element_ty), mask=is_there)
+
+
+def launch_gated_activation(gate_up: Tensor, activation: str) -> Tensor:
+    """[T, F] from a contiguous [T, 2 F]; `activation` is silu, gelu or gelu_tanh."""
+    assert gate_up.is_contiguous()
+    assert activation in ("silu", "gelu", "gelu_tanh"), activation
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    y = gate_up.new_empty((rows, size))
+    if rows:
+        block = min(_MAX_BLOCK, triton.next_power_of_2(size))
+        _gated_activation[(rows, triton.cdiv(size, block))](
+            gate_up, y, size, ACTIVATION=activation, BLOCK=block
+        )
+    return y

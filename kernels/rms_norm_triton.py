@@ -1,0 +1,69 @@
+"""rms_norm on a GPU; formula and bytes in rms_norm.py.
+
+One program a row, whatever their number: a row's bits depend on the row alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_jit: Any = triton.jit
+
+MAX_ROW_SIZE = 1 << 15  # a row is held in registers: 32 float32 a thread at 32 warps
+
+
+@_jit
+def _rms_norm(
+    x: Any,
+    residual: Any,
+    weight: Any,
+    y: Any,
+    size: int,
+    eps: float,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each step is rounded to the type of x where the reference rounds it."""
+    columns = tl.arange(0, BLOCK)
+    is_there = columns < size
+    start = tl.program_id(0).to(tl.int64) * size
+    values = tl.load(x + start + columns, mask=is_there, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + start + columns, mask=is_there, other=0.0).to(tl.float32)
+        total = values.to(residual.dtype.element_ty)
+        tl.store(residual + start + columns, total, mask=is_there)
+        values = total.to(tl.float32)
+    mean = tl.sum(values * values, axis=0) / size  # pyright: ignore[reportOperatorIssue]
+    scale = 1.0 / tl.sqrt_rn(mean + eps)
+    normed = (values * scale).to(y.dtype.element_ty).to(tl.float32)
+    weights = tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
+    tl.store(y + start + columns, (normed * weights).to(y.dtype.element_ty), mask=is_there)
+
+
+def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Norm of x, or of x + residual where `residual` is given and overwritten by that sum.
+
+    All contiguous [T, D] (the weight [D]) of one type; D at most MAX_ROW_SIZE.
+    """
+    assert x.is_contiguous()
+    assert residual is None or residual.is_contiguous()
+    rows, size = x.shape
+    y = x.new_empty((rows, size))
+    if rows:
+        block = triton.next_power_of_2(size)
+        _rms_norm[(rows,)](
+            x,
+            x if residual is None else residual,
+            weight,
+            y,
+            size,
+            eps,
+            HAS_RESIDUAL=residual is not None,
+            BLOCK=block,
+            num_warps=min(max(block // 1024, 1), 32),
+        )
+    return y

@@ -1,0 +1,65 @@
+"""When Triton is used, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from quire.kernels import triton_runtime
+from quire.worker.layers.norm import RMSNorm
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton asked to serve the CPU, as if it had never been tried."""
+    monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu"})
+    triton_runtime._find_fault.cache_clear()
+    yield
+    triton_runtime._find_fault.cache_clear()
+
+
+def test_a_cpu_worker_never_loads_triton() -> None:
+    script = (
+        "import sys, torch\n"
+        "from quire.worker.models import decoder\n"
+        "decoder.RMSNorm(torch.ones(4), 1e-6)(torch.ones(1, 4)), decoder.Embedding(torch.ones(1, 4))\n"
+        "decoder.GatedActivation('silu', torch.float32, torch.device('cpu'))\n"
+        "assert not any(name.partition('.')[0] == 'triton' for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_missing_triton_costs_one_log_line_and_torch_takes_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "quire.kernels.gather_rows_triton", raising=False)
+    with caplog.at_level(logging.WARNING):
+        norms = [RMSNorm(torch.ones(4), 1e-6) for _ in range(3)]
+    assert torch.allclose(norms[0](torch.full((1, 4), 2.0)), torch.ones(1, 4))
+    assert [record.message[:24] for record in caplog.records] == ["Triton's kernels are off"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_failing_compiler_counts_as_a_missing_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather_rows_triton = pytest.importorskip("quire.kernels.gather_rows_triton")
+
+    def fail(*_: torch.Tensor) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(gather_rows_triton, "launch_gather_rows", fail)
+    assert not triton_runtime.can_use_triton(CPU)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_working_triton_serves_the_layers() -> None:
+    pytest.importorskip("triton")
+    assert triton_runtime.can_use_triton(CPU)
+    assert RMSNorm(torch.ones(4), 1e-6)._kernel.__module__ == "quire.kernels.rms_norm_triton"
