@@ -1,40 +1,68 @@
 """`python -m quire.frontend.openai`: one HTTP process of several, started by HttpGroup, never by hand."""
 
-import os
+import asyncio
+import contextlib
 import socket
 import sys
 
 import msgspec
 
 from ...ipc.errors import QuireError
-from ...ipc.process import EXIT_OK, EXIT_START_FAILED, Lifeline
+from ...ipc.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..async_llm import AsyncLLM
-from .group import EXIT_ENGINE_LOST, HttpLaunch
+from .group import ALIVE, EXIT_ENGINE_LOST, SERVES, HttpLaunch
 from .options import HTTP_CLIENT_KIND
 from .server import run_server
 
 _PARENT_LOST_GRACE_S = 0.5
 
 
+class Control:
+    """This process's end of the socket to its group."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        self.has_served = False
+
+    def begin(self) -> None:
+        """In the event loop: from now on every byte is answered, as long as the loop turns."""
+        asyncio.get_running_loop().add_reader(self._socket, self._answer)
+        self._say(ALIVE)
+
+    def note_serving(self) -> None:
+        """Requests are taken."""
+        self.has_served = True
+        self._say(SERVES)
+
+    def _answer(self) -> None:
+        asked = b""
+        with contextlib.suppress(OSError):
+            asked = self._socket.recv(64)
+        if asked:
+            self._say(ALIVE)
+        else:  # the group is gone, which the lifeline acts on
+            asyncio.get_running_loop().remove_reader(self._socket)
+
+    def _say(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(word)
+
+
 def main() -> int:
     """Serve until SIGTERM, or until the parent is gone."""
+    enable_stack_dumps()
     lifeline = Lifeline()
     lifeline.watch(_PARENT_LOST_GRACE_S)
     launch = msgspec.msgpack.decode(lifeline.launch, type=HttpLaunch)
+    control = Control(launch.control_fd)
     llm = AsyncLLM(attach=launch.attach, client_kind=HTTP_CLIENT_KIND)
-    is_ready = False
-
-    def on_ready() -> None:
-        nonlocal is_ready
-        is_ready = True
-        os.write(launch.ready_fd, b".")
-
     try:
         with socket.socket(fileno=launch.listening_fd) as listening_socket:
-            run_server(llm, launch.options, listening_socket, on_ready)
+            run_server(llm, launch.options, listening_socket, control.note_serving, on_loop=control.begin)
     except QuireError as error:
         print(f"quire: error: {error}", file=sys.stderr)
-        return EXIT_ENGINE_LOST if is_ready else EXIT_START_FAILED
+        return EXIT_ENGINE_LOST if control.has_served else EXIT_START_FAILED
     return EXIT_OK
 
 

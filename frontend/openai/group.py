@@ -1,39 +1,121 @@
 """Several HTTP processes on one listening socket over one engine, and the process that keeps them running.
 
 One that is lost is started again without the others: its connections end, and the engine drops its requests.
+Each has a socket to this process, over which it says that it listens and serves, and answers when it is asked
+after a silence: one that is stopped or hangs is killed, and then lost as one that died.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from ...ipc.errors import EngineDeadError
+from ...ipc.liveness import ChildWatch
 from ...ipc.process import EXIT_OK, ChildProcess, catch_signals
-from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, RestartBudget
+from ...ipc.restarts import RestartBudget
+from ...ipc.sockets import until_ms
 from .options import ServerOptions
 
 HTTP_MODULE = "quire.frontend.openai"
 EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
+PING, ALIVE, SERVES = b"?", b".", b"!"  # what is said over an HTTP process's socket
+_LOOP_TIMEOUT_S = 60.0  # from the start of an HTTP process to its first word: imports, on a busy machine too
 _STOP_GRACE_S = 5.0  # beyond the drain time
+_COMPUTING_STATES = ("R", "D")  # proc(5)
 _logger = logging.getLogger("quire.serve")
 
 
 class HttpLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """One HTTP process: which daemon to attach to, where to listen, how to say that it is ready."""
+    """One HTTP process: which daemon to attach to, where to listen.
+
+    control_fd: a socket on which it says ALIVE when its event loop runs and for every PING, and SERVES when
+    it does.
+    """
 
     attach: str
     options: ServerOptions
     listening_fd: int
-    ready_fd: int  # gets a byte when it serves
+    control_fd: int
+
+
+class HttpProcess:
+    """One HTTP process, watched from its first word on."""
+
+    def __init__(self, attach: str, options: ServerOptions, listening_socket: socket.socket) -> None:
+        self.control, its_end = socket.socketpair()
+        self.control.setblocking(False)
+        with its_end:
+            launch = HttpLaunch(
+                attach=attach,
+                options=options,
+                listening_fd=listening_socket.fileno(),
+                control_fd=its_end.fileno(),
+            )
+            fds = (launch.listening_fd, launch.control_fd)
+            self.child = ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(launch), pass_fds=fds)
+        self.serves = False
+        self._watch = ChildWatch(self)
+        self._loop_due_at: float | None = time.monotonic() + _LOOP_TIMEOUT_S  # None once it has spoken
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `look` has something to do. Monotonic."""
+        return self._watch.next_check_at if self._loop_due_at is None else self._loop_due_at
+
+    def hear(self) -> bool:
+        """Take what it has said; False when it has nothing more to say, because it ends."""
+        said = b""
+        with contextlib.suppress(OSError):
+            said = self.control.recv(4096)
+        if not said:
+            return False
+        if self._loop_due_at is not None:
+            self._loop_due_at = None
+            self._watch.start(time.monotonic())
+        self._watch.note_heard(time.monotonic())
+        self.serves = self.serves or SERVES in said
+        return True
+
+    def look(self) -> None:
+        """Ask it after a silence; kill it when it does not answer, or has not got as far as its loop."""
+        now = time.monotonic()
+        if self._loop_due_at is not None:
+            if now >= self._loop_due_at:
+                self._loop_due_at = None
+                self.kill(f"it did not start within {_LOOP_TIMEOUT_S:g} s")
+        elif self._watch.look(now):
+            with contextlib.suppress(OSError):
+                self.control.send(PING)
+
+    def is_computing(self) -> bool:
+        """Whether any thread computes: one that tokenizes may hold the interpreter's lock for seconds."""
+        tasks = Path(f"/proc/{self.child.pid}/task")
+        with contextlib.suppress(OSError):
+            stats = [task.joinpath("stat").read_text() for task in tasks.iterdir()]
+            return any(stat.rpartition(") ")[2].startswith(_COMPUTING_STATES) for stat in stats)
+        return False
+
+    def dump_stacks(self) -> None:
+        """Have it write its threads' stacks to its standard error."""
+        self.child.dump_stacks()
+
+    def kill(self, because: str) -> None:
+        """SIGKILL, without waiting."""
+        self.child.kill(because)
+
+    def stop(self, grace_s: float) -> None:
+        """End it, with SIGKILL after `grace_s`. Idempotent."""
+        self.child.stop(grace_s)
+        self.control.close()
 
 
 class HttpGroup:
@@ -45,88 +127,92 @@ class HttpGroup:
         self._attach = attach
         self._options = msgspec.structs.replace(options, accepts_when_ready=True)
         self._listening_socket = listening_socket
-        self._num_processes = num_processes
-        self._children: list[ChildProcess] = []
+        self._processes: list[HttpProcess] = []
         self._budget = RestartBudget()
         self._poller = select.poll()
-        self._ready_reader, self._ready_writer = os.pipe()
-        self._num_ready = 0
+        self._start_times = [0.0] * num_processes  # when those that are missing are due; monotonic
+        self._ends_at: float | None = None  # while it drains: when what is left is killed
 
     def run(self, on_ready: Callable[[], None]) -> int:
-        """Returns 0. Raises EngineDeadError when the engine is gone, or the processes keep being lost."""
+        """Returns 0. Raises EngineDeadError when the engine is gone, or the processes keep being lost.
+
+        `on_ready` is called once, when all of them serve.
+        """
         signals = catch_signals(signal.SIGTERM, signal.SIGINT)
         self._poller.register(signals, select.POLLIN)
-        self._poller.register(self._ready_reader, select.POLLIN)
+        has_been_ready = False
         try:
-            for _ in range(self._num_processes):
-                self._start_one()
-            while True:
-                ready = {fd for fd, _ in self._poller.poll()}
-                if self._ready_reader in ready:
-                    self._note_ready(on_ready)
+            while not self._has_drained:
+                self._start_due()
+                ready = {fd for fd, _ in self._poller.poll(self._timeout_ms())}
                 if signals.fileno() in ready:
                     signals.recv(64)
-                    self._drain(signals)
-                    return EXIT_OK
-                for child in [child for child in self._children if child.pid_fd in ready]:
-                    self._replace(child)
+                    self._drain()
+                for process in self._processes.copy():
+                    self._follow(process, ready)
+                if not has_been_ready and self._is_ready:
+                    has_been_ready = True
+                    on_ready()
+            return EXIT_OK
         finally:
-            for child in self._children:
-                child.stop(_STOP_GRACE_S)
-            os.close(self._ready_reader)
-            os.close(self._ready_writer)
+            for process in self._processes:
+                process.stop(_STOP_GRACE_S)
 
-    def _start_one(self) -> None:
-        launch = HttpLaunch(
-            attach=self._attach,
-            options=self._options,
-            listening_fd=self._listening_socket.fileno(),
-            ready_fd=self._ready_writer,
-        )
-        fds = (launch.listening_fd, launch.ready_fd)
-        child = ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(launch), pass_fds=fds)
-        self._children.append(child)
-        self._poller.register(child.pid_fd, select.POLLIN)
+    @property
+    def _is_ready(self) -> bool:
+        return not self._start_times and all(process.serves for process in self._processes)
 
-    def _note_ready(self, on_ready: Callable[[], None]) -> None:
-        was_ready = self._num_ready >= self._num_processes
-        self._num_ready += len(os.read(self._ready_reader, 64))
-        if self._num_ready >= self._num_processes and not was_ready:
-            on_ready()
+    @property
+    def _has_drained(self) -> bool:
+        if self._ends_at is None:
+            return False
+        return not self._processes or time.monotonic() >= self._ends_at
+
+    def _timeout_ms(self) -> int | None:
+        times = [*self._start_times, *(process.next_check_at for process in self._processes), self._ends_at]
+        return min((until_ms(at) for at in times if at is not None), default=None)
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for _ in [at for at in self._start_times if at <= now]:
+            process = HttpProcess(self._attach, self._options, self._listening_socket)
+            self._processes.append(process)
+            self._poller.register(process.child.pid_fd, select.POLLIN)
+            self._poller.register(process.control, select.POLLIN)
+        self._start_times = [at for at in self._start_times if at > now]
+
+    def _follow(self, process: HttpProcess, ready: set[int]) -> None:
+        if process.control.fileno() in ready and not process.hear():
+            self._poller.unregister(process.control)
+        process.look()
+        if process.child.pid_fd in ready:
+            self._forget(process)
+            if self._ends_at is None:
+                self._replace(process.child)
+
+    def _forget(self, process: HttpProcess) -> None:
+        self._processes.remove(process)
+        self._poller.unregister(process.child.pid_fd)
+        with contextlib.suppress(KeyError):  # it was taken out at its last word
+            self._poller.unregister(process.control)
+        process.stop(0.0)
 
     def _replace(self, child: ChildProcess) -> None:
-        """Start another in place of one that was lost."""
+        """Have another started in place of one that was lost."""
         reason = child.describe_exit()
-        self._forget(child)
         if child.exit_code == EXIT_ENGINE_LOST:
             raise EngineDeadError(f"the engine {self._attach!r} has ended")
         backoff_s = self._budget.note_loss(time.monotonic())
         if backoff_s is None:
-            raise EngineDeadError(f"{reason}, {MAX_LOSSES + 1} times in {LOSS_WINDOW_S:g} s")
+            raise EngineDeadError(f"{reason}, {self._budget.excess}")
         _logger.error("%s; starting another", reason)
-        time.sleep(backoff_s)
-        self._start_one()
+        self._start_times.append(time.monotonic() + backoff_s)
 
-    def _forget(self, child: ChildProcess) -> None:
-        self._children.remove(child)
-        self._poller.unregister(child.pid_fd)
-        child.stop(0.0)
-
-    def _drain(self, signals: socket.socket) -> None:
-        """Hand the signal on, and each further one, until every process has ended or the time is over."""
-        self._signal_all()
-        deadline = time.monotonic() + self._options.drain_timeout_s + _STOP_GRACE_S
-        while self._children and (left_s := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in self._poller.poll(1000 * left_s)}
-            if self._ready_reader in ready:
-                os.read(self._ready_reader, 64)
-            if signals.fileno() in ready:
-                signals.recv(64)
-                self._signal_all()
-            for child in [child for child in self._children if child.pid_fd in ready]:
-                self._forget(child)
-
-    def _signal_all(self) -> None:
-        for child in self._children:
+    def _drain(self) -> None:
+        """Hand a signal on, the first and each further one; the first begins the drain time."""
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + self._options.drain_timeout_s + _STOP_GRACE_S
+            self._start_times = []
+        for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                child.send_signal(signal.SIGTERM)
+                process.child.send_signal(signal.SIGTERM)

@@ -47,16 +47,20 @@ def run_server(
     listening_socket: socket.socket,
     on_ready: ReadyCallback | None = None,
     on_phase: PhaseCallback | None = None,
+    on_loop: Callable[[], None] | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit code 0.
 
     Starts `llm` if it is not (meanwhile /live answers and /ready says 503) and shuts it down at the end.
+    `on_loop` is called in the event loop before that.
     Raises EngineStartError when it does not start, EngineDeadError when it ends while the server runs.
     """
     import uvloop
 
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if on_loop is not None:
+            runner.get_loop().call_soon(on_loop)
         server = Server(llm, options)
         return runner.run(server.serve(listening_socket, on_ready, on_phase))
 

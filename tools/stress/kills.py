@@ -17,8 +17,6 @@ Role = Literal["core", "worker", "http"]
 ROLES: tuple[Role, ...] = ("core", "worker", "http")
 Method = Literal["KILL", "TERM", "STOP", "STOP+CONT"]
 METHODS: tuple[Method, ...] = ("KILL", "TERM", "STOP", "STOP+CONT")
-# A server does not ask its HTTP processes whether they are there: requests of a stopped one wait for ever.
-_UNWATCHED: tuple[tuple[Role, Method], ...] = (("http", "STOP"),)
 _MAX_STOP_S = 2.0
 _MARGIN_S = 2.0  # a death is counted when it is seen, which is after the kill
 
@@ -83,9 +81,7 @@ def draw_kills(
 ) -> list[Kill]:
     """One kill in each interval, at any moment of it; roles and methods take turns in a drawn order."""
     rng = random.Random(f"kills/{seed}")
-    pairs: list[tuple[Role, Method]] = [
-        (role, method) for role in roles for method in methods if (role, method) not in _UNWATCHED
-    ]
+    pairs: list[tuple[Role, Method]] = [(role, method) for role in roles for method in methods]
     kills: list[Kill] = []
     while pairs and (len(kills) + 1) * interval_s <= duration_s:
         if len(kills) % len(pairs) == 0:
