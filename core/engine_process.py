@@ -71,6 +71,8 @@ class EngineCoreProcess:
         self._codec = make_client_codec()
         self._faults = make_fault_hooks(launch.config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        if self._faults is not None:
+            self._faults.reach("core.bind")
         self._router = bind_router(self._context, launch.client_address)
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
         self._reception = Reception(secrets.token_hex(8), started_at, self._send)

@@ -83,7 +83,7 @@ class CoreLink:
         self.socket = connect_dealer(context.socket(zmq.DEALER), launch.client_address)
         self._codec = make_client_codec()
         self._has_said_hello = False
-        self._watch = ChildWatch(self.child) if launch.config.watches_core else None
+        self._watch = ChildWatch(self.child, time.monotonic()) if launch.config.watches_core else None
 
     @property
     def next_check_at(self) -> float | None:
@@ -91,11 +91,15 @@ class CoreLink:
         return None if self._watch is None else self._watch.next_check_at
 
     def check_silence(self) -> None:
-        """Ask a core that has said nothing for a while, and kill one that does not answer.
+        """Ask a core that has said nothing for a while; kill one that does not answer, or never listened.
 
         An idle daemon does so 1.4 times a second, which takes 0.05 % of a core in each of the two processes.
         """
-        if self._watch is not None and self._watch.look(time.monotonic()):
+        now = time.monotonic()
+        if self._watch is None:
+            return
+        self._watch.check_listening(now)
+        if self._watch.look(now):
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.send_multipart(PING, zmq.NOBLOCK)
 
@@ -111,6 +115,7 @@ class CoreLink:
             self.socket.send_multipart(self._codec.encode(hello), zmq.NOBLOCK)
             self._has_said_hello = True
             if self._watch is not None:
+                self._watch.note_listening()
                 self._watch.start(time.monotonic())
 
     def receive(self) -> msgspec.Struct | None:
@@ -174,6 +179,7 @@ class Supervisor:
             model=launch.config.model.served_model_name,
             pid=os.getpid(),
             started_at=time.time(),
+            fault_hooks=launch.config.fault_hooks,
         )
 
     def run(self) -> int:

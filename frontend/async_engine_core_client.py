@@ -240,7 +240,7 @@ class AsyncMPClient(EngineCoreClient):
                 self._conversation.raise_if_dead(error_class)
                 raise error_class("the engine was closed")
             self._has_news.clear()
-            if self._conversation.is_open or self._conversation.facts is None:
+            if self._conversation.is_open:
                 await self._has_news.wait()
                 continue
             with contextlib.suppress(TimeoutError):

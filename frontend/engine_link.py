@@ -165,7 +165,7 @@ class EngineProcess(Engine):
         self.child = ChildProcess.start(CORE_MODULE, "engine-core", launch)
         self.exit_fd = self.child.pid_fd
         if self._watches_core:
-            self.watch = ChildWatch(self.child)
+            self.watch = ChildWatch(self.child, time.monotonic())
 
 
 class DaemonEngine(Engine):
@@ -235,6 +235,8 @@ class Conversation:
     def hello(self) -> tuple[bytes]:
         """What to say on a new connection; no earlier Welcome counts from now on."""
         self._number += 1
+        if self._engine.watch is not None:
+            self._engine.watch.note_listening()
         if self.facts is not None:
             self._watch_from_now()
         hello = Hello(PROTOCOL_VERSION, self._kind, os.getpid(), self._weight, self._number)
@@ -341,6 +343,8 @@ class Conversation:
 
     def raise_if_away_too_long(self, error_class: type[Exception]) -> None:
         """Raise when there has been no conversation for longer than any restart takes."""
+        if self._engine.watch is not None:
+            self._engine.watch.check_listening(time.monotonic())
         if self._lost_at is not None and self._clock() - self._lost_at > RECONNECT_TIMEOUT_S:
             raise error_class(f"no connection to the engine for {RECONNECT_TIMEOUT_S:g} s")
 

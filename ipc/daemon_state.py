@@ -37,6 +37,7 @@ class DaemonState(msgspec.Struct, kw_only=True):
     num_restarts: int = 0
     core_pid: int | None = None
     last_loss: str = ""  # why the core was restarted last
+    fault_hooks: str = ""  # with which it was started
 
 
 class PhaseReport(msgspec.Struct, frozen=True, tag="phase"):

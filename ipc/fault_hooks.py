@@ -40,6 +40,7 @@ _ANYWHERE = (Action.RAISE, Action.HANG, Action.SEGFAULT, Action.EXIT, Action.SLO
 
 # Every point of the production code, by process, and what can be asked for there.
 POINTS: dict[str, tuple[Action, ...]] = {
+    "core.bind": _ANYWHERE,  # before it listens
     "core.start": _ANYWHERE,  # as each phase of the start begins, the worker's included
     "core.schedule": _ANYWHERE,  # before a step is formed
     "core.step_frame": (Action.CORRUPT,),  # to the worker

@@ -29,6 +29,7 @@ _STAGES = (
     (KILL_AFTER_S, Verdict.KILL),
     (KILL_BUSY_AFTER_S, Verdict.KILL),
 )
+LISTEN_TIMEOUT_S = 15.0  # a core that was started and does not listen by then; it takes 0.3 s if left alone
 _LATE_S = 0.5  # a watcher that comes this late was away itself, and has not listened
 
 
@@ -96,11 +97,21 @@ class WatchedChild(Protocol):
 
 
 class ChildWatch(SilenceWatch):
-    """A SilenceWatch that does what silence calls for, all but the asking."""
+    """A SilenceWatch that does what silence calls for, all but the asking. `child` has just been started."""
 
-    def __init__(self, child: WatchedChild) -> None:
+    def __init__(self, child: WatchedChild, now: float) -> None:
         super().__init__(child.is_computing)
         self._child = child
+        self._must_listen_by: float | None = now + LISTEN_TIMEOUT_S
+
+    def note_listening(self) -> None:
+        """The child can be reached."""
+        self._must_listen_by = None
+
+    def check_listening(self, now: float) -> None:
+        """End a child that was to be reached long ago."""
+        if self._must_listen_by is not None and now > self._must_listen_by:
+            self._child.kill(f"it did not listen within {LISTEN_TIMEOUT_S:g} s")
 
     def look(self, now: float) -> bool:
         """Dump or kill the child if that is due. True: send it a PING."""

@@ -17,6 +17,7 @@ import zmq
 from fakes import FakeWorker
 from quire.core import engine_process, supervisor
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
+from quire.ipc import liveness
 from quire.ipc.config import EngineConfig
 from quire.ipc.daemon_state import SUPERVISOR_ROLE
 from quire.ipc.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
@@ -102,5 +103,6 @@ if __name__ == "__main__":
     engine_process.make_executor = lambda config, _context, _address: FakeProcessExecutor(config)
     if SUPERVISOR_ROLE in sys.argv:
         supervisor.CORE_MODULE = "fake_core"
+        liveness.LISTEN_TIMEOUT_S = 3.0
         supervisor.run_supervisor()
     engine_process.main()

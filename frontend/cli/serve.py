@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...ipc.daemon_state import SupervisorLaunch
+from ...ipc.daemon_state import SupervisorLaunch, read_state
 from ...ipc.errors import ConfigError
+from ...ipc.run_dir import find_named
 from ..daemon import DaemonStarter, check_name_is_free
 from ..engine_args import EngineArgs
 from ..engine_core_client import attach_sync_client
@@ -228,6 +229,16 @@ def _read_key_file(path: Path) -> list[str]:
     return keys
 
 
+def _refuse_fault_hooks(options: argparse.Namespace) -> None:
+    """Nobody outside reaches an engine that breaks on purpose, whoever started it."""
+    hooks = options.fault_hooks
+    if options.attach is not None:
+        state = read_state(find_named(options.attach))
+        hooks = hooks or (state.fault_hooks if state is not None else "")
+    if hooks:
+        raise ConfigError("fault_hooks", hooks, f"none with --host {options.host}")
+
+
 def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
     if options.port < 0 or options.port > 65535:
         raise ConfigError("port", options.port, "an integer from 0 to 65535")
@@ -235,8 +246,8 @@ def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
         raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
     if not 0 <= options.drain_timeout <= 86400:
         raise ConfigError("drain_timeout", options.drain_timeout, "seconds from 0 to 86400")
-    if options.fault_hooks and not is_loopback(options.host):
-        raise ConfigError("fault_hooks", options.fault_hooks, f"none with --host {options.host}")
+    if not is_loopback(options.host):
+        _refuse_fault_hooks(options)
     if keys or options.insecure_no_key or is_loopback(options.host):
         return
     raise ConfigError(

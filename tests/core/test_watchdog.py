@@ -17,7 +17,9 @@ from fakes import expected_output, make_config, make_request
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.step_watch import StepWatch
 from quire.frontend.async_engine_core_client import make_async_client
+from quire.frontend.daemon import find_log
 from quire.frontend.engine_core_client import SyncMPClient, make_sync_client
+from quire.ipc import liveness
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, EngineStartError
 from quire.ipc.liveness import (
@@ -313,6 +315,23 @@ def test_a_core_that_ends_in_its_first_start_is_an_error(phase: int) -> None:
         make_sync_client(configure(f"core.start:exit@{phase}"))
 
 
+def test_a_core_that_hangs_before_it_listens_is_an_error_at_the_first_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(liveness, "LISTEN_TIMEOUT_S", 0.5)
+    with pytest.raises(EngineStartError, match=r"SIGKILL: it did not listen within 0\.5 s"):
+        make_sync_client(configure("core.bind:hang"))
+    with pytest.raises(EngineStartError, match=r"SIGKILL: it did not listen within 0\.5 s"):
+        asyncio.run(make_async_client(configure("core.bind:hang")))
+
+
+def test_a_daemons_core_that_hangs_before_it_listens_is_replaced() -> None:
+    with Daemon("paced", configure("core.bind:hang", name="paced")) as daemon:
+        assert daemon.num_restarts == 1
+        log = find_log("paced").read_text()
+    assert "SIGKILL: it did not listen within 3 s" in log
+
+
 def test_a_daemons_stopped_core_is_replaced_within_two_seconds_though_nobody_waits() -> None:
     with Daemon("paced", configure(name="paced")) as daemon:
         pid = daemon.core_pid
@@ -325,6 +344,6 @@ def test_what_a_main_thread_does_is_read_from_the_kernel() -> None:
     child = ChildProcess.start("fake_core", "engine-core", b"")
     assert wait_until(lambda: not child.is_computing(), 5.0)
     os.kill(child.pid, signal.SIGSTOP)
-    assert not child.is_computing()
+    assert wait_until(lambda: not child.is_computing(), 5.0)
     child.stop(0.0)
     assert not child.is_computing()

@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from daemons import runtime_folders
 from fakes import make_config
 from quire.frontend.cli import serve
 from quire.frontend.engine_args import EngineArgs
+from quire.ipc.daemon_state import DaemonState, write_state
 from quire.ipc.errors import ConfigError
 from quire.ipc.fault_hooks import POINTS, FaultInjected, keep_lasting, make_fault_hooks, parse_fault_hooks
 
@@ -85,6 +87,20 @@ def test_a_server_that_others_can_reach_refuses_them() -> None:
     argv = ["--host", "0.0.0.0", "--port", "0", "--api-key", "k", "--fault-hooks", "core.schedule:raise"]
     with pytest.raises(ConfigError, match=r"fault_hooks='core.schedule:raise': none with --host 0\.0"):
         serve.run(argv)
+
+
+def test_a_server_that_others_can_reach_refuses_a_daemon_that_was_started_with_them() -> None:
+    with runtime_folders() as folder:
+        run_dir = folder / "quire" / "broken"
+        run_dir.mkdir(mode=0o700, parents=True)
+        (folder / "quire").chmod(0o700)
+        state = DaemonState(
+            name="broken", model="m", pid=1, started_at=0.0, fault_hooks="core.schedule:raise"
+        )
+        write_state(run_dir, state)
+        argv = ["--host", "0.0.0.0", "--port", "0", "--api-key", "k", "--attach", "broken"]
+        with pytest.raises(ConfigError, match=r"fault_hooks='core.schedule:raise': none with --host 0\.0"):
+            serve.run(argv)
 
 
 def test_the_option_is_not_shown_to_users() -> None:
