@@ -1,0 +1,405 @@
+"""Attention over the paged KV cache in Triton: chunks of prompts, decodes and steps that mix them.
+
+The formula and its reference are in paged_attention.py; here a soft cap c may turn each score s into
+c tanh(s / c). One program computes a tile of query rows (tokens x the heads that share a kv head, so that K
+and V are read once for all of them) over a range of keys, with the online softmax of FlashAttention
+(arXiv 2205.14135) in base 2 and float32 sums. Where a step has too few rows to fill the device, the keys of
+each single-token request are split over programs, whose parts a second kernel combines (Flash-Decoding).
+
+A step is at most three launches: requests of one token, the combination of their splits, requests of more
+tokens. Strict mode cuts keys at fixed places and uses one tile shape for all of them, so that a row's bits
+depend on its sequence alone, whatever stands beside it, however its prompt was cut and whether its splits
+ran in one program or in many.
+Bytes of a decode: 2 * seq_len * G * D elements a request. Operations of a chunk: 4 * D * H per visible pair.
+Legend: T tokens, R requests, H query heads, G kv heads, D head size, M rows and N keys of a tile, S splits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_jit: Any = triton.jit
+
+MAX_HEAD_SIZE = 256
+MAX_GROUP = 128  # query heads that share a kv head
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Keys of a split in strict mode. Smaller ones fill the device at short lengths, larger ones need fewer sums.
+STRICT_SPLIT_KEYS = 1024
+_MAX_SPLITS = 32
+# Programs that a launch should have for each processor of the device before splitting stops to pay.
+_PROGRAMS_PER_PROCESSOR = 2
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What the host decides about a step's launches, once for all layers."""
+
+    num_singles: int  # requests with one token
+    num_chunks: int  # requests with more
+    num_splits: int  # programs over the keys of each single-token request
+    split_keys: int  # keys of a split in strict mode, 0: an even share of each request's keys
+
+
+@dataclass(frozen=True, slots=True)
+class _TileShape:
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def find_uncovered(num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> str | None:
+    """What of a model these kernels do not compute, with the covered set, None if they compute it all."""
+    if dtype not in DTYPES:
+        return f"dtype {dtype}: float32, bfloat16 and float16 are covered"
+    if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
+        return f"head size {head_size}: even ones from 2 to {MAX_HEAD_SIZE} are covered"
+    if num_heads // num_kv_heads > MAX_GROUP:
+        return f"{num_heads // num_kv_heads} query heads a kv head: up to {MAX_GROUP} are covered"
+    return None
+
+
+def plan_attention(
+    num_singles: int,
+    num_chunks: int,
+    num_kv_heads: int,
+    max_seq_len: int,
+    num_processors: int,
+    is_strict: bool,
+    strict_split_keys: int = STRICT_SPLIT_KEYS,
+) -> AttentionPlan:
+    """The plan of a step. `max_seq_len` bounds its requests' tokens in the cache, the new ones included."""
+    programs = num_singles * num_kv_heads
+    wanted = _PROGRAMS_PER_PROCESSOR * num_processors
+    if is_strict:
+        splits = -(-max_seq_len // strict_split_keys)
+        return AttentionPlan(num_singles, num_chunks, splits if programs < wanted else 1, strict_split_keys)
+    splits = min(_MAX_SPLITS, -(-wanted // max(1, programs)))
+    return AttentionPlan(num_singles, num_chunks, splits, 0)
+
+
+def launch_paged_attention(
+    query: Tensor,
+    query_stride: int,
+    num_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    window: int | None,
+    plan: AttentionPlan,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
+
+    Caches are [blocks, G, block_size, D] and contiguous, tables and lengths int32. Requests with seq_len 0
+    pad a captured graph's batch: their rows come back undefined. Nothing here waits for the device.
+    """
+    _, num_kv_heads, block_size, head_size = k_cache.shape
+    group = num_heads // num_kv_heads
+    out = query.new_empty((query.shape[0], num_heads * head_size))
+    tensors = (k_cache, v_cache, block_tables, query_starts, seq_lens)
+    scalars = (head_size**-0.5 * _LOG2_E, soft_cap or 0.0, query_stride, block_tables.stride(0))
+    constants: dict[str, Any] = {
+        "GROUP": group,
+        "HEAD_SIZE": head_size,
+        "PADDED_SIZE": _pad(head_size),
+        "BLOCK_SIZE": block_size,
+        "WINDOW": window or 0,
+        "HAS_SOFT_CAP": soft_cap is not None,
+        "SPLIT_KEYS": plan.split_keys,
+        # Two kernels must merge splits with the same roundings, and a compiler may fuse each its own way.
+        "enable_fp_fusion": plan.split_keys == 0,
+    }
+    num_requests = seq_lens.shape[0]
+    if plan.num_singles:
+        shape = _single_shape(query.dtype, head_size, group, plan.split_keys > 0)
+        parts, sums = _new_parts(query, num_requests, num_heads, plan.num_splits, head_size)
+        _paged_attention_kernel[(num_requests, num_kv_heads, plan.num_splits)](
+            query, out, parts, sums, *tensors, num_requests, *scalars, **constants,
+            IS_SINGLE=True, NUM_SPLITS=plan.num_splits, M=shape.rows, N=shape.keys,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
+        )  # fmt: skip
+        if plan.num_splits > 1:
+            _combine_kernel[(num_requests, num_heads)](
+                out, parts, sums, query_starts, seq_lens,
+                NUM_HEADS=num_heads, HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size),
+                NUM_SPLITS=plan.num_splits, SPLIT_KEYS=plan.split_keys, WINDOW=window or 0, N=shape.keys,
+                num_warps=2, enable_fp_fusion=plan.split_keys == 0,
+            )  # fmt: skip
+    if plan.num_chunks:
+        shape = _chunk_shape(query.dtype, head_size, group, plan.split_keys > 0)
+        num_tiles = query.shape[0] // (shape.rows // group) + num_requests
+        _paged_attention_kernel[(num_tiles, num_kv_heads, 1)](
+            query, out, out, out, *tensors, num_requests, *scalars, **constants,
+            IS_SINGLE=False, NUM_SPLITS=1, M=shape.rows, N=shape.keys,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
+        )  # fmt: skip
+    return out
+
+
+def _pad(head_size: int) -> int:
+    return max(16, triton.next_power_of_2(head_size))
+
+
+def _single_shape(dtype: torch.dtype, head_size: int, group: int, is_strict: bool) -> _TileShape:
+    """The tile for requests of one token: no more rows than the group, keys enough to hide the memory."""
+    if is_strict:
+        return _chunk_shape(dtype, head_size, group, is_strict)
+    rows = max(16, triton.next_power_of_2(group))
+    if dtype == torch.float32:
+        return _TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=2)
+    return _TileShape(rows, 32 if _pad(head_size) > 128 else 64, num_warps=4, num_stages=3)
+
+
+def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, is_strict: bool) -> _TileShape:
+    """The tile for requests of more tokens; in strict mode for all, since rounding may follow the shape."""
+    least = triton.next_power_of_2(group)
+    if dtype == torch.float32:  # without tensor cores a tile's products live in registers
+        keys = 32 if _pad(head_size) <= 128 else 16
+        return _TileShape(max(16, least), keys, num_warps=4, num_stages=2)
+    if _pad(head_size) > 128:
+        return _TileShape(max(64, least), 32, num_warps=4, num_stages=2)
+    if is_strict:
+        return _TileShape(max(64, least), 64, num_warps=4, num_stages=3)
+    return _TileShape(max(128, least), 64, num_warps=8, num_stages=3)
+
+
+def _new_parts(
+    query: Tensor, num_requests: int, num_heads: int, num_splits: int, head_size: int
+) -> tuple[Tensor, Tensor]:
+    """float32 scratch of the splits: weighted sums [R, H, S, D], maxima and sums of weights [R, H, S, 2]."""
+    if num_splits == 1:
+        return query, query  # not read
+    shape = (num_requests, num_heads, num_splits)
+    parts = torch.empty((*shape, head_size), dtype=torch.float32, device=query.device)
+    return parts, torch.empty((*shape, 2), dtype=torch.float32, device=query.device)
+
+
+@_jit
+def _find_request(query_starts: Any, tile: Any, num_requests: Any, TILE_TOKENS: tl.constexpr) -> Any:
+    """The request that `tile` belongs to, if request r has the tiles from query_starts[r] // t + r on."""
+    low = 0
+    high = num_requests
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // TILE_TOKENS + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@_jit
+def _split_range(
+    first_key: Any, last_key: Any, NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, N: tl.constexpr,
+) -> Any:  # fmt: skip
+    """(key at which split 0 begins, keys of a split) for keys first_key..last_key-1."""
+    if SPLIT_KEYS > 0:
+        return 0, SPLIT_KEYS
+    base = first_key // N * N
+    return base, tl.cdiv(tl.cdiv(last_key - base, N), NUM_SPLITS) * N
+
+
+@_jit
+def _merge(top: Any, total: Any, sums: Any, part_top: Any, part_total: Any, part_sums: Any) -> Any:
+    """Two partial softmaxes as one: (maxima, sums of weights, weighted sums of v)."""
+    new_top = tl.maximum(top, part_top)
+    origin = tl.where(new_top == float("-inf"), 0.0, new_top)
+    scale = tl.exp2(top - origin)
+    part_scale = tl.exp2(part_top - origin)
+    new_total = total * scale + part_total * part_scale
+    return new_top, new_total, sums * scale[:, None] + part_sums * part_scale[:, None]
+
+
+@_jit
+def _attend_keys(
+    q: Any, top: Any, total: Any, sums: Any, k_cache: Any, v_cache: Any, table: Any, positions: Any,
+    kv_head: Any, num_kv_heads: Any, first: Any, last: Any, seq_len: Any, scale: Any, soft_cap: Any,
+    IS_MASKED: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, N: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Go on with the online softmax of q [M, D] over keys first..last-1, tile by tile."""
+    in_tile = tl.arange(0, N)
+    dims = tl.arange(0, PADDED_SIZE)
+    has_dim = dims < HEAD_SIZE
+    for start in range(first, last, N):
+        keys = start + in_tile
+        is_key = keys < seq_len
+        if IS_MASKED:
+            block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0)
+        else:
+            block = tl.load(table + keys // BLOCK_SIZE)
+        slots = (block.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
+        k_at = k_cache + slots[None, :] * HEAD_SIZE + dims[:, None]
+        v_at = v_cache + slots[:, None] * HEAD_SIZE + dims[None, :]
+        if IS_MASKED:
+            k = tl.load(k_at, mask=is_key[None, :] & has_dim[:, None], other=0.0)
+            v = tl.load(v_at, mask=is_key[:, None] & has_dim[None, :], other=0.0)
+        elif HEAD_SIZE == PADDED_SIZE:
+            k = tl.load(k_at)
+            v = tl.load(v_at)
+        else:
+            k = tl.load(k_at, mask=has_dim[:, None], other=0.0)
+            v = tl.load(v_at, mask=has_dim[None, :], other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale  # [M, N], of a weight the logarithm to base 2
+        if HAS_SOFT_CAP:
+            # tanh(x) = 1 - 2 / (e^2x + 1); scores and cap both carry the factor log2(e).
+            cap = soft_cap * 1.4426950408889634
+            scores = cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / soft_cap)) + 1.0))
+        if IS_MASKED:
+            is_seen = keys[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(is_seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        if IS_MASKED:  # a row may have seen no key yet
+            origin = tl.where(new_top == float("-inf"), 0.0, new_top)
+        else:
+            origin = new_top
+        weights = tl.exp2(scores - origin[:, None])
+        fade = tl.exp2(top - origin)
+        total = total * fade + tl.sum(weights, 1)
+        sums = tl.dot(weights.to(v.dtype), v, sums * fade[:, None], input_precision="ieee")
+        top = new_top
+    return top, total, sums
+
+
+@_jit
+def _paged_attention_kernel(
+    query: Any, out: Any, parts: Any, part_sums: Any, k_cache: Any, v_cache: Any, block_tables: Any,
+    query_starts: Any, seq_lens: Any, num_requests: Any, scale: Any, soft_cap: Any, query_stride: Any,
+    table_stride: Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    IS_SINGLE: tl.constexpr, NUM_SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Grid (tiles, G, S). A request that is not of this launch's kind is left to the other launch."""
+    TILE_TOKENS: tl.constexpr = M // GROUP
+    kv_head = tl.program_id(1)
+    num_kv_heads = tl.num_programs(1)
+    # 1. Which tokens of which request. Of a long prompt the last tiles see most keys, so they start first.
+    if IS_SINGLE:
+        request = tl.program_id(0)
+        first_token = 0
+        begin = tl.load(query_starts + request)
+        query_len = tl.load(query_starts + request + 1) - begin
+        if query_len != 1:
+            return
+    else:
+        tile = tl.num_programs(0) - 1 - tl.program_id(0)
+        request = _find_request(query_starts, tile, num_requests, TILE_TOKENS)
+        begin = tl.load(query_starts + request)
+        query_len = tl.load(query_starts + request + 1) - begin
+        first_token = (tile - begin // TILE_TOKENS - request) * TILE_TOKENS
+        if (query_len == 1) | (first_token >= query_len):
+            return
+    seq_len = tl.load(seq_lens + request)
+    if seq_len == 0:
+        return
+    # 2. The keys that some row of the tile sees, and of them the part of this program.
+    first_position = seq_len - query_len + first_token
+    last_key = tl.minimum(first_position + TILE_TOKENS, seq_len)
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(0, first_position - WINDOW + 1) // N * N
+    base, split_size = _split_range(first_key, last_key, NUM_SPLITS, SPLIT_KEYS, N)
+    first_split = (first_key - base) // split_size
+    num_splits = tl.cdiv(last_key - base, split_size)
+    if NUM_SPLITS > 1:
+        first_split = tl.maximum(first_split, tl.program_id(2))
+        num_splits = tl.minimum(num_splits, tl.program_id(2) + 1)
+        if first_split >= num_splits:
+            return
+    # 3. The queries: row m is token m // GROUP and head m % GROUP of the group.
+    rows = tl.arange(0, M)
+    dims = tl.arange(0, PADDED_SIZE)
+    token = first_token + rows // GROUP
+    is_row = (rows < TILE_TOKENS * GROUP) & (token < query_len)
+    head = kv_head * GROUP + rows % GROUP
+    positions = first_position + rows // GROUP
+    is_element = is_row[:, None] & (dims < HEAD_SIZE)[None, :]
+    row_at = (begin + token).to(tl.int64) * query_stride + head * HEAD_SIZE
+    q = tl.load(query + row_at[:, None] + dims[None, :], mask=is_element, other=0.0)
+    # 4. Walk the keys; those that every row sees need no mask.
+    table = block_tables + request.to(tl.int64) * table_stride
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    sums = tl.zeros([M, PADDED_SIZE], tl.float32)
+    for split in range(first_split, num_splits):
+        split_top = tl.full([M], float("-inf"), tl.float32)
+        split_total = tl.zeros([M], tl.float32)
+        split_sums = tl.zeros([M, PADDED_SIZE], tl.float32)
+        start = tl.maximum(base + split * split_size, first_key)
+        end = tl.minimum(base + (split + 1) * split_size, last_key)
+        masked_from = start
+        if WINDOW == 0:
+            masked_from = tl.maximum(start, tl.minimum(end, (first_position + 1) // N * N))
+            split_top, split_total, split_sums = _attend_keys(
+                q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
+                kv_head, num_kv_heads, start, masked_from, seq_len, scale, soft_cap,
+                False, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, N,
+            )  # fmt: skip
+        split_top, split_total, split_sums = _attend_keys(
+            q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
+            kv_head, num_kv_heads, masked_from, end, seq_len, scale, soft_cap,
+            True, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, N,
+        )  # fmt: skip
+        if NUM_SPLITS == 1 and SPLIT_KEYS > 0:
+            top, total, sums = _merge(top, total, sums, split_top, split_total, split_sums)
+        else:
+            top, total, sums = split_top, split_total, split_sums
+    # 5. The result, or this split's part of it.
+    if NUM_SPLITS > 1:
+        part = (request * num_kv_heads * GROUP + head).to(tl.int64) * NUM_SPLITS + tl.program_id(2)
+        tl.store(parts + part[:, None] * HEAD_SIZE + dims[None, :], sums, mask=is_element)
+        tl.store(part_sums + part * 2, top, mask=is_row)
+        tl.store(part_sums + part * 2 + 1, total, mask=is_row)
+    else:
+        out_at = ((begin + token).to(tl.int64) * num_kv_heads * GROUP + head) * HEAD_SIZE
+        result = sums / total[:, None]
+        tl.store(out + out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_element)
+
+
+@_jit
+def _combine_kernel(
+    out: Any, parts: Any, part_sums: Any, query_starts: Any, seq_lens: Any, NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, N: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Grid (R, H): the splits of one head of a single-token request, merged in the order of their keys."""
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    begin = tl.load(query_starts + request)
+    seq_len = tl.load(seq_lens + request)
+    if (tl.load(query_starts + request + 1) - begin != 1) | (seq_len == 0):
+        return
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(0, seq_len - WINDOW) // N * N
+    base, split_size = _split_range(first_key, seq_len, NUM_SPLITS, SPLIT_KEYS, N)
+    one = tl.arange(0, 1)
+    dims = tl.arange(0, PADDED_SIZE)
+    is_element = ((one >= 0)[:, None]) & (dims < HEAD_SIZE)[None, :]
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    sums = tl.zeros([1, PADDED_SIZE], tl.float32)
+    first_part = (request * NUM_HEADS + head).to(tl.int64) * NUM_SPLITS
+    for split in range((first_key - base) // split_size, tl.cdiv(seq_len - base, split_size)):
+        part = first_part + split + one
+        part_top = tl.load(part_sums + part * 2)
+        part_total = tl.load(part_sums + part * 2 + 1)
+        part_values = tl.load(parts + part[:, None] * HEAD_SIZE + dims[None, :], mask=is_element, other=0.0)
+        top, total, sums = _merge(top, total, sums, part_top, part_total, part_values)
+    out_at = (begin.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE + one
+    result = sums / total[:, None]
+    tl.store(out + out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_element)

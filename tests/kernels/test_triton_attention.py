@@ -1,0 +1,237 @@
+"""Attention in Triton against its torch reference; interpreted where there is no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from quire.kernels.paged_attention import paged_attention_reference
+from quire.kernels.paged_attention_triton import find_uncovered, launch_paged_attention, plan_attention
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EPS = torch.finfo(torch.float32).eps
+
+
+@dataclass
+class Step:
+    """Requests as (tokens of this step, tokens in the cache after it), on shuffled blocks full of numbers.
+
+    Slots that no request owns hold NaN, table entries past a request's blocks a number out of range.
+    """
+
+    query: Tensor  # [T, H, D]
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    query_starts: Tensor
+    seq_lens: Tensor
+
+    def compute(
+        self,
+        window: int | None = None,
+        num_processors: int = 1,
+        is_strict: bool = False,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Through the kernels. More processors ask for more splits; strict splits have 64 keys."""
+        query_lens = self.query_starts.diff()
+        plan = plan_attention(
+            int((query_lens == 1).sum()),
+            int((query_lens > 1).sum()),
+            self.k_cache.shape[1],
+            int(self.seq_lens.max()),
+            num_processors,
+            is_strict,
+            strict_split_keys=64,
+        )
+        num_tokens, heads, head_size = self.query.shape
+        # The queries lie inside longer rows, as in the fused projection.
+        rows = torch.full((num_tokens, (heads + 2) * head_size), torch.nan, dtype=self.query.dtype)
+        rows[:, : heads * head_size] = self.query.reshape(num_tokens, -1)
+        tensors = (self.k_cache, self.v_cache, self.block_tables, self.query_starts, self.seq_lens)
+        out = launch_paged_attention(
+            rows.to(DEVICE),
+            rows.shape[1],
+            heads,
+            *(tensor.to(DEVICE) for tensor in tensors),
+            window,
+            plan,
+            soft_cap,
+        )
+        return out.view(-1, heads, head_size).cpu()
+
+    def reference(self, window: int | None = None) -> Tensor:
+        return paged_attention_reference(
+            self.query,
+            self.k_cache,
+            self.v_cache,
+            self.block_tables,
+            self.query_starts.tolist(),
+            self.seq_lens.tolist(),
+            window,
+        )
+
+    def only(self, request: int, first: int, count: int) -> Step:
+        """The step in which this request alone computes `count` of its tokens, from the `first` on."""
+        start, end = self.query_starts[request : request + 2].tolist()
+        context = int(self.seq_lens[request]) - (end - start)
+        return replace(
+            self,
+            query=self.query[start + first : start + first + count],
+            block_tables=self.block_tables[request : request + 1],
+            query_starts=torch.tensor([0, count], dtype=torch.int32),
+            seq_lens=torch.tensor([context + first + count], dtype=torch.int32),
+        )
+
+
+def make_step(
+    requests: list[tuple[int, int]],
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_size: int = 16,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> Step:
+    generator = torch.Generator().manual_seed(len(requests) + head_size)
+    needed = [-(-seq_len // block_size) for _, seq_len in requests]
+    order = torch.randperm(sum(needed) + 2, generator=generator, dtype=torch.int32)
+    size = (len(order), num_kv_heads, block_size, head_size)
+    k_cache = torch.randn(size, generator=generator).to(dtype)
+    v_cache = torch.randn(size, generator=generator).to(dtype)
+    tables = torch.full((len(requests), max(needed)), 1 << 30, dtype=torch.int32)
+    first = 0
+    for row, (count, (_, seq_len)) in enumerate(zip(needed, requests, strict=True)):
+        tables[row, :count] = order[first : first + count]
+        first += count
+        used = seq_len - (count - 1) * block_size
+        k_cache[tables[row, count - 1], :, used:] = torch.nan
+        v_cache[tables[row, count - 1], :, used:] = torch.nan
+    starts = torch.tensor([0, *(tokens for tokens, _ in requests)]).cumsum(0).int()
+    query = torch.randn(int(starts[-1]), num_heads, head_size, generator=generator).to(dtype)
+    lengths = torch.tensor([seq_len for _, seq_len in requests], dtype=torch.int32)
+    return Step(query, k_cache, v_cache, tables, starts, lengths)
+
+
+def assert_near_reference(step: Step, actual: Tensor, expected: Tensor) -> None:
+    """Within what roundings allow: of the scores, which move the weights, then of a weighted mean.
+
+    A score is a chain of D products of about |q| |k|; its absolute error is a relative error of its weight.
+    The mean over L keys adds a chain of L and the exponential's 2 units. Kernel and reference each. In 16
+    bits the kernel also rounds each weight, and both round the result, perhaps to two sides of a tie.
+    """
+    head_size, length = step.query.shape[2], int(step.seq_lens.max())
+    query = step.query.float().norm(dim=-1).max().item()
+    key = step.k_cache.float().nan_to_num().norm(dim=-1).max().item()
+    value = step.v_cache.float().nan_to_num().abs().max().item()
+    score_error = head_size * EPS * query * key / head_size**0.5
+    bound = 2 * value * (2 * score_error + (length**0.5 + 4) * EPS)
+    rtol = 0.0
+    if step.query.dtype != torch.float32:
+        rtol = torch.finfo(step.query.dtype).eps
+        bound += value * rtol / 2
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=bound)
+
+
+# Lengths around the borders of blocks (8 to 128) and tiles (16 to 64 keys, 2 to 128 tokens).
+MIXED = [(1, 1), (3, 3), (1, 70), (40, 150), (1, 64), (1, 65), (18, 18)]
+SHAPES = [
+    # heads, kv heads, head size, block size
+    (4, 2, 16, 16),
+    (1, 1, 8, 8),
+    (14, 2, 40, 128),
+    (6, 1, 80, 8),
+    (2, 2, 256, 32),
+    (33, 1, 32, 64),
+]
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("num_processors", [1, 12])
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_mixed_step_equals_the_reference(window: int | None, num_processors: int, is_strict: bool) -> None:
+    step = make_step(MIXED)
+    actual = step.compute(window, num_processors, is_strict)
+    assert_near_reference(step, actual, step.reference(window))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_every_shape_and_type_equals_the_reference(
+    shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    step = make_step([(5, 37), (1, 130)], *shape, dtype=dtype)
+    assert_near_reference(step, step.compute(num_processors=4), step.reference())
+
+
+@pytest.mark.parametrize("num_processors", [1, 6])
+def test_a_soft_cap_bends_every_score_before_the_softmax(num_processors: int) -> None:
+    step = make_step([(5, 90), (1, 70)], num_kv_heads=4)
+    step.query *= 8
+    actual = step.compute(soft_cap=2.0, num_processors=num_processors)
+    for request, (count, length) in enumerate(((5, 90), (1, 70))):
+        start = int(step.query_starts[request])
+        blocks = step.block_tables[request, : -(-length // 16)].long()
+        key, value = (
+            cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length].double()
+            for cache in (step.k_cache, step.v_cache)
+        )
+        query = step.query[start : start + count].double().transpose(0, 1)  # [H, t, D]
+        scores = 2.0 * torch.tanh(query @ key.transpose(1, 2) / 4 / 2.0)
+        seen = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+        expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
+        assert_near_reference(
+            step, actual[start : start + count], expected.transpose(0, 1).to(step.query.dtype)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 70])
+def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
+    window: int | None, dtype: torch.dtype
+) -> None:
+    step = make_step([(23, 210), (1, 130), (9, 9)], dtype=dtype)
+    together = step.compute(window, is_strict=True)
+    # On many processors each split of a single token has a program of its own.
+    for first, count, num_processors in ((0, 16, 1), (16, 7, 1), (5, 1, 1), (5, 1, 40), (22, 1, 40)):
+        actual = step.only(0, first, count).compute(window, num_processors, is_strict=True)
+        assert torch.equal(actual, together[first : first + count])
+    assert torch.equal(step.only(1, 0, 1).compute(window, 40, is_strict=True), together[23:24])
+
+
+def test_rows_that_pad_a_batch_disturb_nobody() -> None:
+    step = make_step([(1, 70), (1, 130)])
+    expected = step.compute(num_processors=4)
+    padded = replace(
+        step,
+        query=torch.cat([step.query, torch.full((2, 4, 16), torch.nan)]),
+        block_tables=torch.cat([step.block_tables, step.block_tables]),
+        query_starts=torch.arange(5, dtype=torch.int32),
+        seq_lens=torch.cat([step.seq_lens, torch.zeros(2, dtype=torch.int32)]),
+    )
+    for num_processors, is_strict in ((4, False), (1, True)):
+        actual = padded.compute(num_processors=num_processors, is_strict=is_strict)[:2]
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("singles", "is_strict", "splits"),
+    [(1, False, 32), (8, False, 5), (33, False, 1), (256, False, 1), (1, True, 9), (33, True, 1)],
+)
+def test_keys_are_split_where_requests_alone_do_not_fill_the_device(
+    singles: int, is_strict: bool, splits: int
+) -> None:
+    plan = plan_attention(singles, 0, 8, 9000, 132 if singles > 1 else 1000, is_strict)
+    assert plan.num_splits == splits
+    assert (plan.split_keys > 0) == is_strict
+
+
+def test_what_the_kernels_do_not_cover_is_named_with_what_they_do() -> None:
+    assert find_uncovered(32, 8, 128, torch.bfloat16) is None
+    assert find_uncovered(2, 1, 320, torch.bfloat16) == "head size 320: even ones from 2 to 256 are covered"
+    assert "float64" in (find_uncovered(2, 1, 64, torch.float64) or "")
+    assert "129 query heads" in (find_uncovered(129, 1, 64, torch.float32) or "")
