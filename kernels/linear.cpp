@@ -1,8 +1,11 @@
-// y[m, N] = x[m, K] W^T + bias, W packed as panels [ceil(N / P)][K][P] with zeros past N; sums are float32.
-// The panels' width P is quire_linear_panel(). Reads W once for each kChunk rows.
-#include "tile.h"
+// y[m, N] = x[m, K] W^T + bias (linear.h). float32 here: W as panels [ceil(N / 64)][K][64] with zeros past N,
+// read once for each kChunk rows. The other formats are in linear_packed.h.
+#include "linear.h"
 
-#include <algorithm>
+#include "linear_amx.h"
+#include "linear_pack.h"
+#include "linear_packed.h"
+#include "linear_vector.h"
 
 namespace {
 
@@ -11,29 +14,24 @@ using namespace quire;
 constexpr int kPanel = 64;   // columns; a multiple of every kColumns
 constexpr int kChunk = 96;   // rows that share one reading of a panel
 constexpr int kDepth = 256;  // a panel's 256 x 64 weights stay in the second-level cache over a chunk
-// Multiply-adds below which a second thread costs more than it brings.
-constexpr double kMinParallelWork = 400e3;
 
-template <typename T>
 struct Layer {
-    const float* x;   // [m, K]
-    const T* packed;  // panels
-    const T* bias;    // [N] or null
-    T* y;             // [m, N]
+    const float* x;       // [m, K]
+    const float* packed;  // panels
+    const float* bias;    // [N] or null
+    float* y;             // [m, N]
     int m, K, N;
 };
 
-template <typename T>
-void set_start(float* row, const T* bias, int columns) {
+void set_start(float* row, const float* bias, int columns) {
     if (bias)
-        copy_floats(row, bias, columns);
+        std::copy_n(bias, columns, row);
     else
         std::fill_n(row, columns, 0.0f);
 }
 
 // y += x W for one panel's columns; y already holds the start values.
-template <typename T>
-void multiply_panel(int rows, const float* x, int K, const T* panel, float* y, size_t ldy) {
+void multiply_panel(int rows, const float* x, int K, const float* panel, float* y, size_t ldy) {
     const int tiles = (rows + kMaxRows - 1) / kMaxRows;
     for (int k = 0; k < K; k += kDepth) {
         const int depth = std::min(kDepth, K - k);
@@ -45,28 +43,24 @@ void multiply_panel(int rows, const float* x, int K, const T* panel, float* y, s
     }
 }
 
-// Rows [first, last) of one panel's columns, by way of a buffer where y is narrower than float32 or the panel.
-template <typename T>
-void compute(const Layer<T>& layer, int panel, int first, int last, float* buffer) {
+// Rows [first, last) of one panel's columns, by way of a buffer where y is narrower than the panel.
+void compute(const Layer& layer, int panel, int first, int last, float* buffer) {
     const int column = panel * kPanel, columns = std::min(kPanel, layer.N - column), rows = last - first;
-    const T* weights = layer.packed + size_t(panel) * layer.K * kPanel;
-    const T* bias = layer.bias ? layer.bias + column : nullptr;
+    const float* weights = layer.packed + size_t(panel) * layer.K * kPanel;
+    const float* bias = layer.bias ? layer.bias + column : nullptr;
     const float* x = layer.x + size_t(first) * layer.K;
-    T* y = layer.y + size_t(first) * layer.N + column;
-    if constexpr (sizeof(T) == sizeof(float)) {
-        if (columns == kPanel) {
-            for (int r = 0; r < rows; ++r) set_start(y + size_t(r) * layer.N, bias, columns);
-            return multiply_panel(rows, x, layer.K, weights, y, layer.N);
-        }
+    float* y = layer.y + size_t(first) * layer.N + column;
+    if (columns == kPanel) {
+        for (int r = 0; r < rows; ++r) set_start(y + size_t(r) * layer.N, bias, columns);
+        return multiply_panel(rows, x, layer.K, weights, y, layer.N);
     }
     std::fill_n(buffer, rows * kPanel, 0.0f);
     for (int r = 0; r < rows; ++r) set_start(buffer + r * kPanel, bias, columns);
     multiply_panel(rows, x, layer.K, weights, buffer, kPanel);
-    for (int r = 0; r < rows; ++r) copy_rounded(y + size_t(r) * layer.N, buffer + r * kPanel, columns);
+    for (int r = 0; r < rows; ++r) std::copy_n(buffer + r * kPanel, columns, y + size_t(r) * layer.N);
 }
 
-template <typename T>
-void compute_all(const Layer<T>& layer) {
+void compute_all(const Layer& layer) {
     const int panels = (layer.N + kPanel - 1) / kPanel, chunks = (layer.m + kChunk - 1) / kChunk;
     const bool is_parallel = double(layer.m) * layer.K * layer.N > kMinParallelWork;
 #pragma omp parallel for schedule(static) if (is_parallel)
@@ -79,18 +73,82 @@ void compute_all(const Layer<T>& layer) {
     }
 }
 
+// float32 panels [K, 64].
+void pack_floats(const float* weight, int N, int K, float* packed) {
+    const int panels = (N + kPanel - 1) / kPanel;
+#pragma omp parallel for schedule(static)
+    for (int panel = 0; panel < panels; ++panel)
+        for (int k = 0; k < K; ++k)
+            for (int i = 0; i < kPanel; ++i) {
+                const int n = panel * kPanel + i;
+                packed[(size_t(panel) * K + k) * kPanel + i] = n < N ? weight[size_t(n) * K + k] : 0.0f;
+            }
+}
+
+template <class Y>
+void multiply_packed([[maybe_unused]] int variant, const PackedLayer<Y>& layer) {
+    if constexpr (std::is_same_v<Y, bf16>) {
+#if defined(QUIRE_HAS_AMX)
+        if (variant == QUIRE_LINEAR_TILE)
+            return layer.scales ? compute_packed<TileEngine, true>(layer) : compute_packed<TileEngine, false>(layer);
+#endif
+#if defined(__AVX512BF16__)
+        if (variant == QUIRE_LINEAR_PAIR)
+            return layer.scales ? compute_packed<PairEngine, true>(layer) : compute_packed<PairEngine, false>(layer);
+#endif
+    }
+    return layer.scales ? compute_packed<VectorEngine, true>(layer) : compute_packed<VectorEngine, false>(layer);
+}
+
+template <class Y>
+PackedLayer<Y> packed_layer(const void* x, int m, int K, const void* packed, int N, const float* scales,
+                            const void* bias, void* y) {
+    return {static_cast<const Y*>(x), m, K, packed, N, scales, static_cast<const Y*>(bias), static_cast<Y*>(y)};
+}
+
 }  // namespace
 
-extern "C" int quire_linear_panel() { return kPanel; }
+extern "C" int quire_linear_has_variant(int variant) {
+    switch (variant) {
+        case QUIRE_LINEAR_TILE: return can_use_amx();
+#if defined(__AVX512BF16__)
+        case QUIRE_LINEAR_PAIR: return 1;
+#endif
+        case QUIRE_LINEAR_VECTOR: return 1;
+        default: return 0;
+    }
+}
 
-// is_bf16: x, packed, bias (null: none) and y, else float32.
-extern "C" void quire_linear(int is_bf16, const void* x, int m, int K, const void* packed, int N,
-                             const void* bias, void* y) {
-    if (!is_bf16)
-        return compute_all(Layer<float>{static_cast<const float*>(x), static_cast<const float*>(packed),
-                                        static_cast<const float*>(bias), static_cast<float*>(y), m, K, N});
-    const Floats wide = allocate(size_t(m) * K);
-    copy_floats(wide.get(), static_cast<const bf16*>(x), m * K);
-    compute_all(Layer<bf16>{wide.get(), static_cast<const bf16*>(packed), static_cast<const bf16*>(bias),
-                            static_cast<bf16*>(y), m, K, N});
+extern "C" int quire_linear_best_variant(void) {
+    int variant = QUIRE_LINEAR_TILE;
+    while (!quire_linear_has_variant(variant)) --variant;
+    return variant;
+}
+
+extern "C" int64_t quire_linear_packed_bytes(int format, int N, int K) {
+    if (format == QUIRE_LINEAR_FLOAT32)
+        return int64_t((N + kPanel - 1) / kPanel) * kPanel * K * int64_t(sizeof(float));
+    const int64_t numbers = int64_t(count_panels(N)) * count_steps(K) * kStepSize;
+    return numbers * (format == QUIRE_LINEAR_INT8 ? 1 : int64_t(sizeof(bf16)));
+}
+
+extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, void* packed) {
+    prefer_huge_pages(packed, size_t(quire_linear_packed_bytes(format, N, K)));
+    if (format == QUIRE_LINEAR_FLOAT32)
+        return pack_floats(static_cast<const float*>(weight), N, K, static_cast<float*>(packed));
+    if (format == QUIRE_LINEAR_INT8)
+        return pack_int8(static_cast<const int8_t*>(weight), N, K, static_cast<uint8_t*>(packed));
+    pack_bf16(static_cast<const bf16*>(weight), N, K, static_cast<bf16*>(packed));
+}
+
+extern "C" void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed,
+                             int N, const float* scales, const void* bias, void* y) {
+    if (m == 0) return;
+    if (format == QUIRE_LINEAR_FLOAT32)
+        return compute_all(Layer{static_cast<const float*>(x), static_cast<const float*>(packed),
+                                 static_cast<const float*>(bias), static_cast<float*>(y), m, K, N});
+    if (is_bf16)
+        multiply_packed(variant, packed_layer<bf16>(x, m, K, packed, N, scales, bias, y));
+    else
+        multiply_packed(variant, packed_layer<float>(x, m, K, packed, N, scales, bias, y));
 }

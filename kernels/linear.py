@@ -1,16 +1,33 @@
-"""Linear layer on the CPU: y = x W^T + b, x [m, K], W [N, K], in a layout packed once.
+"""Linear layer on the CPU: y = x W^T + b, x [m, K], W [N, K], in a layout packed once (linear.h).
 
-Every output is one float32 chain of multiply-adds over K, in order: a row's bits do not depend on the
-number of rows, which neither MKL nor oneDNN promises. Bytes: W once for each 96 rows; operations 2 m K N.
+Every output is one fixed chain of operations over K: a row's bits do not depend on the number of rows, its
+neighbours or threads, which neither MKL nor oneDNN promises. float32 has one such chain, of multiply-adds.
+bfloat16 and int8 weights have one a variant, and a process uses one variant: VECTOR widens and multiplies as
+float32 does, PAIR is vdpbf16ps of AVX512-BF16, TILE is tdpbf16ps of AMX. The three differ from each other in
+the last bits of a sum. Bytes: W once for each 256 rows (float32: 96); operations 2 m K N.
 """
 
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+_ALIGNMENT = 64
+
+
+class Variant(IntEnum):
+    """How bfloat16 and int8 weights are multiplied; QuireLinearVariant of linear.h."""
+
+    VECTOR = 0
+    PAIR = 1
+    TILE = 2
+
+
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -18,31 +35,57 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def choose_variant(library: ctypes.CDLL) -> Variant:
+    """The fastest that this processor and the operating system allow."""
+    return Variant(library.quire_linear_best_variant())
+
+
+def find_variants(library: ctypes.CDLL) -> list[Variant]:
+    """All that run here."""
+    return [variant for variant in Variant if library.quire_linear_has_variant(variant)]
+
+
 def pack_linear(library: ctypes.CDLL, weight: Tensor) -> Tensor:
-    """The weight [N, K] as [panels, K, panel width], zeros past N: a copy of the same size, rounded up."""
-    panel = library.quire_linear_panel()
+    """The weight [N, K] of float32, bfloat16 or int8 (above -128) as a packed copy, uint8 of about its size.
+
+    All threads pack. Aligned to 64 bytes.
+    """
+    format_id = _FORMATS[weight.dtype]
     num_out, num_in = weight.shape
-    panels = -(-num_out // panel)
-    packed = weight.new_zeros((panels, num_in, panel))
-    for index in range(panels):
-        part = weight[index * panel : (index + 1) * panel]
-        packed[index, :, : part.shape[0]] = part.t()
+    size = library.quire_linear_packed_bytes(format_id, num_out, num_in)
+    storage = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
+    start = -storage.data_ptr() % _ALIGNMENT
+    packed = storage[start : start + size]
+    library.quire_linear_pack(format_id, weight.contiguous().data_ptr(), num_out, num_in, packed.data_ptr())
     return packed
 
 
 def launch_linear(
-    library: ctypes.CDLL, x: Tensor, packed: Tensor, num_out: int, bias: Tensor | None
+    library: ctypes.CDLL,
+    variant: Variant,
+    x: Tensor,
+    packed: Tensor,
+    num_out: int,
+    bias: Tensor | None,
+    weight_dtype: torch.dtype,
+    scales: Tensor | None = None,
 ) -> Tensor:
-    """y [m, N] for contiguous x [m, K] and a packed weight of its type, float32 or bfloat16, on the CPU."""
+    """y [m, N] for contiguous x [m, K], float32 or bfloat16, and a packed weight, on the CPU.
+
+    The weight is of x's type, or int8: then y = (x q^T) scales + b with scales float32 [N].
+    """
     rows, num_in = x.shape
     y = x.new_empty((rows, num_out))
     library.quire_linear(
+        variant,
+        _FORMATS[weight_dtype],
         x.dtype is torch.bfloat16,
         x.data_ptr(),
         rows,
         num_in,
         packed.data_ptr(),
         num_out,
+        None if scales is None else scales.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
     )

@@ -28,8 +28,11 @@ _COMPILE_TIMEOUT_S = 120.0
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 # Arguments of each exported function, as the .cpp of the same name declares them.
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
-    "quire_linear_panel": (),
-    "quire_linear": (_INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
+    "quire_linear_best_variant": (),
+    "quire_linear_has_variant": (_INT,),
+    "quire_linear_packed_bytes": (_INT, _INT, _INT),
+    "quire_linear_pack": (_INT, _POINTER, _INT, _INT, _POINTER),
+    "quire_linear": (_INT, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER),
     "quire_rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _FLOAT),
     "quire_silu_and_multiply": (_INT, _POINTER, _POINTER, _INT, _INT),
     "quire_gelu_and_multiply": (_INT, _INT, _POINTER, _POINTER, _INT, _INT),
@@ -39,6 +42,12 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
         *[_INT] * 6,
         _FLOAT,
     ),
+}
+# What they return, where it is not nothing.
+_RESULTS = {
+    "quire_linear_best_variant": _INT,
+    "quire_linear_has_variant": _INT,
+    "quire_linear_packed_bytes": _LONG,
 }
 
 
@@ -53,7 +62,7 @@ def load_library() -> ctypes.CDLL | None:
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
-        function.restype = _INT if name == "quire_linear_panel" else None
+        function.restype = _RESULTS.get(name)
     return library
 
 

@@ -1,4 +1,4 @@
-"""Linear, norm, activation, rotation: the compiled kernels against their torch references.
+"""Norm, activation, rotation: the compiled kernels against their torch references.
 
 Bounds: a chain of n roundings of float32 is off by at most n * u relative to the sum of magnitudes
 (u = eps / 2, Higham 3.1); kernel and reference may each be off by that. bfloat16 results carry one or two
@@ -12,7 +12,6 @@ import ctypes
 import pytest
 import torch
 from quire.kernels.gated_activation import gated_activation_reference, launch_gated_activation
-from quire.kernels.linear import launch_linear, linear_reference, pack_linear
 from quire.kernels.native import load_library
 from quire.kernels.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
 from quire.kernels.rotate_and_write import launch_rotate_and_write, rotate_and_write_reference
@@ -44,39 +43,6 @@ def assert_within(actual: Tensor, expected: Tensor, bound: Tensor | float) -> No
 
 def rounding_of(dtype: torch.dtype) -> float:
     return BF16_ROUNDING if dtype == torch.bfloat16 else EPS
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "num_in", "num_out"),
-    [(1, 1, 1), (1, 48, 64), (2, 300, 65), (5, 17, 128), (7, 513, 200), (97, 64, 130), (200, 256, 63)],
-)
-def test_linear_equals_its_reference(
-    library: ctypes.CDLL, rows: int, num_in: int, num_out: int, has_bias: bool, dtype: torch.dtype
-) -> None:
-    x, weight = random(rows, num_in, dtype=dtype), random(num_out, num_in, dtype=dtype, seed=1)
-    bias = random(num_out, dtype=dtype, seed=2) if has_bias else None
-    actual = launch_linear(library, x, pack_linear(library, weight), num_out, bias)
-    wide_bias = None if bias is None else bias.float()
-    expected = linear_reference(x.float(), weight.float(), wide_bias)
-    magnitude = linear_reference(
-        x.float().abs(), weight.float().abs(), None if bias is None else bias.float().abs()
-    )
-    bound = (num_in + 1) * EPS * magnitude.double()
-    if dtype == torch.bfloat16:
-        bound = bound + BF16_ROUNDING * expected.abs()
-    assert_within(actual.float(), expected, bound)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_linear_have_the_same_bits_in_any_company(library: ctypes.CDLL, dtype: torch.dtype) -> None:
-    weight = random(200, 300, dtype=dtype, seed=1)
-    packed, x = pack_linear(library, weight), random(250, 300, dtype=dtype)
-    alone = torch.cat([launch_linear(library, row.unsqueeze(0), packed, 200, None) for row in x])
-    for rows in (2, 3, 5, 6, 7, 13, 96, 97, 250):
-        assert torch.equal(launch_linear(library, x[:rows], packed, 200, None), alone[:rows])
-        assert torch.equal(launch_linear(library, x[-rows:], packed, 200, None), alone[-rows:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,31 @@
+// y[m, N] = x[m, K] W^T + bias, for callers in C++. A row of y has the same bits whatever the other rows, m and
+// the number of threads, as long as format and variant stay. Weights are packed once; formats and layouts:
+// linear.cpp (float32) and linear_layout.h (the others).
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// What multiplies bfloat16 or int8 weights: one of these for all of a process's calls.
+enum QuireLinearVariant {
+    QUIRE_LINEAR_VECTOR = 0,  // float32 vectors, on any processor
+    QUIRE_LINEAR_PAIR = 1,    // vdpbf16ps of AVX512-BF16
+    QUIRE_LINEAR_TILE = 2,    // tdpbf16ps of AMX
+};
+
+enum QuireLinearFormat { QUIRE_LINEAR_FLOAT32 = 0, QUIRE_LINEAR_BFLOAT16 = 1, QUIRE_LINEAR_INT8 = 2 };
+
+// The best variant of this processor, and whether one can be had here.
+int quire_linear_best_variant(void);
+int quire_linear_has_variant(int variant);
+
+int64_t quire_linear_packed_bytes(int format, int N, int K);
+// weight: contiguous [N, K] of the format; packed: aligned to 64 bytes, written by all threads.
+void quire_linear_pack(int format, const void* weight, int N, int K, void* packed);
+
+// x, bias (null: none) and y: is_bf16, else float32. float32 weights go with float32 x, bfloat16 weights with
+// bfloat16 x; int8 weights with both (float32 x by way of the vector variant) and with scales [N], else null.
+void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed, int N,
+                  const float* scales, const void* bias, void* y);
+}

@@ -1,0 +1,143 @@
+// Products of a few rows with packed panels in vector registers: any processor, and those with vdpbf16ps.
+//
+// A sum is one chain over K, in order: of fused multiply-adds in float32 (VectorEngine), or of vdpbf16ps, two
+// steps of K at a time (PairEngine). Neither depends on how many rows or columns are computed beside it.
+#pragma once
+
+#include "linear_layout.h"
+
+#include <algorithm>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+// An engine's multiply: sums[rows, panels * 32] += a[rows, steps * 32] W, a's rows `lda` numbers apart, sums'
+// rows kGroup * 32, for num_panels <= kGroup panels whose steps to take begin at panels[i].
+struct VectorEngine {
+    typedef float Input;
+    static constexpr int kGroup = 2;
+    static constexpr int kLeading = kGroup * kPanelColumns;
+    static constexpr int kFewRows = kMaxRows;  // whose K is not cut in blocks
+    static constexpr int kBlockSteps = 8;  // with a group's columns 32 KB: they stay in the first-level cache
+    static constexpr int kVectorsPerTile = kTileColumns / kLanes;
+
+    struct Scope {
+        explicit Scope(int) {}
+    };
+
+    static int find_slot(int row, int) { return row; }
+
+    // Vectors [first, first + Vectors) of the group's columns.
+    template <int Rows, int Vectors>
+    static void multiply_tile(const float* a, size_t lda, const bf16* const* panels, int first, int steps,
+                              float* sums) {
+        Vec total[Rows][Vectors];
+        const bf16* starts[Vectors];
+        for (int v = 0; v < Vectors; ++v) {
+            const int tile = (first + v) / kVectorsPerTile, part = (first + v) % kVectorsPerTile;
+            starts[v] = panels[tile / 2] + tile % 2 * kTileSize + part * 2 * kLanes;
+        }
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < Vectors; ++v) total[r][v] = load(sums + r * kLeading + (first + v) * kLanes);
+        for (int step = 0; step < steps; ++step)
+            for (int pair = 0; pair < kTileDepth / 2; ++pair) {
+                UintVec pairs[Vectors];
+                for (int v = 0; v < Vectors; ++v)
+                    std::memcpy(&pairs[v], starts[v] + step * kStepSize + pair * 2 * kTileColumns, sizeof(UintVec));
+                for (int r = 0; r < Rows; ++r) {
+                    const float* x = a + r * lda + step * kTileDepth + pair * 2;
+                    for (int v = 0; v < Vectors; ++v) total[r][v] += x[0] * (Vec)(pairs[v] << 16);
+                    for (int v = 0; v < Vectors; ++v) total[r][v] += x[1] * (Vec)(pairs[v] & 0xffff0000u);
+                }
+            }
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < Vectors; ++v) store(sums + r * kLeading + (first + v) * kLanes, total[r][v]);
+    }
+
+    template <int Rows>
+    static void multiply_rows(const float* a, size_t lda, const bf16* const* panels, int num_panels, int steps,
+                              float* sums) {
+        const int vectors = num_panels * 2 * kVectorsPerTile;
+        int v = 0;
+        for (; v + kVectors <= vectors; v += kVectors)
+            multiply_tile<Rows, kVectors>(a, lda, panels, v, steps, sums);
+        for (; v < vectors; v += 2) multiply_tile<Rows, 2>(a, lda, panels, v, steps, sums);
+    }
+
+    // At most Rows rows.
+    template <int Rows>
+    static void multiply_few(const float* a, size_t lda, int rows, const bf16* const* panels, int num_panels,
+                             int steps, float* sums) {
+        if (rows == Rows) return multiply_rows<Rows>(a, lda, panels, num_panels, steps, sums);
+        if constexpr (Rows > 1) multiply_few<Rows - 1>(a, lda, rows, panels, num_panels, steps, sums);
+    }
+
+    static void multiply(const float* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
+                         float* sums) {
+        for (int r = 0; r < rows; r += kMaxRows)
+            multiply_few<kMaxRows>(a + r * lda, lda, std::min(kMaxRows, rows - r), panels, num_panels, steps,
+                                   sums + r * kLeading);
+    }
+};
+
+#if defined(__AVX512BF16__)
+struct PairEngine {
+    typedef bf16 Input;
+    static constexpr int kGroup = 2;
+    static constexpr int kLeading = kGroup * kPanelColumns;
+    static constexpr int kRows = 6;
+    static constexpr int kFewRows = kRows;
+    static constexpr int kBlockSteps = 8;
+
+    struct Scope {
+        explicit Scope(int) {}
+    };
+
+    static int find_slot(int row, int) { return row; }
+
+    template <int Rows, int Panels>
+    static void multiply_tile(const bf16* a, size_t lda, const bf16* const* panels, int steps, float* sums) {
+        __m512 total[Rows][2 * Panels];
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < 2 * Panels; ++v)
+                total[r][v] = _mm512_loadu_ps(sums + r * kLeading + v * kTileColumns);
+        for (int step = 0; step < steps; ++step)
+            for (int pair = 0; pair < kTileDepth / 2; ++pair) {
+                __m512i columns[2 * Panels];
+                for (int v = 0; v < 2 * Panels; ++v)
+                    columns[v] = _mm512_loadu_si512(panels[v / 2] + step * kStepSize + v % 2 * kTileSize +
+                                                    pair * 2 * kTileColumns);
+                for (int r = 0; r < Rows; ++r) {
+                    int32_t x;
+                    std::memcpy(&x, a + r * lda + step * kTileDepth + pair * 2, sizeof x);
+                    for (int v = 0; v < 2 * Panels; ++v)
+                        total[r][v] = _mm512_dpbf16_ps(total[r][v], (__m512bh)_mm512_set1_epi32(x),
+                                                       (__m512bh)columns[v]);
+                }
+            }
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < 2 * Panels; ++v)
+                _mm512_storeu_ps(sums + r * kLeading + v * kTileColumns, total[r][v]);
+    }
+
+    template <int Rows>
+    static void multiply_few(const bf16* a, size_t lda, int rows, const bf16* const* panels, int num_panels,
+                             int steps, float* sums) {
+        if (rows == Rows && num_panels == 2) return multiply_tile<Rows, 2>(a, lda, panels, steps, sums);
+        if (rows == Rows) return multiply_tile<Rows, 1>(a, lda, panels, steps, sums);
+        if constexpr (Rows > 1) multiply_few<Rows - 1>(a, lda, rows, panels, num_panels, steps, sums);
+    }
+
+    static void multiply(const bf16* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
+                         float* sums) {
+        for (int r = 0; r < rows; r += kRows)
+            multiply_few<kRows>(a + r * lda, lda, std::min(kRows, rows - r), panels, num_panels, steps,
+                                sums + r * kLeading);
+    }
+};
+#endif
+
+}  // namespace quire

@@ -1,0 +1,179 @@
+"""The linear kernels in every variant that runs here: right, and the same bits for a row in any company.
+
+Bounds: a sum of n products, each addition rounded to float32 in any order, is off by at most n * eps times
+the sum of magnitudes (Higham 3.1, with a unit to spare); bfloat16 results carry a rounding of 2^-8 on top.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from quire.kernels.linear import (
+    Variant,
+    choose_variant,
+    find_variants,
+    launch_linear,
+    linear_reference,
+    pack_linear,
+)
+from quire.kernels.native import load_library
+from torch import Tensor
+
+EPS = torch.finfo(torch.float32).eps
+BF16_ROUNDING = 2.0**-8
+# (type of x and y, type of W)
+TYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.int8),
+    (torch.bfloat16, torch.int8),
+]
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = load_library()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
+def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Variant:
+    if request.param not in find_variants(library):
+        pytest.skip("this processor has no such instructions")
+    return request.param
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.int8:
+        return torch.randint(-127, 128, shape, dtype=dtype, generator=generator)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+class Layer:
+    """A packed weight with what else a call needs."""
+
+    def __init__(
+        self, library: ctypes.CDLL, variant: Variant, weight: Tensor, bias: Tensor | None = None
+    ) -> None:
+        self.library, self.variant, self.weight, self.bias = library, variant, weight, bias
+        self.packed = pack_linear(library, weight)
+        self.scales = random(len(weight), seed=3).abs() if weight.dtype == torch.int8 else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return launch_linear(
+            self.library,
+            self.variant,
+            x,
+            self.packed,
+            len(self.weight),
+            self.bias,
+            self.weight.dtype,
+            self.scales,
+        )
+
+    def reference(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """y and the sum of magnitudes behind it, in double precision."""
+        weight = self.weight.double()
+        if self.scales is not None:
+            weight = weight * self.scales.double().unsqueeze(1)
+        bias = None if self.bias is None else self.bias.double()
+        size = linear_reference(x.double().abs(), weight.abs(), None if bias is None else bias.abs())
+        return linear_reference(x.double(), weight, bias), size
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), TYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "num_in", "num_out"),
+    [
+        *((1, 1, 1), (1, 64, 96), (2, 300, 65), (5, 17, 128), (7, 513, 200), (15, 48, 33)),
+        *((16, 64, 64), (17, 32, 31), (33, 600, 40), (97, 64, 130), (300, 256, 63)),
+    ],
+)
+def test_linear_equals_its_reference(
+    library: ctypes.CDLL,
+    variant: Variant,
+    rows: int,
+    num_in: int,
+    num_out: int,
+    has_bias: bool,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+) -> None:
+    x, weight = random(rows, num_in, dtype=dtype), random(num_out, num_in, dtype=weight_dtype, seed=1)
+    layer = Layer(library, variant, weight, random(num_out, dtype=dtype, seed=2) if has_bias else None)
+    expected, magnitude = layer.reference(x)
+    bound = (num_in + 3) * EPS * magnitude  # 3: scale, bias and float32's own rounding of the result
+    if dtype == torch.bfloat16:
+        bound = bound + BF16_ROUNDING * expected.abs()
+    actual = layer(x)
+    assert actual.dtype == dtype
+    assert actual.shape == expected.shape
+    error = (actual.double() - expected).abs()
+    assert (error <= bound).all(), f"largest excess {(error - bound).max().item():.3g}"
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), TYPES)
+def test_a_row_has_the_same_bits_in_any_company(
+    library: ctypes.CDLL, variant: Variant, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    layer = Layer(library, variant, random(200, 700, dtype=weight_dtype, seed=1))
+    x = random(600, 700, dtype=dtype)
+    alone = torch.cat([layer(row.unsqueeze(0)) for row in x])
+    for rows in (2, 3, 5, 6, 7, 13, 15, 16, 17, 31, 32, 33, 48, 96, 97, 250, 257, 600):
+        assert torch.equal(layer(x[:rows]), alone[:rows])
+        assert torch.equal(layer(x[-rows:]), alone[-rows:])
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), TYPES)
+def test_a_row_has_the_same_bits_with_any_number_of_threads(
+    library: ctypes.CDLL, variant: Variant, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    layer = Layer(library, variant, random(500, 96, dtype=weight_dtype, seed=1))
+    x, results = random(40, 96, dtype=dtype), list[Tensor]()
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 2, 3, 7):
+            torch.set_num_threads(num_threads)
+            results.append(layer(x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_rows_give_no_rows(library: ctypes.CDLL, variant: Variant, dtype: torch.dtype) -> None:
+    layer = Layer(library, variant, random(8, 16, dtype=dtype))
+    assert layer(random(0, 16, dtype=dtype)).shape == (0, 8)
+
+
+def test_a_nan_or_an_infinity_stays_in_its_row(library: ctypes.CDLL, variant: Variant) -> None:
+    layer = Layer(library, variant, random(40, 50, dtype=torch.bfloat16, seed=1))
+    x = random(20, 50, dtype=torch.bfloat16)
+    clean = layer(x)
+    x[3, 7], x[9, 49] = float("nan"), float("inf")
+    dirty = layer(x)
+    assert dirty[3].isnan().all()
+    assert not dirty[9].isfinite().any()
+    others = [row for row in range(20) if row not in (3, 9)]
+    assert torch.equal(dirty[others], clean[others])
+
+
+def test_int8_weights_multiply_as_the_same_numbers_in_bfloat16(
+    library: ctypes.CDLL, variant: Variant
+) -> None:
+    """Every number from -127 to 127 in every place of a tile goes through the expansion."""
+    weight = (torch.arange(64 * 96).view(64, 96) % 255 - 127).to(torch.int8)
+    x = random(5, 96, dtype=torch.bfloat16)
+    quantized, wide = Layer(library, variant, weight), Layer(library, variant, weight.bfloat16())
+    quantized.scales = torch.ones(64)
+    assert torch.equal(quantized(x), wide(x))
+
+
+def test_the_best_variant_is_the_last_that_runs_here(library: ctypes.CDLL) -> None:
+    assert choose_variant(library) == find_variants(library)[-1]
+    assert find_variants(library)[0] == Variant.VECTOR
