@@ -38,6 +38,7 @@ class AmxTiles {
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } config;
+        asm volatile("" : : "r"(&config) : "memory");  // the intrinsic names only 8 of the 64 bytes as read
         _tile_loadconfig(&config);
     }
     ~AmxTiles() {
