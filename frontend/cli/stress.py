@@ -15,14 +15,16 @@ code 1 when a request is lost, fails or gets another token than in a run that no
 block, a process, a file or a file descriptor is left.
 
 The engine is one of its own, unless --attach names a running daemon that nobody else uses meanwhile; of that
-one core and worker are killed only with --kill-others. Everything stays on this machine: sockets in a
-private folder, HTTP on 127.0.0.1.
+one core and worker are killed only with --kill-others, and one that is served beyond this machine is refused.
+Everything stays on this machine: sockets in a private folder, HTTP on 127.0.0.1.
 """
 
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire stress`."""
     options = _make_parser().parse(argv)
+    if options.simulate is not None:
+        return _simulate(options)
     from ...tools.stress.kills import METHODS, ROLES
     from ...tools.stress.stress import StressOptions, run_reproduction, run_stress
 
@@ -58,6 +60,19 @@ def run(argv: Sequence[str]) -> int:
             plot_path=options.plot,
         )
     )
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    if options.simulate < 1:
+        raise InputError("simulate", options.simulate, "at least 1 seed")
+    for field in ("attach", "reproduce"):
+        if getattr(options, field) is not None:
+            raise InputError(
+                field, getattr(options, field), "not given with --simulate, which has no processes"
+            )
+    from ...tools.sim.simulate import simulate
+
+    return simulate(range(options.seed, options.seed + options.simulate))
 
 
 def _parse_names(field: str, text: str, allowed: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -101,6 +116,12 @@ def _make_parser() -> Parser:
     )
     parser.add_argument(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
+    )
+    parser.add_argument(
+        "--simulate",
+        type=int,
+        metavar="N",
+        help="no processes: N seeds of the simulator, whose messages are lost, late and doubled",
     )
     parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
     parser.add_argument("--plot", metavar="FILE", help="write a picture of the run over time")

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import EngineDeadError
-from ...ipc.liveness import ChildWatch
+from ...ipc.liveness import LISTEN_TIMEOUT_S, ChildWatch
 from ...ipc.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.restarts import RestartBudget
 from ...ipc.sockets import until_ms
@@ -28,7 +28,6 @@ from .options import ServerOptions
 HTTP_MODULE = "quire.frontend.openai"
 EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
 PING, ALIVE, SERVES = b"?", b".", b"!"  # what is said over an HTTP process's socket
-_LOOP_TIMEOUT_S = 60.0  # from the start of an HTTP process to its first word: imports, on a busy machine too
 _STOP_GRACE_S = 5.0  # beyond the drain time
 _COMPUTING_STATES = ("R", "D")  # proc(5)
 _logger = logging.getLogger("quire.serve")
@@ -63,13 +62,13 @@ class HttpProcess:
             fds = (launch.listening_fd, launch.control_fd)
             self.child = ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(launch), pass_fds=fds)
         self.serves = False
-        self._watch = ChildWatch(self)
-        self._loop_due_at: float | None = time.monotonic() + _LOOP_TIMEOUT_S  # None once it has spoken
+        self._watch = ChildWatch(self, time.monotonic())
+        self._must_speak_by: float | None = time.monotonic() + LISTEN_TIMEOUT_S  # None once it has
 
     @property
     def next_check_at(self) -> float | None:
         """When `look` has something to do. Monotonic."""
-        return self._watch.next_check_at if self._loop_due_at is None else self._loop_due_at
+        return self._watch.next_check_at if self._must_speak_by is None else self._must_speak_by
 
     def hear(self) -> bool:
         """Take what it has said; False when it has nothing more to say, because it ends."""
@@ -78,8 +77,9 @@ class HttpProcess:
             said = self.control.recv(4096)
         if not said:
             return False
-        if self._loop_due_at is not None:
-            self._loop_due_at = None
+        if self._must_speak_by is not None:
+            self._must_speak_by = None
+            self._watch.note_listening()
             self._watch.start(time.monotonic())
         self._watch.note_heard(time.monotonic())
         self.serves = self.serves or SERVES in said
@@ -88,11 +88,8 @@ class HttpProcess:
     def look(self) -> None:
         """Ask it after a silence; kill it when it does not answer, or has not got as far as its loop."""
         now = time.monotonic()
-        if self._loop_due_at is not None:
-            if now >= self._loop_due_at:
-                self._loop_due_at = None
-                self.kill(f"it did not start within {_LOOP_TIMEOUT_S:g} s")
-        elif self._watch.look(now):
+        self._watch.check_listening(now)
+        if self._watch.look(now):
             with contextlib.suppress(OSError):
                 self.control.send(PING)
 

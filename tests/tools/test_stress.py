@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from quire.frontend.cli.entry import run_command
+from quire.ipc.config import RecoveryConfig
 from quire.ipc.restarts import MAX_WORKER_LOSSES, RestartBudget
+from quire.tools.sim import simulate
 from quire.tools.stress.asks import ClientPlan, deal, draw_arrivals, draw_pool
 from quire.tools.stress.checks import check_records, count_failed
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
@@ -107,7 +109,7 @@ def test_every_arrival_goes_to_one_client_and_an_endless_plan_numbers_on():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_kills_as_fast_as_the_pace_allows_end_no_engine(seed: int):
-    pace, budget = KillPace(), RestartBudget()
+    pace, budget = KillPace(RecoveryConfig()), RestartBudget()
     now, worker_deaths = 0.0, list[float]()
     for kill in draw_exact_kills(seed, {"core": 30, "worker": 60}, 0.1):
         now += 0.1 + pace.find_delay_s(kill.role, now + 0.1)
@@ -120,6 +122,19 @@ def test_kills_as_fast_as_the_pace_allows_end_no_engine(seed: int):
             worker_deaths = [at for at in worker_deaths if now - at < 60.0] + [now]
             assert len(worker_deaths) <= MAX_WORKER_LOSSES
     assert now < 62.1 * 90 / MAX_WORKER_LOSSES
+
+
+def test_an_engine_that_may_lose_more_is_killed_more_often():
+    pace = KillPace(RecoveryConfig(max_core_restarts=2, max_worker_restarts=4, restart_window_s=10.0))
+    for at in range(3):
+        assert pace.find_delay_s("worker", float(at)) == 0.0
+        pace.note("worker", float(at), is_core_ready=True)
+    assert pace.find_delay_s("worker", 3.0) == 0.0
+    pace.note("worker", 3.0, is_core_ready=True)
+    assert pace.find_delay_s("worker", 4.0) == 8.0  # the first of four, 10 s and a margin of 2 s
+    for at in (5.0, 6.0):
+        pace.note("core", at, is_core_ready=True)
+    assert pace.find_delay_s("core", 7.0) == 10.0
 
 
 def strike(role: Any, at: float) -> Strike:
@@ -167,6 +182,17 @@ def test_a_slope_is_of_the_longest_life_without_its_beginning():
     assert slope.fds_per_min == pytest.approx(0.0)
 
 
+def test_simulated_seeds_are_played_from_the_given_one_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    assert run_command(["stress", "--simulate", "20"]) == 0
+    assert capsys.readouterr().out.startswith("20 seeds, ")
+    played: list[range] = []
+    monkeypatch.setattr(simulate, "simulate", lambda seeds: played.append(seeds) or 1)
+    assert run_command(["stress", "--simulate", "5", "--seed", "7"]) == 1
+    assert played == [range(7, 12)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -177,6 +203,8 @@ def test_a_slope_is_of_the_longest_life_without_its_beginning():
         (["--duration", "nan"], "duration=nan: a number above 0"),
         (["--reproduce", "800", "--attach", "demo"], "attach='demo': not given with --reproduce"),
         (["--reproduce", "3"], "reproduce=3: at least 8"),
+        (["--simulate", "0"], "simulate=0: at least 1 seed"),
+        (["--simulate", "9", "--attach", "demo"], "attach='demo': not given with --simulate"),
         (["--plot", "x.txt"], "plot='x.txt'"),
     ],
 )

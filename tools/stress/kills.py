@@ -1,7 +1,8 @@
 """Which process is to die when, and how soon one of its kind may die again. Pure.
 
-An engine that keeps losing processes gives up, as it should: a core after 3 deaths of its worker in 60 s, a
-supervisor after 5 of its core, a server after 5 of its HTTP processes. A KillPace stays within that.
+An engine that keeps losing processes gives up, as it should: a core after so many deaths of its worker within
+so many seconds, a supervisor after so many of its core, as its configuration says, and a server after 5 of
+its HTTP processes in 60 s. A KillPace stays within that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
+from ...ipc.config import RecoveryConfig
+from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
 
 Role = Literal["core", "worker", "http"]
 ROLES: tuple[Role, ...] = ("core", "worker", "http")
@@ -43,8 +45,9 @@ class Strike:
 
 @dataclass(slots=True)
 class KillPace:
-    """When the next of each role may die."""
+    """When the next of each role may die, of an engine with this `recovery`."""
 
+    recovery: RecoveryConfig
     _at: dict[Role, list[float]] = field(default_factory=dict[Role, list[float]])
 
     def find_delay_s(self, role: Role, now: float) -> float:
@@ -62,18 +65,21 @@ class KillPace:
             self._at.pop("worker", None)
 
     def _find_own_delay_s(self, role: Role, now: float) -> float:
-        limit, window_s = _LIMITS[role]
+        limit, window_s = self._find_limit(role)
         deaths = self._at.get(role, [])
         if len(deaths) < limit:
             return 0.0
         return max(0.0, deaths[-limit] + window_s + _MARGIN_S - now)
 
-
-_LIMITS: dict[Role, tuple[int, float]] = {
-    "core": (MAX_LOSSES, LOSS_WINDOW_S),
-    "worker": (MAX_WORKER_LOSSES, LOSS_WINDOW_S),
-    "http": (MAX_LOSSES, LOSS_WINDOW_S),
-}
+    def _find_limit(self, role: Role) -> tuple[int, float]:
+        recovery = self.recovery
+        match role:
+            case "core":
+                return recovery.max_core_restarts, recovery.restart_window_s
+            case "worker":
+                return recovery.max_worker_restarts, recovery.restart_window_s
+            case "http":
+                return MAX_LOSSES, LOSS_WINDOW_S
 
 
 def draw_kills(

@@ -123,7 +123,7 @@ class Killer:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._pace = KillPace()
+        self._pace = KillPace(site.recovery)
         self.strikes: list[Strike] = []
 
     def run(self, kills: Sequence[Kill], start: float, is_over: Callable[[], bool]) -> None:

@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from ...frontend.daemon import find_log, inspect_daemon, start_daemon, stop_daemon
 from ...frontend.engine_args import EngineArgs
 from ...frontend.llm import LLM
+from ...frontend.openai.listen import is_loopback
+from ...frontend.openai.options import HTTP_CLIENT_KIND
+from ...ipc.config import RecoveryConfig
 from ...ipc.daemon_state import read_state
-from ...ipc.errors import QuireError
+from ...ipc.errors import InputError, QuireError
 from ...ipc.run_dir import find_base, find_daemon, find_named
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Ask
@@ -37,13 +41,20 @@ _NUM_LAST_WORDS = 12  # lines of a log
 
 
 class Site:
-    """A running daemon and its server."""
+    """A running daemon and its server. `recovery`: how often its processes may die.
 
-    def __init__(self, daemon: str) -> None:
+    Raises InputError for a daemon that others than this machine's users reach.
+    """
+
+    def __init__(self, daemon: str, recovery: RecoveryConfig) -> None:
         self.daemon = daemon
+        self.recovery = recovery
         self.supervisor = psutil.Process(find_daemon(daemon))
         with LLM(attach=daemon) as llm:
             self.model = llm.llm_engine.facts.served_model_name
+            _check_private(
+                daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
+            )
         self._server, self.url = _start_server(daemon)
         self.server = psutil.Process(self._server.pid)
 
@@ -131,17 +142,24 @@ class Site:
 
 
 @contextlib.contextmanager
-def open_site(attach: str | None, broken: list[str]) -> Generator[Site]:
-    """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`."""
+def open_site(
+    attach: str | None, broken: list[str], recovery: RecoveryConfig | None = None
+) -> Generator[Site]:
+    """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
+
+    `recovery` is the own engine's; None takes the defaults, which a running daemon is taken to have too.
+    """
+    recovery = recovery or RecoveryConfig()
     if attach is not None:
-        with contextlib.closing(Site(attach)) as site:
+        with contextlib.closing(Site(attach, recovery)) as site:
             yield site
         return
     with _own_folders() as folder:
         args = EngineArgs(max_model_len=512, num_gpu_blocks_override=1024, scheduling_policy="fair")
-        start_daemon(OWN_NAME, args.create_engine_config())
+        config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery)
+        start_daemon(OWN_NAME, config)
         try:
-            with contextlib.closing(Site(OWN_NAME)) as site:
+            with contextlib.closing(Site(OWN_NAME, recovery)) as site:
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
@@ -194,21 +212,44 @@ def _find_children(parent: psutil.Process, role: str) -> list[int]:
     return sorted(pids)
 
 
+def _check_private(daemon: str, server_pids: list[int]) -> None:
+    """Raises InputError if one of these servers listens where others than this machine's users come in."""
+    for pid in server_pids:
+        with contextlib.suppress(psutil.Error):
+            for one in psutil.Process(pid).net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN and not is_loopback(one.laddr.ip):
+                    served = f"{one.laddr.ip}:{one.laddr.port} (pid {pid})"
+                    raise InputError(
+                        "attach", daemon, f"a daemon that is served on loopback only, not on {served}"
+                    )
+
+
 def _start_server(daemon: str) -> tuple[subprocess.Popen[bytes], str]:
     command = [sys.executable, "-P", "-m", "quire", "serve", "--attach", daemon, "--port", "0"]
     command += ["--api-server-count", str(NUM_HTTP_PROCESSES), "--log-level", "ERROR"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with tempfile.TemporaryFile() as errors:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            return server, _read_url(server)
+        except QuireError as error:
+            server.kill()
+            server.communicate()
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip()
+            raise QuireError(f"quire serve --attach {daemon} {error}; it said: {said or 'nothing'}") from None
+
+
+def _read_url(server: subprocess.Popen[bytes]) -> str:
+    """The address that a server prints when it is ready. Raises QuireError."""
     assert server.stdout is not None
     deadline, box = time.monotonic() + _START_TIMEOUT_S, b""
     while True:
         if found := re.search(rb"(http://127\.0\.0\.1:\d+)/v1\s", box):
-            return server, found[1].decode()
+            return found[1].decode()
         has_more = select.select([server.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
         data = os.read(server.stdout.fileno(), 65536) if has_more else b""
         if not data:
-            server.kill()
-            server.wait()
-            raise QuireError(f"quire serve --attach {daemon} was not ready within {_START_TIMEOUT_S:g} s")
+            raise QuireError(f"ended, or was not ready within {_START_TIMEOUT_S:g} s")
         box += data
 
 
