@@ -26,8 +26,16 @@ class Request:
 class PagedRun:
     """Requests by name over one KV cache. `step` computes given numbers of tokens of several at once."""
 
-    def __init__(self, model: CausalLM, config: EngineConfig, num_blocks: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        config: EngineConfig,
+        num_blocks: int = 64,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
         self._model = model
+        self._device = device or torch.device("cpu")
         self._block_size = config.cache.block_size
         shape = config.model.shape
         self._is_dynamic = shape.rope.type == "dynamic"
@@ -35,7 +43,7 @@ class PagedRun:
         dtype = getattr(torch, config.model.dtype)
         # NaN where nothing was written: a read outside a request's own tokens would show.
         self.kv_caches: KVCaches = [
-            (torch.full(size, torch.nan, dtype=dtype), torch.full(size, torch.nan, dtype=dtype))
+            tuple(torch.full(size, torch.nan, dtype=dtype, device=self._device) for _ in range(2))
             for _ in range(shape.num_layers)
         ]
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
@@ -69,11 +77,10 @@ class PagedRun:
             request.num_computed = end
             starts.append(len(ids))
         metadata = self._metadata(list(num_tokens), starts, slots)
-        rope_lengths = torch.tensor(lengths) if self._is_dynamic else None
+        rope_lengths = torch.tensor(lengths, device=self._device) if self._is_dynamic else None
         with torch.inference_mode():
-            hidden = self._model.forward(
-                torch.tensor(ids), torch.tensor(positions), self.kv_caches, metadata, rope_lengths
-            )
+            inputs = (torch.tensor(part, device=self._device) for part in (ids, positions))
+            hidden = self._model.forward(*inputs, self.kv_caches, metadata, rope_lengths)
             logits = self._model.compute_logits(hidden)
         return {
             name: logits[start:end]
@@ -99,10 +106,12 @@ class PagedRun:
         for row, request in enumerate(requests):
             tables[row, : len(request.blocks)] = torch.tensor(request.blocks, dtype=torch.int32)
         return AttentionMetadata(
-            query_starts=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor([request.num_computed for request in requests], dtype=torch.int32),
-            block_tables=tables,
-            slot_mapping=torch.tensor(slots),
+            query_starts=torch.tensor(starts, dtype=torch.int32, device=self._device),
+            seq_lens=torch.tensor(
+                [request.num_computed for request in requests], dtype=torch.int32, device=self._device
+            ),
+            block_tables=tables.to(self._device),
+            slot_mapping=torch.tensor(slots, device=self._device),
             max_query_len=max(np.diff(starts).tolist()),
             max_seq_len=max(request.num_computed for request in requests),
         )

@@ -23,6 +23,9 @@ class AttentionMetadata:
     Request r owns tokens query_starts[r]..query_starts[r + 1]-1; they are the last of its seq_lens[r]
     tokens, so the first of them stands at position seq_lens[r] - (number of its tokens). Every request has
     at least one token. All tensors are on the model's device and contiguous.
+
+    A captured graph pads its batch with requests of one token and seq_len 0, whose slot is -1: they read
+    nothing, write nothing to the cache, and what comes out for them is undefined.
     """
 
     query_starts: Tensor  # int32 [R + 1]; the last entry is T

@@ -1,0 +1,87 @@
+"""Attention by the Triton kernels. Queries travel inside qkv; blocks lie as the torch reference has them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ...kernels.paged_attention_triton import AttentionPlan, launch_paged_attention, plan_attention
+from ...kernels.rotate_and_write_triton import launch_rotate_and_write
+from .backend import QKNorm
+from .metadata import AttentionMetadata
+
+
+class TritonAttention:
+    """See `AttentionBackend`. `is_strict` makes a row's bits depend on its sequence alone.
+
+    A step of single tokens waits for nothing on the host, so it can be captured into a graph: its plan
+    follows from the number of requests and the bound on their lengths. For other steps the metadata's host
+    copies spare a transfer.
+    """
+
+    def __init__(self, num_heads: int, num_processors: int, is_strict: bool = False) -> None:
+        self._num_heads = num_heads
+        self._num_processors = num_processors
+        self._is_strict = is_strict
+        self._planned: tuple[AttentionMetadata, AttentionPlan] | None = None
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        qk_norm: QKNorm | None,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        launch_rotate_and_write(qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping)
+        return qkv
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        window: int | None,
+    ) -> Tensor:
+        return launch_paged_attention(
+            query,
+            query.shape[1],
+            self._num_heads,
+            *kv_cache,
+            metadata.block_tables,
+            metadata.query_starts,
+            metadata.seq_lens,
+            window,
+            self._plan(metadata, kv_cache[0].shape[1]),
+        )
+
+    def _plan(self, metadata: AttentionMetadata, num_kv_heads: int) -> AttentionPlan:
+        """Made in the step's first layer, kept for the others."""
+        if self._planned is None or self._planned[0] is not metadata:
+            num_singles = _count_singles(metadata)
+            plan = plan_attention(
+                num_singles,
+                metadata.num_requests - num_singles,
+                num_kv_heads,
+                metadata.max_seq_len,
+                self._num_processors,
+                self._is_strict,
+            )
+            self._planned = metadata, plan
+        return self._planned[1]
+
+
+def _count_singles(metadata: AttentionMetadata) -> int:
+    """Requests with one token in this step."""
+    if metadata.max_query_len == 1:
+        return metadata.num_requests
+    starts = metadata.query_starts_list()
+    return sum(end - start == 1 for start, end in pairwise(starts))
+
+
+def count_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; 1 where the interpreter stands in for one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
