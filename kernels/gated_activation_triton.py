@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import typing
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_jit: Any = triton.jit
+_jit: typing.Any = triton.jit
 
 _MAX_BLOCK = 2048
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
@@ -16,7 +16,7 @@ _TANH_SCALE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
 
 
 @_jit
-def _activate(x: Any, ACTIVATION: tl.constexpr) -> Any:
+def _activate(x: typing.Any, ACTIVATION: tl.constexpr) -> typing.Any:
     """act(x) in float32; 0.5 (1 + tanh(u)) is written as sigmoid(2 u), which does not cancel."""
     if ACTIVATION == "silu":
         return x / (1.0 + tl.exp(-x))
@@ -26,7 +26,9 @@ def _activate(x: Any, ACTIVATION: tl.constexpr) -> Any:
 
 
 @_jit
-def _gated_activation(gate_up: Any, y: Any, size: int, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_activation(
+    gate_up: typing.Any, y: typing.Any, size: int, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
     """One program a row and BLOCK columns. The activation is rounded first, as in the reference."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

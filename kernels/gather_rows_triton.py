@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import typing
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_jit: Any = triton.jit
+_jit: typing.Any = triton.jit
 
 _MAX_BLOCK = 2048  # columns of a program: 16 bytes a thread at 4 warps in 16 bits
 
 
 @_jit
-def _gather_rows(table: Any, index: Any, y: Any, size: int, BLOCK: tl.constexpr):
+def _gather_rows(table: typing.Any, index: typing.Any, y: typing.Any, size: int, BLOCK: tl.constexpr):
     """One program a row and BLOCK columns."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

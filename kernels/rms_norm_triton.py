@@ -5,23 +5,23 @@ One program a row, whatever their number: a row's bits depend on the row alone.
 
 from __future__ import annotations
 
-from typing import Any
+import typing
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_jit: Any = triton.jit
+_jit: typing.Any = triton.jit
 
 MAX_ROW_SIZE = 1 << 15  # a row is held in registers: 32 float32 a thread at 32 warps
 
 
 @_jit
 def _rms_norm(
-    x: Any,
-    residual: Any,
-    weight: Any,
-    y: Any,
+    x: typing.Any,
+    residual: typing.Any,
+    weight: typing.Any,
+    y: typing.Any,
     size: int,
     eps: float,
     HAS_RESIDUAL: tl.constexpr,

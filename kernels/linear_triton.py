@@ -1,0 +1,292 @@
+"""Linear layer on a GPU with the same bits whatever the number of rows: y = (x W^T) scale + b.
+
+A library picks tiles and splits of K by the number of rows, and with them the order of the sum (Horace He and
+Thinking Machines, "Defeating nondeterminism in LLM inference", 2025). Here K is cut into segments by the
+weight's shape alone; a segment is one float32 chain of matrix instructions from zero, and segments are added
+in order. Few rows compute segments side by side, many rows one after the other: the same sums either way.
+W is the left operand, so that its rows fill the instruction's 64 and a lone token wastes none of them.
+Bytes: W once for each 128 rows of x; operations 2 m K N. Legend: m rows, K in, N out, S segments.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_jit: typing.Any = triton.jit
+
+# Programs that fill a GPU: the 132 multiprocessors of an H100.
+_ENOUGH_PROGRAMS = 132
+# Tiles from which `_linear_many` pays: with fewer, most of the GPU would wait.
+_ENOUGH_TILES = 48
+# Tiles of rows and outputs. Alone or few: the smallest that the matrix units take; many: what fits registers.
+_LONE_ROWS, _FEW_ROWS, _FEW_OUT = 16, 64, 64
+_MANY_ROWS, _MANY_OUT = 128, 128
+_ADD_OUT = 512
+_MIN_SEGMENT = 256
+_BLOCK_K_BYTES = 128  # of a row of W; a block of K is this wide whatever the number of rows
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """How a weight's K is summed; a function of its shape and type."""
+
+    block_k: int
+    size: int  # K of a segment, a multiple of block_k
+    count: int
+
+
+def plan_segments(weight: Tensor) -> Segments:
+    """As many segments as it takes to give every multiprocessor work on one row."""
+    num_out, num_in = weight.shape
+    block_k = _BLOCK_K_BYTES // weight.element_size()
+    wanted = triton.cdiv(_ENOUGH_PROGRAMS, triton.cdiv(num_out, _FEW_OUT))
+    count = max(1, min(wanted, num_in // _MIN_SEGMENT))
+    size = triton.cdiv(triton.cdiv(num_in, count), block_k) * block_k
+    return Segments(block_k, size, triton.cdiv(num_in, size))
+
+
+@_jit
+def _sum_segment(
+    x: typing.Any,
+    weight: typing.Any,
+    rows: typing.Any,
+    outs: typing.Any,
+    m: int,
+    num_out: int,
+    num_in: int,
+    start: typing.Any,
+    segment_size: int,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> typing.Any:
+    """float32 [BLOCK_N, BLOCK_M] of W x^T over K from `start` on."""
+    total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for step in range(0, segment_size, BLOCK_K):
+        inner = start + step + tl.arange(0, BLOCK_K)
+        is_in = inner < num_in
+        left = tl.load(
+            weight + outs[:, None] * num_in + inner[None, :],
+            mask=(outs < num_out)[:, None] & is_in[None, :],
+            other=0,
+        )
+        right = tl.load(
+            x + rows[None, :] * num_in + inner[:, None], mask=(rows < m)[None, :] & is_in[:, None], other=0.0
+        )
+        total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")
+    return total
+
+
+@_jit
+def _finish(
+    total: typing.Any,
+    scale: typing.Any,
+    bias: typing.Any,
+    outs: typing.Any,
+    is_out: typing.Any,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> typing.Any:
+    """total * scale + bias, `total` [N of the program, any]."""
+    factor = tl.load(scale + outs, mask=is_out, other=0.0)[:, None] if HAS_SCALE else 1.0
+    if HAS_BIAS:
+        # Written as one operation, because a compiler may join the two in one kernel and not in another.
+        return tl.fma(total, factor, tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None])
+    return total * factor
+
+
+@_jit
+def _linear_few(
+    x: typing.Any,
+    weight: typing.Any,
+    scale: typing.Any,
+    bias: typing.Any,
+    y: typing.Any,
+    m: int,
+    num_out: int,
+    num_in: int,
+    segment_size: int,
+    IS_WHOLE: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One program a tile and segment. `y` is the result if a segment is the whole, else sums [S, m, N]."""
+    outs = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    segment = tl.program_id(2)
+    start = segment * segment_size
+    total = _sum_segment(
+        x, weight, rows, outs, m, num_out, num_in, start, segment_size, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    if IS_WHOLE:
+        total = _finish(total, scale, bias, outs, outs < num_out, HAS_SCALE, HAS_BIAS)
+    places = (segment.to(tl.int64) * m + rows[None, :]) * num_out + outs[:, None]
+    is_there = (outs < num_out)[:, None] & (rows < m)[None, :]
+    tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
+
+
+@_jit
+def _add_segments(
+    sums: typing.Any,
+    scale: typing.Any,
+    bias: typing.Any,
+    y: typing.Any,
+    m: int,
+    num_out: int,
+    num_segments: int,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program a row and BLOCK_N outputs."""
+    row = tl.program_id(0).to(tl.int64)
+    outs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_out = outs < num_out
+    places = row * num_out + outs[:, None]
+    is_there = is_out[:, None]
+    step = tl.cast(m, tl.int64) * num_out
+    total = tl.load(sums + places, mask=is_there, other=0.0)
+    for segment in range(1, num_segments):
+        total += tl.load(sums + segment * step + places, mask=is_there, other=0.0)
+    total = _finish(total, scale, bias, outs, is_out, HAS_SCALE, HAS_BIAS)
+    tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
+
+
+@_jit
+def _linear_many(
+    x: typing.Any,
+    weight: typing.Any,
+    scale: typing.Any,
+    bias: typing.Any,
+    y: typing.Any,
+    m: int,
+    num_out: int,
+    num_in: int,
+    segment_size: int,
+    num_segments: int,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One program a tile; GROUP tiles of rows pass over the same tiles of W while L2 holds them."""
+    num_row_tiles, num_out_tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(num_out, BLOCK_N)
+    row_tile, out_tile = tl.swizzle2d(
+        tl.program_id(0) // num_out_tiles,
+        tl.program_id(0) % num_out_tiles,
+        num_row_tiles,
+        num_out_tiles,
+        GROUP,
+    )
+    outs = (out_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    rows = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    total = _sum_segment(
+        x, weight, rows, outs, m, num_out, num_in, 0, segment_size, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    for segment in range(1, num_segments):
+        start = segment * segment_size
+        total += _sum_segment(
+            x, weight, rows, outs, m, num_out, num_in, start, segment_size, BLOCK_M, BLOCK_N, BLOCK_K
+        )
+    total = _finish(total, scale, bias, outs, outs < num_out, HAS_SCALE, HAS_BIAS)
+    is_there = (outs < num_out)[:, None] & (rows < m)[None, :]
+    places = rows[None, :] * num_out + outs[:, None]
+    tl.store(y + places, total.to(y.dtype.element_ty), mask=is_there)
+
+
+def launch_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
+) -> Tensor:
+    """y [m, N] of x's type for contiguous x [m, K] and weight [N, K]; a row's bits depend on the row alone.
+
+    The weight is of x's type, or int8 with `scale` float32 [N].
+    """
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    assert (scale is not None) == (weight.dtype is torch.int8)
+    m, num_out = x.shape[0], weight.shape[0]
+    y = x.new_empty((m, num_out))
+    if m == 0:
+        return y
+    segments = plan_segments(weight)
+    num_tiles = triton.cdiv(m, _MANY_ROWS) * triton.cdiv(num_out, _MANY_OUT)
+    if m > _FEW_ROWS and num_tiles >= _ENOUGH_TILES:
+        _launch_many(num_tiles, x, weight, bias, scale, y, segments)
+    else:
+        _launch_few(x, weight, bias, scale, y, segments)
+    return y
+
+
+def _launch_few(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, y: Tensor, segments: Segments
+) -> None:
+    (m, num_in), num_out = x.shape, weight.shape[0]
+    is_whole = segments.count == 1
+    sums = y if is_whole else x.new_empty((segments.count, m, num_out), dtype=torch.float32)
+    has = {"HAS_SCALE": scale is not None, "HAS_BIAS": bias is not None}
+    scale, bias = y if scale is None else scale, y if bias is None else bias  # not read
+    block_m = _LONE_ROWS if m <= _LONE_ROWS else _FEW_ROWS
+    _linear_few[(triton.cdiv(num_out, _FEW_OUT), triton.cdiv(m, block_m), segments.count)](
+        x,
+        weight,
+        scale,
+        bias,
+        sums,
+        m,
+        num_out,
+        num_in,
+        segments.size,
+        **has,
+        IS_WHOLE=is_whole,
+        BLOCK_M=block_m,
+        BLOCK_N=_FEW_OUT,
+        BLOCK_K=segments.block_k,
+        num_warps=4,
+        num_stages=6,
+    )
+    if not is_whole:
+        _add_segments[(m, triton.cdiv(num_out, _ADD_OUT))](
+            sums, scale, bias, y, m, num_out, segments.count, **has, BLOCK_N=_ADD_OUT
+        )
+
+
+def _launch_many(
+    num_tiles: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    y: Tensor,
+    segments: Segments,
+) -> None:
+    _linear_many[(num_tiles,)](
+        x,
+        weight,
+        y if scale is None else scale,
+        y if bias is None else bias,
+        y,
+        x.shape[0],
+        weight.shape[0],
+        x.shape[1],
+        segments.size,
+        segments.count,
+        HAS_SCALE=scale is not None,
+        HAS_BIAS=bias is not None,
+        BLOCK_M=_MANY_ROWS,
+        BLOCK_N=_MANY_OUT,
+        BLOCK_K=segments.block_k,
+        GROUP=8,
+        num_warps=8,
+        num_stages=4,
+    )
