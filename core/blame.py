@@ -16,6 +16,7 @@ from .request import Request, RequestStatus, drop_finished
 from .scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
+SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
 MAX_DEATHS = 64  # of one search; more are not about a request, and count as the worker's own
 
 
@@ -51,9 +52,23 @@ class Blame:
         """True while a worker's death is part of a search, and not yet one too many."""
         return self.is_searching and self._num_deaths <= MAX_DEATHS
 
+    @property
+    def alone(self) -> str | None:
+        """The request under test if it is one: nothing else runs."""
+        return self._groups[-1][0].request_id if self._groups and len(self._groups[-1]) == 1 else None
+
     def add(self, request: Request) -> None:
-        """Let a new request wait: in the scheduler's queue, or aside while a search goes on."""
-        if self.is_searching:
+        """Let a new request wait: in the scheduler's queue, or aside while a search goes on.
+
+        One that several engine cores were lost with in a row is tested alone, after what is tested now.
+        """
+        if request.num_attempts >= SUSPECT_ATTEMPTS:
+            self._parked[request.request_id] = request
+            self._groups.insert(0, [request])
+            if len(self._groups) == 1:
+                self._preempt_all()
+                self._begin_test()
+        elif self.is_searching:
             self._parked[request.request_id] = request
         else:
             self._scheduler.add(request)

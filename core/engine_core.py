@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError
@@ -27,12 +27,13 @@ from ..ipc.messages import (
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
 from ..ipc.token_ids import count_token_ids
 from .admission import find_refusal
-from .blame import Blame
+from .blame import FAILURES_ALONE, Blame
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
 from .deadlines import Deadlines
 from .fair_scheduler import FairScheduler
 from .kv_cache_manager import KVCacheManager
+from .poison_report import FoundBy, PoisonReport, make_poison_report
 from .request import Request, drop_finished
 from .scheduler import Scheduler, Step
 from .snapshot import Inspector, Surroundings
@@ -58,11 +59,13 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         hash_seed: bytes | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        num_deaths_alone: Mapping[str, int] | None = None,
     ) -> None:
         """`num_blocks`: of the worker's KV cache. `hash_seed`: keys the prefix index, random if None.
 
         `clock` is the wall clock, which may jump: for times that are shown and the order of arrivals.
-        `monotonic` is what timeouts are measured by.
+        `monotonic` is what timeouts are measured by. `num_deaths_alone`: request -> engine cores before this
+        one that died while it ran alone.
         """
         cache = config.cache
         hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
@@ -96,6 +99,8 @@ class EngineCore:
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
         self._outbox: dict[bytes, list[EngineCoreOutput]] = {}
         self._num_arrivals = 0
+        self._num_deaths_alone = num_deaths_alone or {}
+        self._poison_reports: list[PoisonReport] = []
 
     # -- requests
 
@@ -133,6 +138,9 @@ class EngineCore:
         reason = live.find_finish()  # with the tokens that it comes with
         if reason is not None:
             self._finish([live], reason)
+        elif self._num_deaths_alone.get(live.request_id, 0) >= FAILURES_ALONE:
+            error = f"{FAILURES_ALONE} engine cores died while it ran alone"
+            self._convict(live, ErrorCode.POISON_REQUEST, "core death", error)
 
     def abort_requests(self, client: bytes, request_ids: Iterable[str]) -> None:
         """End these requests of this client with ABORT; ids that are not live or not its own are ignored."""
@@ -226,7 +234,7 @@ class EngineCore:
             return True
         culprit = self._blame.take_failure(drop_finished(self._scheduler.in_flight[0].requests))
         if culprit is not None:
-            self._finish([culprit], FinishReason.ERROR, failed.error, ErrorCode.POISON_REQUEST)
+            self._convict(culprit, ErrorCode.POISON_REQUEST, "step", failed.error, failed.step_id)
         return True
 
     def lose_worker(self, reason: str) -> bool:
@@ -241,12 +249,22 @@ class EngineCore:
         culprit = self._blame.take_death(drop_finished(in_flight.values()))
         self._pool.unregister_all()
         if culprit is not None:
-            self._finish([culprit], FinishReason.ERROR, reason, ErrorCode.POISON_REQUEST)
+            self._convict(culprit, ErrorCode.POISON_REQUEST, "worker death", reason)
         return was_searching and self._blame.explains_deaths
 
     def take_reset(self) -> bool:
         """True once after the worker's rows have become void: send it ResetRows before the next step."""
         return self._blame.take_reset()
+
+    @property
+    def alone(self) -> str | None:
+        """The request that the next step is of if nothing else may run, because it is suspected."""
+        return self._blame.alone
+
+    def take_poison_reports(self) -> list[PoisonReport]:
+        """Requests that were convicted since the last call."""
+        reports, self._poison_reports = self._poison_reports, []
+        return reports
 
     def take_outputs(self) -> dict[bytes, list[EngineCoreOutput]]:
         """What is to be delivered, per client in order; the next call starts anew."""
@@ -349,7 +367,8 @@ class EngineCore:
         self._scheduler.limit_steps(limits.max_tokens, limits.max_rows)
         if not may_retry:
             limits.forget_failures()
-            self._finish(requests, FinishReason.ERROR, failed.error, ErrorCode.OUT_OF_MEMORY)
+            for request in requests:
+                self._convict(request, ErrorCode.OUT_OF_MEMORY, "step", failed.error, failed.step_id)
 
     def _accept_tokens(
         self, step: Step, token_ids: list[int], logprobs: dict[int, RowLogprobs], now: float
@@ -482,6 +501,13 @@ class EngineCore:
             )
             self._send(request.client, output)
         self._forget(requests)
+
+    def _convict(
+        self, request: Request, code: ErrorCode, found_by: FoundBy, error: str, step_id: int | None = None
+    ) -> None:
+        """End the one request that makes something fail."""
+        self._poison_reports.append(make_poison_report(request, code, found_by, error, step_id))
+        self._finish([request], FinishReason.ERROR, error, code)
 
     def _forget(self, finished: list[Request]) -> None:
         """Let go of requests that have their finish_reason and their last output."""

@@ -47,6 +47,7 @@ from ..ipc.step import (
     WorkerReady,
 )
 from .clients import LeaseWatch
+from .death_journal import DeathJournal
 from .engine_core import EngineCore
 from .engine_facts import StartupClock, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
@@ -70,6 +71,7 @@ class EngineCoreProcess:
         self._starter_package_dir = launch.package_dir
         self._codec = make_client_codec()
         self._faults = make_fault_hooks(launch.config.fault_hooks, "core")
+        self._journal = DeathJournal(launch.journal_path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         if self._faults is not None:
             self._faults.reach("core.bind")
@@ -145,6 +147,7 @@ class EngineCoreProcess:
         # 3. Keep the worker fed before anything else, then deliver.
         self._submit_steps()
         self._reception.deliver()
+        self._log_poison()
 
     def _wait(self) -> dict[object, int]:
         in_flight = self._core is not None and self._core.num_in_flight > 0
@@ -183,6 +186,7 @@ class EngineCoreProcess:
         while core.num_in_flight < self._config.scheduler.run_ahead:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
+            self._journal.note_alone(core.alone)
             step = core.schedule()
             if step is None:
                 return
@@ -244,6 +248,10 @@ class EngineCoreProcess:
             max_tokens, max_rows = self._core.step_limits
             _log.warning("steps have at most %d tokens and %d requests for a while", max_tokens, max_rows)
 
+    def _log_poison(self) -> None:
+        for report in self._core.take_poison_reports() if self._core is not None else ():
+            _log.error("poison request %s", msgspec.json.encode(report).decode())
+
     def _on_worker_lost(self, lost: WorkerLost) -> None:
         """Start another worker and compute every running request again; too often, and the engine ends."""
         if self._core is None:
@@ -266,7 +274,7 @@ class EngineCoreProcess:
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
                 self._end("the restarted worker has room for fewer KV blocks than before", EXIT_WORKER_LOST)
             return
-        core = EngineCore(self._config, ready.num_gpu_blocks, clock=time.time)
+        core = EngineCore(self._config, ready.num_gpu_blocks, num_deaths_alone=self._journal.num_deaths)
         facts = make_engine_facts(self._config, ready, pids, self._startup)
         for line in format_startup(facts):
             _log.info("%s", line)
@@ -292,6 +300,8 @@ class EngineCoreProcess:
 
     def _end(self, reason: str, code: int) -> None:
         """Leave the loop. Clients are told only what is final: else another core takes this one's place."""
+        if code == EXIT_OK:
+            self._journal.note_alone(None)
         if code == EXIT_WORKER_LOST:
             _log.error("%s", reason)
             for identity in list(self._reception.clients):

@@ -58,6 +58,7 @@ class Request:
     timeout_at: float | None  # monotonic clock; so is the next
     queue_timeout_at: float | None
     queue_timeout_s: float | None
+    num_attempts: int  # as in the message
 
     output_token_ids: array[int]
     num_tokens: int  # known
@@ -120,6 +121,7 @@ class Request:
             timeout_at=None if timeout_s is None else monotonic_now + timeout_s,
             queue_timeout_at=None if queue_timeout_s is None else monotonic_now + queue_timeout_s,
             queue_timeout_s=queue_timeout_s,
+            num_attempts=message.num_attempts,
             output_token_ids=output,
             num_tokens=num_prompt + len(output),
         )

@@ -22,6 +22,7 @@ import zmq
 from ..ipc.codec import PING, make_client_codec
 from ..ipc.daemon_state import (
     CLIENT_SOCKET_NAME,
+    JOURNAL_NAME,
     SUPERVISOR_ROLE,
     WORKER_SOCKET_NAME,
     DaemonState,
@@ -160,6 +161,7 @@ class Supervisor:
             client_address=run_dir.address_of(CLIENT_SOCKET_NAME),
             worker_address=run_dir.address_of(WORKER_SOCKET_NAME),
             config=launch.config,
+            journal_path=str(run_dir.path / JOURNAL_NAME),
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._budget = launch.config.recovery.make_core_budget()

@@ -228,7 +228,7 @@ class AsyncMPClient(EngineCoreClient):
         assert self._conversation.facts is not None
         self.facts = self._conversation.facts
         calls = [call for call, _ in self._calls.values()]
-        self._outbox.extend(map(self._codec.encode, [*self._ledger.resume(), *calls]))
+        self._outbox.extend(map(self._codec.encode, [*self._conversation.resume(), *calls]))
         self._pump()
         self._watch_silence()
 

@@ -249,7 +249,7 @@ class SyncMPClient(SyncClient):
                 self._must_say_hello = False
 
     def _resume(self) -> None:
-        for message in self._ledger.resume():
+        for message in self._conversation.resume():
             self._send(message)
         if self._pending_call is not None:
             self._send(self._pending_call)

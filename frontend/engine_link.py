@@ -21,7 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..ipc.codec import Codec, make_client_codec
 from ..ipc.config import EngineConfig
-from ..ipc.daemon_state import CLIENT_SOCKET_NAME, WORKER_SOCKET_NAME
+from ..ipc.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME
 from ..ipc.errors import (
     USER_ERRORS,
     ConfigError,
@@ -36,8 +36,10 @@ from ..ipc.liveness import ChildWatch
 from ..ipc.messages import (
     MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
+    AbortRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
+    EngineCoreRequest,
     EngineDead,
     EngineFacts,
     Goodbye,
@@ -118,6 +120,7 @@ class EngineProcess(Engine):
             client_address=self.address,
             worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
             config=config,
+            journal_path=str(self.run_dir.path / JOURNAL_NAME),
         )
         self._watches_core = config.watches_core
         replacement = msgspec.structs.replace(launch, config=config.for_replacement())
@@ -227,6 +230,7 @@ class Conversation:
         self.codec: Codec = make_client_codec()
         self.facts: EngineFacts | None = None
         self._epoch = ""
+        self._has_other_engine = False  # than in the conversation before this one
         self.ledger = RequestLedger(clock)
         self.is_open = False
         self._lost_at: float | None = None
@@ -294,6 +298,7 @@ class Conversation:
             case Welcome(facts=facts, number=number, epoch=epoch) if number == self._number:
                 if self.facts is not None:  # what answers may be another daemon of the same name
                     self.raise_if_dead(EngineDeadError)
+                self._has_other_engine = self.facts is not None and epoch != self._epoch
                 self.facts = facts
                 self._epoch = epoch
                 self.is_open = True
@@ -317,6 +322,10 @@ class Conversation:
             case _:
                 raise ProtocolError(f"{type(message).__name__} came before Welcome")
         return self.is_open
+
+    def resume(self) -> list[EngineCoreRequest | AbortRequests]:
+        """What is to be sent first in a conversation that was opened again."""
+        return self.ledger.resume(self._has_other_engine)
 
     def take_outputs(self, message: EngineCoreOutputs) -> list[EngineCoreOutput]:
         """Enter what the engine sent in the ledger and return what is to be delivered of it.

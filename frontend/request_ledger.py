@@ -22,6 +22,8 @@ class _Entry:
         "added_at",
         "is_aborted",
         "is_sent",
+        "num_attempts",
+        "num_output_at_loss",
         "num_prompt_logprobs",
         "num_repeated",
         "output",
@@ -35,8 +37,16 @@ class _Entry:
         self.output.frombytes(request.output_token_ids)
         self.is_aborted = False
         self.is_sent = is_sent  # to an engine, in this or an earlier conversation
+        self.num_attempts = 0  # engines that were lost with it in a row, without a token in between
+        self.num_output_at_loss = -1
         self.num_prompt_logprobs = 0  # positions that were delivered
         self.num_repeated = 0  # positions among them that the engine has said again since it was resumed
+
+    def note_loss(self) -> None:
+        """The engine that it was sent to is lost."""
+        got_further = len(self.output) > self.num_output_at_loss
+        self.num_attempts = 1 if got_further else self.num_attempts + 1
+        self.num_output_at_loss = len(self.output)
 
 
 class RequestLedger:
@@ -87,13 +97,18 @@ class RequestLedger:
             kept.append(output)
         return kept
 
-    def resume(self) -> list[EngineCoreRequest | AbortRequests]:
-        """What an engine that knows none of these requests must be sent, in order of their arrival."""
+    def resume(self, is_other_engine: bool = False) -> list[EngineCoreRequest | AbortRequests]:
+        """What an engine that knows none of these requests must be sent, in order of their arrival.
+
+        `is_other_engine`: it is in the place of one that was lost, perhaps through one of them.
+        """
         now = self._clock()
         aborted = [request_id for request_id, entry in self._entries.items() if entry.is_aborted]
         messages: list[EngineCoreRequest | AbortRequests] = []
         for entry in self._entries.values():
             entry.num_repeated = 0
+            if is_other_engine and entry.is_sent:
+                entry.note_loss()
             messages.append(_resumed(entry, now))
             entry.is_sent = True
         if aborted:
@@ -107,7 +122,11 @@ def _resumed(entry: _Entry, now: float) -> EngineCoreRequest:
     if timeout_s is not None:
         timeout_s = max(_LEAST_TIMEOUT_S, timeout_s - (now - entry.added_at))
     return msgspec.structs.replace(
-        request, output_token_ids=entry.output.tobytes(), timeout_s=timeout_s, is_resumed=entry.is_sent
+        request,
+        output_token_ids=entry.output.tobytes(),
+        timeout_s=timeout_s,
+        is_resumed=entry.is_sent,
+        num_attempts=entry.num_attempts,
     )
 
 

@@ -13,6 +13,7 @@ from .config import EngineConfig
 SUPERVISOR_ROLE = "supervisor"
 CLIENT_SOCKET_NAME = "core.sock"
 WORKER_SOCKET_NAME = "worker.sock"
+JOURNAL_NAME = "deaths.json"
 _STATE_NAME = "daemon.json"
 
 DaemonPhase = Literal["starting", "ready", "restarting", "stopping"]

@@ -19,6 +19,7 @@ class CoreLaunch(msgspec.Struct, frozen=True, kw_only=True):
     client_address: str
     worker_address: str
     config: EngineConfig
+    journal_path: str = ""  # where one core tells the next what ran when it died
     package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
 
 

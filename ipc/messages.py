@@ -186,6 +186,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     timeout_s: Timeout | None = None  # after its arrival it ends with ABORT and what it has
     queue_timeout_s: Timeout | None = None  # if it has not begun by then it ends with QUEUE_TIMEOUT
     is_resumed: bool = False  # sent before: an engine may have taken it on, so it is never OVERLOADED
+    num_attempts: Annotated[int, Meta(ge=0)] = 0  # engines lost with it in a row, without a token in between
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):

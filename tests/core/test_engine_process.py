@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import select
 import signal
@@ -141,12 +142,25 @@ def test_a_failed_start_raises_the_workers_error_and_leaves_nothing() -> None:
         make_sync_client(msgspec.structs.replace(CONFIG, model=model))
 
 
-def test_a_dead_engine_is_an_error_with_its_cause(client: SyncMPClient) -> None:
-    client.add_request(make_request("crash-1", [1]))
-    with pytest.raises(EngineDeadError, match="code 7"):
-        client.get_outputs(timeout_s=10.0)
-    with pytest.raises(EngineDeadError, match="code 7"):
-        client.add_request(make_request("r-2", [1]))
+def test_a_request_that_kills_every_core_fails_alone(
+    client: SyncMPClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(20)]
+    for request in [*requests, make_request("crash-1", [55, 66, 77])]:
+        client.add_request(request)
+    outputs = collect(client, {request.request_id for request in requests} | {"crash-1"})
+    final = outputs["crash-1"][-1]
+    assert (final.error_code, final.error) == (
+        ErrorCode.POISON_REQUEST,
+        "2 engine cores died while it ran alone",
+    )
+    for request in requests:
+        assert_undisturbed(request, outputs[request.request_id])
+    assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
+    lines = [line for line in capfd.readouterr().err.splitlines() if "poison request" in line]
+    report = json.loads(lines[0].partition("poison request ")[2])
+    assert (len(lines), report["request_id"], report["found_by"]) == (1, "crash-1", "core death")
+    assert (report["num_prompt_tokens"], report["num_output_tokens"], report["num_attempts"]) == (3, 0, 4)
 
 
 def test_a_request_that_kills_every_worker_fails_alone(client: SyncMPClient) -> None:
@@ -185,6 +199,8 @@ def test_a_core_lost_more_often_than_allowed_ends_the_engine_with_its_cause() ->
         client.add_request(make_request("crash-1", [1]))
         with pytest.raises(EngineDeadError, match="code 7, 2 times in 60 s"):
             client.get_outputs(timeout_s=10.0)
+        with pytest.raises(EngineDeadError, match="code 7"):
+            client.add_request(make_request("r-2", [1]))
 
 
 def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

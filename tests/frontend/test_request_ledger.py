@@ -43,6 +43,21 @@ def test_a_request_is_resumed_with_the_tokens_it_has_received(ledger: RequestLed
     assert resumed.sampling_params.max_tokens == 9
 
 
+def test_engines_that_are_lost_in_a_row_without_a_token_in_between_are_counted(ledger: RequestLedger) -> None:
+    ledger.add(make_request("stuck", [1]))
+    ledger.add(make_request("moving", [1]))
+    ledger.add(make_request("unsent", [1]), is_sent=False)
+
+    def attempts() -> list[int]:
+        return [one.num_attempts for one in ledger.resume(True) if isinstance(one, EngineCoreRequest)]
+
+    assert attempts() == [1, 1, 0]
+    ledger.take([EngineCoreOutput("moving", 0, [4])])
+    assert attempts() == [2, 1, 1]
+    assert [one.num_attempts for one in ledger.resume() if isinstance(one, EngineCoreRequest)] == [2, 1, 1]
+    assert attempts() == [3, 2, 2]
+
+
 def test_requests_are_resumed_in_the_order_of_their_arrival(ledger: RequestLedger) -> None:
     for name in ("z", "a", "m"):
         ledger.add(make_request(name, [1]))

@@ -210,7 +210,7 @@ class SimClient:
         conversation = self._conversation
         if not conversation.is_open:
             if conversation.take_welcome(cast(Any, self), list(frames), None):
-                self._outbox.extend(map(conversation.codec.encode, self._ledger.resume()))
+                self._outbox.extend(map(conversation.codec.encode, conversation.resume()))
                 actions, self._before_attach = self._before_attach, []
                 for action in actions:
                     action()
