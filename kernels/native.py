@@ -42,9 +42,12 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
         *[_INT] * 6,
         _FLOAT,
     ),
+    "quire_attention_variant": (_INT,),
+    "quire_force_attention_variant": (_INT,),
 }
 # What they return, where it is not nothing.
 _RESULTS = {
+    "quire_attention_variant": _INT,
     "quire_linear_best_variant": _INT,
     "quire_linear_has_variant": _INT,
     "quire_linear_packed_bytes": _LONG,

@@ -13,4 +13,10 @@ void quire_paged_attention(int is_bf16, const void* query, int64_t query_stride,
                            const void* v_cache, const int32_t* block_tables, int64_t table_stride,
                            const int32_t* query_starts, const int32_t* seq_lens, int num_requests, int num_heads,
                            int num_kv_heads, int head_size, int block_size, int window, float soft_cap);
+
+// How bfloat16 is computed for this head size: 0 AMX, 1 avx512_bf16, 2 widened to float32.
+int quire_attention_variant(int head_size);
+
+// Leaves out the variants before `first`, for tests.
+void quire_force_attention_variant(int first);
 }

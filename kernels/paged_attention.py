@@ -106,9 +106,8 @@ def launch_paged_attention(
 ) -> Tensor:
     """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
 
-    A block of `k_cache` holds [D, block_size], as `launch_rotate_and_write` leaves it. float32 or bfloat16,
-    D a multiple of 8 up to 256; tables and lengths are int32. A float32 row's bits depend on its own
-    sequence alone.
+    The caches are as `launch_rotate_and_write` leaves them. float32 or bfloat16, D a multiple of 8 up to 256;
+    tables and lengths are int32. A row's bits depend on its own sequence alone.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     out = query.new_empty((query.shape[0], num_heads * head_size))

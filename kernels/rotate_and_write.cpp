@@ -1,5 +1,6 @@
 // Norms q and k by head (where the model does), rotates them in place and writes k and v to the paged cache;
-// the formula is in rotate_and_write.py. K of a block is written [D, block_size], V [block_size, D].
+// the formula is in rotate_and_write.py. K of a block is written [D, block_size], V [block_size, D]; in bfloat16
+// neighbours are paired, K [D / 2, block_size, 2] and V [block_size / 2, D, 2].
 // Legend: T tokens, H query heads, G kv heads, D head size.
 #include "rotate_and_write.h"
 
@@ -46,16 +47,43 @@ struct Layer {
     T* row(int token) const { return qkv + size_t(token) * width(); }
 };
 
-// One head's keys and values of `count` tokens in a row, whose slots are neighbours in one block.
+// One head's part of a block of the caches, and the slots of it from `offset` on that `count` tokens take.
 template <typename T>
-void write_run(const Layer<T>& layer, const T* key, int head, int64_t slot, int count) {
-    const int D = layer.head_size, size = layer.block_size;
-    const size_t stride = layer.width(), values = size_t(layer.num_kv_heads) * D;
-    const size_t base = (size_t(slot / size) * layer.num_kv_heads + head) * size * D;
-    T *k = layer.k_cache + base + slot % size, *v = layer.v_cache + base + slot % size * D;
-    for (int t = 0; t < count; ++t) std::memcpy(v + size_t(t) * D, key + t * stride + values, D * sizeof(T));
+struct Place {
+    T *k, *v;
+    int offset, count;
+};
+
+void write_run(const Place<float>& place, const float* key, const float* value, size_t stride, int D, int size) {
     for (int d = 0; d < D; ++d)
-        for (int t = 0; t < count; ++t) k[size_t(d) * size + t] = key[t * stride + d];
+        for (int t = 0; t < place.count; ++t)
+            place.k[size_t(d) * size + place.offset + t] = key[t * stride + d];
+    for (int t = 0; t < place.count; ++t)
+        std::memcpy(place.v + size_t(place.offset + t) * D, value + t * stride, D * sizeof(float));
+}
+
+void write_run(const Place<bf16>& place, const bf16* key, const bf16* value, size_t stride, int D, int size) {
+    for (int d = 0; d < D; d += 2)
+        for (int t = 0; t < place.count; ++t)
+            std::memcpy(place.k + size_t(d) * size + 2 * (place.offset + t), key + t * stride + d, 2 * sizeof(bf16));
+    for (int t = 0; t < place.count; ++t) {
+        const int slot = place.offset + t;
+        bf16* pairs = place.v + size_t(slot / 2) * 2 * D + slot % 2;
+        for (int d = 0; d < D; ++d) pairs[2 * d] = value[t * stride + d];
+    }
+}
+
+// The keys and values of `count` tokens in a row, whose slots are neighbours in one block.
+template <typename T>
+void write_tokens(const Layer<T>& layer, int token, int count) {
+    const int D = layer.head_size, size = layer.block_size;
+    const int64_t slot = layer.slots[token];
+    const T* key = layer.row(token) + size_t(layer.num_heads) * D;
+    for (int head = 0; head < layer.num_kv_heads; ++head, key += D) {
+        const size_t base = (size_t(slot / size) * layer.num_kv_heads + head) * size * D;
+        const Place<T> place{layer.k_cache + base, layer.v_cache + base, int(slot % size), count};
+        write_run(place, key, key + size_t(layer.num_kv_heads) * D, layer.width(), D, size);
+    }
 }
 
 template <typename T>
@@ -80,8 +108,7 @@ void process_chunk(const Layer<T>& layer, int first, int last) {
         while (token + count < last && layer.slots[token + count] == slot + count &&
                (slot + count) % layer.block_size != 0)
             ++count;
-        for (int head = 0; head < layer.num_kv_heads; ++head)
-            write_run(layer, layer.row(token) + size_t(layer.num_heads + head) * layer.head_size, head, slot, count);
+        write_tokens(layer, token, count);
         token += count;
     }
 }

@@ -78,7 +78,8 @@ def launch_rotate_and_write(
     """The same in place: q and k of `qkv` are normed and rotated afterwards.
 
     A block of `k_cache` then holds [D, block_size] in its bytes (not [block_size, D]), as the native
-    attention kernel reads it. All contiguous on the CPU; qkv, norms and caches of one type.
+    attention kernel reads it; in bfloat16 neighbours are paired: K [D / 2, block_size, 2] and
+    V [block_size / 2, D, 2]. All contiguous on the CPU; qkv, norms and caches of one type.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     query_norm, key_norm, eps = qk_norm or (None, None, 0.0)

@@ -11,6 +11,7 @@ import ctypes
 
 import pytest
 import torch
+from cache_layout import to_native_layout
 from quire.kernels.gated_activation import gated_activation_reference, launch_gated_activation
 from quire.kernels.native import load_library
 from quire.kernels.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
@@ -114,7 +115,7 @@ def test_rotate_and_write_equals_its_reference(
     expected = rotate_and_write_reference(qkv, num_heads, cos, sin, qk_norm, k_expected, v_expected, slots)
     launch_rotate_and_write(library, qkv, num_heads, cos, sin, qk_norm, k_actual, v_actual, slots)
     actual = qkv.view(tokens, -1, head_size)[:, :num_heads]
-    k_actual = k_actual.view(blocks, num_kv_heads, head_size, block_size).transpose(2, 3)
+    k_expected, v_expected = to_native_layout(k_expected, v_expected)
     # In bfloat16 the reference rounds cos, sin, both products and the sum; the norm rounds twice before.
     roundings = (5 + 2 * has_norm) * rounding_of(dtype) + head_size * EPS * has_norm
     largest = max(expected.abs().max().item(), k_expected.abs().max().item())

@@ -1,4 +1,4 @@
-"""Attention by the C++ kernels, which read blocks in place; float32 rows depend on their sequence alone."""
+"""Attention by the C++ kernels, which read blocks in place; a row depends on its own sequence alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from .metadata import AttentionMetadata
 
 
 class NativeAttention:
-    """See `AttentionBackend`. Queries travel inside qkv; K of a block lies [head_size, block_size]."""
+    """See `AttentionBackend`. Queries travel inside qkv; layout of a block: attention_step.h."""
+
+    is_capturable = False
+
+    is_exact = True
 
     def __init__(self, library: ctypes.CDLL, num_heads: int) -> None:
         self._library = library

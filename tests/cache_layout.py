@@ -1,0 +1,15 @@
+"""KV caches as the native kernels keep them, from the plain form that the references read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_native_layout(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Caches [blocks, G, block_size, D] rearranged as kernels/attention_step.h says, in the same shape."""
+    if k_cache.dtype != torch.bfloat16:
+        return k_cache.transpose(2, 3).contiguous().view(k_cache.shape), v_cache
+    keys = k_cache.unflatten(3, (-1, 2)).transpose(2, 3).contiguous()
+    values = v_cache.unflatten(2, (-1, 2)).transpose(3, 4).contiguous()
+    return keys.view(k_cache.shape), values.view(v_cache.shape)
