@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...ipc.errors import InputError, QuireError, did_you_mean
@@ -16,7 +17,7 @@ _HELP = """\
 usage: quire bench KIND [OPTIONS]
 
 kinds:
-  offline   generated tokens/s of Quire and transformers on the same workloads, side by side
+  offline   generated tokens/s of Quire, vLLM and transformers on the same workloads, side by side
   startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
   core      what the engine core's scheduling costs a step, with a fake worker
   attach    what attaching to a daemon takes, and what HTTP adds to its engine
@@ -46,23 +47,39 @@ def run(argv: Sequence[str]) -> int:
 
 def _run_offline(argv: Sequence[str]) -> int:
     from ...tools.bench import offline
+    from ...tools.bench.peers import PEERS, default_peer_python
+    from ...tools.bench.workloads import WORKLOADS
 
     parser = Parser(
         "quire bench offline",
         "Quire and its peers on the same workloads in one run, each in a process of its own.",
-        "workloads:\n" + "".join(f"  {n}  {kind.summary}\n" for n, kind in offline.WORKLOADS.items()),
+        "workloads (W1 to W4; W1 and W5 for qwen3-0.6b and llama-8b):\n"
+        + "".join(f"  {name}  {kind.summary}\n" for name, kind in WORKLOADS.items()),
     )
     parser.add_argument(
-        "--model", default="tiny", help="tiny, small (random weights, made on first use), pocket, or a folder"
+        "--model",
+        default="tiny",
+        help="tiny, small (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
+        "or a folder",
     )
-    parser.add_argument("--workload", nargs="+", choices=tuple(offline.WORKLOADS), metavar="W")
+    parser.add_argument("--workload", nargs="+", choices=tuple(WORKLOADS), metavar="W")
     parser.add_argument(
         "--peer",
         nargs="+",
-        choices=("none", "transformers", *offline.PEERS),
-        default=["transformers"],
+        action="extend",
+        choices=("none", "transformers", *PEERS),
         metavar="PEER",
-        help=f"none, transformers (all three), or of {', '.join(offline.PEERS)}",
+        help=f"none, transformers (all three modes, the default), or of {', '.join(PEERS)}; may be repeated",
+    )
+    parser.add_argument(
+        "--peer-python",
+        metavar="FILE",
+        help=f"the Python of vLLM's environment ({default_peer_python()})",
+    )
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="each workload as a fraction of its floor, and the floor's parts",
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measured rounds (3)")
     parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
@@ -78,9 +95,11 @@ def _run_offline(argv: Sequence[str]) -> int:
     return offline.run_offline(
         offline.OfflineOptions(
             model=options.model,
-            workloads=tuple(options.workload or offline.WORKLOADS),
-            peers=_expand_peers(options.peer, tuple(offline.PEERS)),
+            workloads=tuple(options.workload or ()),
+            peers=_expand_peers(options.peer or ["transformers"], PEERS),
+            peer_python=Path(options.peer_python) if options.peer_python else None,
             rounds=options.rounds,
+            is_roofline=options.roofline,
             json_path=options.json,
             engine_args=dict(_parse_engine_arg(text) for text in options.engine_arg),
         )
@@ -239,9 +258,8 @@ def _make_serve_parser() -> Parser:
 
 
 def _expand_peers(chosen: Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    if "transformers" in chosen:
-        return known
-    return tuple(peer for peer in known if peer in chosen)
+    """The peers in `known`'s order; 'transformers' is short for all of its modes."""
+    return tuple(peer for peer in known if peer in chosen or peer.split("-")[0] in chosen)
 
 
 def _parse_engine_arg(text: str) -> tuple[str, Any]:

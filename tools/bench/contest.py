@@ -6,30 +6,40 @@ do not interfere; the ones that are not asked block in a read and use no CPU.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import psutil
 
 from ...ipc.errors import QuireError
-from .workloads import Workload, cut_outputs, make_workload, take_sample
+from .workloads import BenchRequest
 
 START_TIMEOUT_S = 900.0
 JOB_TIMEOUT_S = 1800.0
+IDLE_TIMEOUT_S = 5.0
+IDLE_WINDOW_S = 0.1  # the kernel counts a process's time in steps of 0.01 s
+IDLE_SHARE = 0.25  # of a core
+CLOSE_TIMEOUT_S = 20.0  # vLLM's engine takes some seconds to end
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Run one workload. `num_requests`: an even sample of it. `max_output_tokens`: cuts every output."""
+    """Run these requests, all there at the start. It carries their ids: a peer needs nothing of the bench."""
 
-    workload: str
-    contents: str
-    num_requests: int | None = None
-    max_output_tokens: int | None = None
+    requests: list[BenchRequest]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens to generate, over all requests."""
+        return sum(request.num_output_tokens for request in self.requests)
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +68,7 @@ class Engine(ABC):
     """A contestant's inside, in its own process."""
 
     @abstractmethod
-    def run(self, workload: Workload) -> JobResult:
+    def run(self, job: Job) -> JobResult:
         """Generate everything, greedily and ignoring EOS, and time it."""
 
     @abstractmethod
@@ -70,14 +80,14 @@ class Engine(ABC):
         """Free what the process holds. The process ends afterwards."""
 
 
-def serve(engine: Engine, vocab_size: int, started_at: float, reports: int) -> None:
+def serve(engine: Engine, started_at: float, reports: int) -> None:
     """Answer jobs from standard input until it ends. `reports`: file descriptor from `claim_stdout`."""
     _report(reports, ChildReport(ready_s=time.perf_counter() - started_at, rss_bytes=engine.measure_rss()))
     try:
         for line in sys.stdin:
             job = msgspec.json.decode(line, type=Job)
             try:
-                result = engine.run(_make_job_workload(job, vocab_size))
+                result = engine.run(job)
             except Exception as error:
                 _report(reports, ChildReport(error=f"{type(error).__name__}: {error}"))
                 continue
@@ -94,19 +104,23 @@ def claim_stdout() -> int:
 
 
 class Contestant:
-    """The bench's end of one contestant."""
+    """The bench's end of one contestant: a process that runs `command`, with `environment` on top of ours."""
 
-    def __init__(self, name: str, module: str, arguments: list[str], log_path: str) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log_path: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.ready_s = 0.0
         self.rss_bytes: dict[str, int] = {}
         self._log_path = log_path
         with open(log_path, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # so that all of a peer's processes can be ended together
             )
         self._reports: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read_reports, name=f"bench-{name}", daemon=True)
@@ -118,7 +132,7 @@ class Contestant:
         self.ready_s = report.ready_s or 0.0
 
     def run(self, job: Job) -> JobResult:
-        """Run a job and wait for its result. Raises ContestError."""
+        """Run a job, wait for its result, and then until the child is idle. Raises ContestError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(job) + b"\n")
@@ -128,18 +142,40 @@ class Contestant:
         report = self._take_report(JOB_TIMEOUT_S)
         if report.result is None:
             raise ContestError(f"{self.name}: {report.error}")
+        self._wait_until_idle()
         return report.result
 
     def close(self) -> None:
-        """End the child: its input ends, then it has 5 s."""
+        """End the child: its input ends, it has some time, then it and what it left behind are killed."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
             self._process.stdin.close()
-            self._process.wait(5.0)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+            self._process.wait(CLOSE_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._reader.join()  # the child's end of the pipe is closed, so it has come to its end
+
+    def _wait_until_idle(self) -> None:
+        """vLLM's worker spins for a second after a job, which would take a core from who comes next."""
+        deadline = time.monotonic() + IDLE_TIMEOUT_S
+        before = self._measure_cpu_s()
+        while time.monotonic() < deadline:
+            time.sleep(IDLE_WINDOW_S)
+            now = self._measure_cpu_s()
+            if now - before < IDLE_SHARE * IDLE_WINDOW_S:
+                return
+            before = now
+
+    def _measure_cpu_s(self) -> float:
+        """Processor seconds of the child and everything below it."""
+        total = 0.0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child = psutil.Process(self._process.pid)
+            for process in (child, *child.children(recursive=True)):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
 
     def _take_report(self, timeout_s: float) -> ChildReport:
         try:
@@ -165,15 +201,6 @@ class Contestant:
         with open(self._log_path, errors="replace") as log:
             lines = [line.strip() for line in log if line.strip()]
         return f"{self.name}: ended with code {code}: {lines[-1] if lines else 'no message'}"
-
-
-def _make_job_workload(job: Job, vocab_size: int) -> Workload:
-    workload = make_workload(job.workload, vocab_size, job.contents)
-    if job.num_requests is not None:
-        workload = take_sample(workload, job.num_requests)
-    if job.max_output_tokens is not None:
-        workload = cut_outputs(workload, job.max_output_tokens)
-    return workload
 
 
 def _report(reports: int, report: ChildReport) -> None:

@@ -1,36 +1,16 @@
-"""What this machine allows: measured read bandwidth and matrix rate, and a workload's least time under them.
+"""The least time that a workload can take on this machine, and what it consists of. Computes only.
 
-`python -m quire.tools.bench.floors` prints the measurement as JSON (it needs torch, the bench does not). The
-floor of a step is the larger of reading every weight once and its multiply-adds; attention is left out,
-so it is optimistic.
+A step takes at least as long as reading what it must (every weight once, the keys and values of its
+requests) and at least as long as its operations. So the floor is optimistic: it has no norms, no sampling,
+no calls, and it lets all requests run at once and a shared prefix be computed and read once.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
-from .workloads import SHARED_PREFIX_LEN, Workload
-
-_READ_SIZE_BYTES = 512 * 2**20  # far past any cache
-_PROBE_ROUNDS = 5
-_PROBE_TIMEOUT_S = 120.0
-_GEMM_ROWS, _GEMM_K, _GEMM_N = 256, 1024, 3072
-# A model smaller than this stays in the caches, where a read from memory says nothing about it.
-MIN_MODEL_SIZE_BYTES = 256 * 2**20
-
-
-class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
-    """Best of a few rounds, with all usable cores."""
-
-    read_bytes_per_s: float
-    bf16_flops_per_s: float
+from .ceilings import MachineRates
+from .workloads import WORKLOADS, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +20,8 @@ class ModelSize:
     num_layer_params: int  # used for every token
     num_head_params: int  # used for every sampled token
     bytes_per_param: int
+    kv_bytes_per_token: int = 0  # keys and values of one position, over all layers
+    attention_flops_per_key: int = 0  # for a query and one of its keys, over all layers
 
     @property
     def step_bytes(self) -> int:
@@ -47,60 +29,66 @@ class ModelSize:
         return (self.num_layer_params + self.num_head_params) * self.bytes_per_param
 
 
-def compute_floor_s(
-    workload: Workload, size: ModelSize, rates: MachineRates, has_shared_prefix: bool
-) -> float:
-    """Least seconds for the workload if all its requests run at once and a shared prefix is computed once."""
-    num_prompt_tokens = workload.num_prompt_tokens
-    if has_shared_prefix:
-        num_prompt_tokens -= (len(workload.requests) - 1) * SHARED_PREFIX_LEN
-    prefill_flops = 2 * num_prompt_tokens * size.num_layer_params
-    seconds = prefill_flops / rates.bf16_flops_per_s
-    read_s = size.step_bytes / rates.read_bytes_per_s
-    flops_per_token = 2 * (size.num_layer_params + size.num_head_params)
-    longest = max(request.num_output_tokens for request in workload.requests)
-    for step in range(1, longest):  # the first token comes with the prefill
-        num_running = sum(request.num_output_tokens > step for request in workload.requests)
-        seconds += max(read_s, num_running * flops_per_token / rates.bf16_flops_per_s)
-    return seconds
+@dataclass(frozen=True, slots=True)
+class _Step:
+    num_tokens: int  # that go through the layers
+    num_sampled: int  # of them, through the vocabulary projection
+    num_kv_tokens: int  # positions whose keys and values are read
+    num_query_keys: int  # pairs of a query and a key that it sees
 
 
-def measure_rates() -> MachineRates:
-    """Measure in a child process, since only it needs torch. About 3 s."""
-    command = [sys.executable, "-m", "quire.tools.bench.floors"]
-    out = subprocess.run(command, capture_output=True, check=True, timeout=_PROBE_TIMEOUT_S).stdout
-    return msgspec.json.decode(out, type=MachineRates)
+@dataclass(slots=True)
+class Floor:
+    """Seconds of a workload's parts. `seconds` is less than their sum: reading and computing overlap."""
+
+    num_steps: int = 0
+    seconds: float = 0.0
+    weights_read_s: float = 0.0
+    matmul_s: float = 0.0
+    kv_read_s: float = 0.0
+    attention_s: float = 0.0
+
+    def add_step(self, rates: MachineRates, step: _Step, size: ModelSize) -> None:
+        """Count one more step."""
+        weights_read_s = size.step_bytes / rates.read_bytes_per_s
+        kv_read_s = step.num_kv_tokens * size.kv_bytes_per_token / rates.read_bytes_per_s
+        params = step.num_tokens * size.num_layer_params + step.num_sampled * size.num_head_params
+        matmul_s = 2 * params / rates.flops_per_s
+        attention_s = step.num_query_keys * size.attention_flops_per_key / rates.flops_per_s
+        self.num_steps += 1
+        self.weights_read_s += weights_read_s
+        self.kv_read_s += kv_read_s
+        self.matmul_s += matmul_s
+        self.attention_s += attention_s
+        self.seconds += max(weights_read_s + kv_read_s, matmul_s + attention_s)
 
 
-def _probe() -> MachineRates:
-    import torch
-
-    from .machine import count_cores
-
-    torch.set_num_threads(count_cores())
-    block = torch.ones(_READ_SIZE_BYTES // 8, dtype=torch.int64)
-    rows = torch.randn(_GEMM_ROWS, _GEMM_K, dtype=torch.bfloat16)
-    weight = torch.randn(_GEMM_N, _GEMM_K, dtype=torch.bfloat16)
-    read_s = _time_best(lambda: block.sum())
-    gemm_s = _time_best(lambda: torch.nn.functional.linear(rows, weight))
-    flops = 2 * _GEMM_ROWS * _GEMM_K * _GEMM_N
-    return MachineRates(read_bytes_per_s=_READ_SIZE_BYTES / read_s, bf16_flops_per_s=flops / gemm_s)
+def compute_floor(workload: Workload, size: ModelSize, rates: MachineRates) -> Floor:
+    """One step for all prompts, then a step for each token of the longest output."""
+    kind = WORKLOADS.get(workload.name)
+    prefix_len = 0 if kind is None else kind.shared_prefix_len
+    floor = Floor()
+    floor.add_step(rates, _make_prefill(workload, prefix_len), size)
+    for number in range(1, max(request.num_output_tokens for request in workload.requests)):
+        floor.add_step(rates, _make_decode(workload, prefix_len, number), size)
+    return floor
 
 
-def _time_best(call: Callable[[], object]) -> float:
-    call()
-    times: list[float] = []
-    for _ in range(_PROBE_ROUNDS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def _make_prefill(workload: Workload, prefix_len: int) -> _Step:
+    own_lens = [len(request.prompt_token_ids) - prefix_len for request in workload.requests]
+    query_keys = _count_causal_pairs(prefix_len)
+    query_keys += sum(own * prefix_len + _count_causal_pairs(own) for own in own_lens)
+    num_tokens = prefix_len + sum(own_lens)
+    return _Step(num_tokens, len(own_lens), num_tokens, query_keys)
 
 
-def main() -> None:
-    """Print the rates as one JSON object."""
-    print(json.dumps(msgspec.to_builtins(_probe())))
+def _make_decode(workload: Workload, prefix_len: int, number: int) -> _Step:
+    """The step that samples each request's token `number`, counted from 0, which the prefill sampled."""
+    running = [request for request in workload.requests if request.num_output_tokens > number]
+    lens = [len(request.prompt_token_ids) + number for request in running]
+    num_kv_tokens = prefix_len + sum(length - prefix_len for length in lens)
+    return _Step(len(running), len(running), num_kv_tokens, sum(lens))
 
 
-if __name__ == "__main__":
-    main()
+def _count_causal_pairs(length: int) -> int:
+    return length * (length + 1) // 2

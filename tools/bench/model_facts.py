@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .floors import ModelSize
+from .model_configs import list_tensor_shapes
 
 _HEADER_LENGTH = struct.Struct("<Q")
 _BYTES_PER_PARAM = {"F32": 4, "BF16": 2, "F16": 2}
@@ -25,11 +26,52 @@ class ModelFacts:
     dtype: str
     num_params: int
     size: ModelSize
+    is_dummy: bool = False  # a config without weights
 
 
-def read_model_facts(name: str, folder: Path) -> ModelFacts:
+def read_model_facts(name: str, folder: Path, is_dummy: bool = False) -> ModelFacts:
     """Read the facts; raises OSError or ValueError when the folder is not a checkpoint."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    if is_dummy:
+        sizes, dtype = _list_sizes(config), "BF16"
+    else:
+        sizes, dtype = _read_sizes(folder)
+    embedding = sizes.get("model.embed_tokens.weight", 0)
+    num_params = sum(sizes.values())
+    num_layer_params = num_params - embedding - sizes.get("lm_head.weight", 0)
+    return ModelFacts(
+        name=name,
+        folder=folder,
+        vocab_size=int(config["vocab_size"]),
+        dtype=dtype.lower(),
+        num_params=num_params,
+        size=_make_model_size(config, num_layer_params, sizes.get("lm_head.weight", embedding), dtype),
+        is_dummy=is_dummy,
+    )
+
+
+def _make_model_size(
+    config: dict[str, Any], num_layer_params: int, num_head_params: int, dtype: str
+) -> ModelSize:
+    bytes_per_param = _BYTES_PER_PARAM.get(dtype, 2)
+    num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+    head_size = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+    return ModelSize(
+        num_layer_params=num_layer_params,
+        num_head_params=num_head_params,
+        bytes_per_param=bytes_per_param,
+        kv_bytes_per_token=num_layers * 2 * num_kv_heads * head_size * bytes_per_param,
+        attention_flops_per_key=num_layers * 4 * num_heads * head_size,  # q.k and its part of the sum of v
+    )
+
+
+def _list_sizes(config: dict[str, Any]) -> dict[str, int]:
+    return {name: math.prod(shape) for name, shape in list_tensor_shapes(config).items()}
+
+
+def _read_sizes(folder: Path) -> tuple[dict[str, int], str]:
+    """Elements of every tensor, and the number format of the first in order."""
     sizes: dict[str, int] = {}
     dtypes: set[str] = set()
     for path in sorted(folder.glob("*.safetensors")):
@@ -39,19 +81,7 @@ def read_model_facts(name: str, folder: Path) -> ModelFacts:
                 dtypes.add(entry["dtype"])
     if not sizes:
         raise ValueError(f"{folder} has no safetensors")
-    embedding = sizes.get("model.embed_tokens.weight", 0)
-    head = sizes.get("lm_head.weight", embedding)
-    num_params = sum(sizes.values())
-    layers = num_params - embedding - sizes.get("lm_head.weight", 0)
-    dtype = sorted(dtypes)[0]
-    return ModelFacts(
-        name=name,
-        folder=folder,
-        vocab_size=int(config["vocab_size"]),
-        dtype=dtype.lower(),
-        num_params=num_params,
-        size=ModelSize(layers, head, _BYTES_PER_PARAM.get(dtype, 2)),
-    )
+    return sizes, sorted(dtypes)[0]
 
 
 def _read_header(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Quire as a contestant: `python -m quire.tools.bench.quire_engine MODEL VOCAB_SIZE ENGINE_ARGS_JSON`.
+"""Quire as a contestant: `python -m quire.tools.bench.quire_engine MODEL ENGINE_ARGS_JSON`.
 
 A plain frontend process: it loads no torch, and its engine core and worker are processes of their own.
 """
@@ -14,28 +14,23 @@ import psutil
 
 from ...frontend.llm import LLM
 from ...ipc.sampling_params import SamplingParams
-from .contest import Engine, JobResult, claim_stdout, serve
-from .workloads import MAX_TOTAL_LEN, Workload
+from .contest import Engine, Job, JobResult, claim_stdout, serve
 
 
 class QuireEngine(Engine):
     """LLM.generate on token ids, without detokenizing: no contestant makes text."""
 
     def __init__(self, model: str, engine_args: dict[str, Any]) -> None:
-        defaults: dict[str, Any] = {
-            "max_model_len": MAX_TOTAL_LEN,
-            "skip_tokenizer_init": True,
-            "log_level": "WARNING",
-        }
+        defaults: dict[str, Any] = {"skip_tokenizer_init": True, "log_level": "WARNING"}
         self._llm = LLM(model=model, **{**defaults, **engine_args})
         self.pids: dict[str, int] = dict(self._llm.llm_engine.facts.pids)
 
-    def run(self, workload: Workload) -> JobResult:
+    def run(self, job: Job) -> JobResult:
         """One `generate` call with all requests."""
-        prompts: list[Any] = [{"prompt_token_ids": r.prompt_token_ids} for r in workload.requests]
+        prompts: list[Any] = [{"prompt_token_ids": r.prompt_token_ids} for r in job.requests]
         params = [
             SamplingParams(temperature=0.0, max_tokens=r.num_output_tokens, ignore_eos=True, detokenize=False)
-            for r in workload.requests
+            for r in job.requests
         ]
         start = time.perf_counter()
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
@@ -63,8 +58,8 @@ def main() -> None:
     """Load the model and take jobs."""
     started_at = time.perf_counter()
     reports = claim_stdout()
-    model, vocab_size, engine_args = sys.argv[1:4]
-    serve(QuireEngine(model, json.loads(engine_args)), int(vocab_size), started_at, reports)
+    model, engine_args = sys.argv[1:3]
+    serve(QuireEngine(model, json.loads(engine_args)), started_at, reports)
 
 
 if __name__ == "__main__":

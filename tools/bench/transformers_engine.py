@@ -1,4 +1,4 @@
-"""transformers as a contestant: `python -m quire.tools.bench.transformers_engine MODE MODEL VOCAB_SIZE`.
+"""transformers as a contestant: `python -m quire.tools.bench.transformers_engine MODE MODEL`.
 
 Modes: sequential (`generate` one request at a time), static (`generate` on one left-padded batch) and
 continuous (its continuous batching). The model runs in its checkpoint's number format on all usable cores.
@@ -14,9 +14,8 @@ import psutil
 import torch
 import transformers
 
-from .contest import Engine, JobResult, claim_stdout, serve
+from .contest import Engine, Job, JobResult, claim_stdout, serve
 from .machine import count_cores
-from .workloads import Workload
 
 _PAD_TOKEN_ID = 0
 _NO_EOS = -1  # what continuous batching takes for "never stop"
@@ -30,16 +29,16 @@ class TransformersEngine(Engine):
         torch.set_num_threads(count_cores())
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
 
-    def run(self, workload: Workload) -> JobResult:
+    def run(self, job: Job) -> JobResult:
         """Generate and count the tokens that the workload asked for."""
         start = time.perf_counter()
         with torch.inference_mode():
-            self._generate(workload)
+            self._generate(job)
         seconds = time.perf_counter() - start
         return JobResult(
             seconds=seconds,
-            num_requests=len(workload.requests),
-            num_output_tokens=workload.num_output_tokens,
+            num_requests=len(job.requests),
+            num_output_tokens=job.num_output_tokens,
         )
 
     def measure_rss(self) -> dict[str, int]:
@@ -49,7 +48,7 @@ class TransformersEngine(Engine):
     def close(self) -> None:
         """Nothing outlives the process."""
 
-    def _generate(self, workload: Workload) -> None:
+    def _generate(self, job: Job) -> None:
         raise NotImplementedError
 
     def _make_settings(self, max_new_tokens: int) -> transformers.GenerationConfig:
@@ -61,8 +60,8 @@ class TransformersEngine(Engine):
 class SequentialEngine(TransformersEngine):
     """One `generate` call a request."""
 
-    def _generate(self, workload: Workload) -> None:
-        for request in workload.requests:
+    def _generate(self, job: Job) -> None:
+        for request in job.requests:
             ids = torch.tensor([request.prompt_token_ids])
             settings = self._make_settings(request.num_output_tokens)
             out = self._model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
@@ -72,14 +71,14 @@ class SequentialEngine(TransformersEngine):
 class StaticBatchEngine(TransformersEngine):
     """One `generate` call for all requests, padded on the left, as long as the longest output."""
 
-    def _generate(self, workload: Workload) -> None:
-        width = max(len(request.prompt_token_ids) for request in workload.requests)
-        ids = torch.full((len(workload.requests), width), _PAD_TOKEN_ID)
+    def _generate(self, job: Job) -> None:
+        width = max(len(request.prompt_token_ids) for request in job.requests)
+        ids = torch.full((len(job.requests), width), _PAD_TOKEN_ID)
         mask = torch.zeros_like(ids)
-        for row, request in enumerate(workload.requests):
+        for row, request in enumerate(job.requests):
             ids[row, width - len(request.prompt_token_ids) :] = torch.tensor(request.prompt_token_ids)
             mask[row, width - len(request.prompt_token_ids) :] = 1
-        longest = max(request.num_output_tokens for request in workload.requests)
+        longest = max(request.num_output_tokens for request in job.requests)
         out = self._model.generate(ids, attention_mask=mask, generation_config=self._make_settings(longest))
         _expect_length(out.shape[1] - width, longest)
 
@@ -87,23 +86,21 @@ class StaticBatchEngine(TransformersEngine):
 class ContinuousBatchEngine(TransformersEngine):
     """Its continuous batching, each request with its own length."""
 
-    def run(self, workload: Workload) -> JobResult:
+    def run(self, job: Job) -> JobResult:
         """Times from the first request added to the last result; the manager's set-up is not counted."""
-        settings = self._make_settings(max(r.num_output_tokens for r in workload.requests))
+        settings = self._make_settings(max(r.num_output_tokens for r in job.requests))
         settings.eos_token_id = _NO_EOS
         # Not inference_mode: the manager updates its buffers from a thread of its own.
         with torch.no_grad(), self._open_manager(settings) as manager:
             start = time.perf_counter()
-            for request in workload.requests:
+            for request in job.requests:
                 manager.add_request(
                     request.prompt_token_ids, max_new_tokens=request.num_output_tokens, eos_token_id=_NO_EOS
                 )
-            num_output_tokens = self._take_results(manager, len(workload.requests))
+            num_output_tokens = self._take_results(manager, len(job.requests))
             seconds = time.perf_counter() - start
-        _expect_length(num_output_tokens, workload.num_output_tokens)
-        return JobResult(
-            seconds=seconds, num_requests=len(workload.requests), num_output_tokens=num_output_tokens
-        )
+        _expect_length(num_output_tokens, job.num_output_tokens)
+        return JobResult(seconds=seconds, num_requests=len(job.requests), num_output_tokens=num_output_tokens)
 
     def _open_manager(self, settings: transformers.GenerationConfig) -> Any:
         return self._model.continuous_batching_context_manager(
@@ -146,9 +143,9 @@ def main() -> None:
     """Load the model and take jobs."""
     started_at = time.perf_counter()
     reports = claim_stdout()
-    mode, model, vocab_size = sys.argv[1:4]
+    mode, model = sys.argv[1:3]
     transformers.utils.logging.set_verbosity_error()
-    serve(MODES[mode](model), int(vocab_size), started_at, reports)
+    serve(MODES[mode](model), started_at, reports)
 
 
 if __name__ == "__main__":

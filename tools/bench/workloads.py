@@ -1,4 +1,4 @@
-"""The four offline workloads. Lengths depend on the workload alone, token ids also on `contents`.
+"""The offline workloads. Lengths depend on the workload alone, token ids also on `contents`.
 
 So two runs with the same `contents` do the same work, and a warm-up with other contents warms every shape
 and no prefix cache.
@@ -68,9 +68,15 @@ WORKLOADS = {
     "W4": WorkloadKind(
         "256 requests, 32-64 in, 32-64 out", 256, lambda rng: (rng.randint(32, 64), rng.randint(32, 64))
     ),
+    # The benchmark of nano-vllm and mini-sglang; for a GPU.
+    "W5": WorkloadKind(
+        "256 requests, 100-1024 in, 100-1024 out",
+        256,
+        lambda rng: (rng.randint(100, 1024), rng.randint(100, 1024)),
+    ),
 }
-
-MAX_TOTAL_LEN = SHARED_PREFIX_LEN + 64  # tokens of the longest request of all workloads
+CPU_WORKLOADS = ("W1", "W2", "W3", "W4")
+GPU_WORKLOADS = ("W1", "W5")
 
 
 def make_workload(name: str, vocab_size: int, contents: str) -> Workload:

