@@ -17,15 +17,15 @@ Legend: T tokens, R requests, H query heads, G kv heads, D head size, M rows and
 from __future__ import annotations
 
 import math
+import typing
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_jit: Any = triton.jit
+_jit: typing.Any = triton.jit
 
 MAX_HEAD_SIZE = 256
 MAX_GROUP = 128  # query heads that share a kv head
@@ -103,14 +103,14 @@ def launch_paged_attention(
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
 
     Caches are [blocks, G, block_size, D] and contiguous, tables and lengths int32. Requests with seq_len 0
-    pad a captured graph's batch: their rows come back undefined. Nothing here waits for the device.
+    pad a captured graph's batch: their rows come back as zeros. Nothing here waits for the device.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     group = num_heads // num_kv_heads
     out = query.new_empty((query.shape[0], num_heads * head_size))
     tensors = (k_cache, v_cache, block_tables, query_starts, seq_lens)
     scalars = (head_size**-0.5 * _LOG2_E, soft_cap or 0.0, query_stride, block_tables.stride(0))
-    constants: dict[str, Any] = {
+    constants: dict[str, typing.Any] = {
         "GROUP": group,
         "HEAD_SIZE": head_size,
         "PADDED_SIZE": _pad(head_size),
@@ -187,7 +187,9 @@ def _new_parts(
 
 
 @_jit
-def _find_request(query_starts: Any, tile: Any, num_requests: Any, TILE_TOKENS: tl.constexpr) -> Any:
+def _find_request(
+    query_starts: typing.Any, tile: typing.Any, num_requests: typing.Any, TILE_TOKENS: tl.constexpr,
+) -> typing.Any:  # fmt: skip
     """The request that `tile` belongs to, if request r has the tiles from query_starts[r] // t + r on."""
     low = 0
     high = num_requests
@@ -202,8 +204,9 @@ def _find_request(query_starts: Any, tile: Any, num_requests: Any, TILE_TOKENS: 
 
 @_jit
 def _split_range(
-    first_key: Any, last_key: Any, NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, N: tl.constexpr,
-) -> Any:  # fmt: skip
+    first_key: typing.Any, last_key: typing.Any, NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    N: tl.constexpr,
+) -> typing.Any:  # fmt: skip
     """(key at which split 0 begins, keys of a split) for keys first_key..last_key-1."""
     if SPLIT_KEYS > 0:
         return 0, SPLIT_KEYS
@@ -212,7 +215,10 @@ def _split_range(
 
 
 @_jit
-def _merge(top: Any, total: Any, sums: Any, part_top: Any, part_total: Any, part_sums: Any) -> Any:
+def _merge(
+    top: typing.Any, total: typing.Any, sums: typing.Any, part_top: typing.Any, part_total: typing.Any,
+    part_sums: typing.Any,
+) -> typing.Any:  # fmt: skip
     """Two partial softmaxes as one: (maxima, sums of weights, weighted sums of v)."""
     new_top = tl.maximum(top, part_top)
     origin = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -224,11 +230,13 @@ def _merge(top: Any, total: Any, sums: Any, part_top: Any, part_total: Any, part
 
 @_jit
 def _attend_keys(
-    q: Any, top: Any, total: Any, sums: Any, k_cache: Any, v_cache: Any, table: Any, positions: Any,
-    kv_head: Any, num_kv_heads: Any, first: Any, last: Any, seq_len: Any, scale: Any, soft_cap: Any,
+    q: typing.Any, top: typing.Any, total: typing.Any, sums: typing.Any, k_cache: typing.Any,
+    v_cache: typing.Any, table: typing.Any, positions: typing.Any,
+    kv_head: typing.Any, num_kv_heads: typing.Any, first: typing.Any, last: typing.Any, seq_len: typing.Any,
+    scale: typing.Any, soft_cap: typing.Any,
     IS_MASKED: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, N: tl.constexpr,
-) -> Any:  # fmt: skip
+) -> typing.Any:  # fmt: skip
     """Go on with the online softmax of q [M, D] over keys first..last-1, tile by tile."""
     in_tile = tl.arange(0, N)
     dims = tl.arange(0, PADDED_SIZE)
@@ -277,12 +285,14 @@ def _attend_keys(
 
 @_jit
 def _paged_attention_kernel(
-    query: Any, out: Any, parts: Any, part_sums: Any, k_cache: Any, v_cache: Any, block_tables: Any,
-    query_starts: Any, seq_lens: Any, num_requests: Any, scale: Any, soft_cap: Any, query_stride: Any,
-    table_stride: Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
+    query: typing.Any, out: typing.Any, parts: typing.Any, part_sums: typing.Any, k_cache: typing.Any,
+    v_cache: typing.Any, block_tables: typing.Any,
+    query_starts: typing.Any, seq_lens: typing.Any, num_requests: typing.Any, scale: typing.Any,
+    soft_cap: typing.Any, query_stride: typing.Any,
+    table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     IS_SINGLE: tl.constexpr, NUM_SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-) -> Any:  # fmt: skip
+) -> typing.Any:  # fmt: skip
     """Grid (tiles, G, S). A request that is not of this launch's kind is left to the other launch."""
     TILE_TOKENS: tl.constexpr = M // GROUP
     kv_head = tl.program_id(1)
@@ -304,9 +314,20 @@ def _paged_attention_kernel(
         if (query_len == 1) | (first_token >= query_len):
             return
     seq_len = tl.load(seq_lens + request)
+    # 2. The rows: row m is token m // GROUP and head m % GROUP of the group.
+    rows = tl.arange(0, M)
+    dims = tl.arange(0, PADDED_SIZE)
+    token = first_token + rows // GROUP
+    is_row = (rows < TILE_TOKENS * GROUP) & (token < query_len)
+    head = kv_head * GROUP + rows % GROUP
+    is_element = is_row[:, None] & (dims < HEAD_SIZE)[None, :]
+    out_at = ((begin + token).to(tl.int64) * num_kv_heads * GROUP + head) * HEAD_SIZE
     if seq_len == 0:
+        if tl.program_id(2) == 0:
+            zeros = tl.zeros([M, PADDED_SIZE], tl.float32).to(out.dtype.element_ty)
+            tl.store(out + out_at[:, None] + dims[None, :], zeros, mask=is_element)
         return
-    # 2. The keys that some row of the tile sees, and of them the part of this program.
+    # 3. The keys that some row of the tile sees, and of them the part of this program.
     first_position = seq_len - query_len + first_token
     last_key = tl.minimum(first_position + TILE_TOKENS, seq_len)
     first_key = 0
@@ -320,14 +341,7 @@ def _paged_attention_kernel(
         num_splits = tl.minimum(num_splits, tl.program_id(2) + 1)
         if first_split >= num_splits:
             return
-    # 3. The queries: row m is token m // GROUP and head m % GROUP of the group.
-    rows = tl.arange(0, M)
-    dims = tl.arange(0, PADDED_SIZE)
-    token = first_token + rows // GROUP
-    is_row = (rows < TILE_TOKENS * GROUP) & (token < query_len)
-    head = kv_head * GROUP + rows % GROUP
     positions = first_position + rows // GROUP
-    is_element = is_row[:, None] & (dims < HEAD_SIZE)[None, :]
     row_at = (begin + token).to(tl.int64) * query_stride + head * HEAD_SIZE
     q = tl.load(query + row_at[:, None] + dims[None, :], mask=is_element, other=0.0)
     # 4. Walk the keys; those that every row sees need no mask.
@@ -365,17 +379,17 @@ def _paged_attention_kernel(
         tl.store(part_sums + part * 2, top, mask=is_row)
         tl.store(part_sums + part * 2 + 1, total, mask=is_row)
     else:
-        out_at = ((begin + token).to(tl.int64) * num_kv_heads * GROUP + head) * HEAD_SIZE
         result = sums / total[:, None]
         tl.store(out + out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_element)
 
 
 @_jit
 def _combine_kernel(
-    out: Any, parts: Any, part_sums: Any, query_starts: Any, seq_lens: Any, NUM_HEADS: tl.constexpr,
+    out: typing.Any, parts: typing.Any, part_sums: typing.Any, query_starts: typing.Any, seq_lens: typing.Any,
+    NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, N: tl.constexpr,
-) -> Any:  # fmt: skip
+) -> typing.Any:  # fmt: skip
     """Grid (R, H): the splits of one head of a single-token request, merged in the order of their keys."""
     request = tl.program_id(0)
     head = tl.program_id(1)

@@ -9,13 +9,13 @@ Legend: T tokens, H query heads, G kv heads, D head size.
 
 from __future__ import annotations
 
-from typing import Any
+import typing
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_jit: Any = triton.jit
+_jit: typing.Any = triton.jit
 
 # Heads of one program: at 8 a step of one token of an 8B model still has 6 of them.
 _HEADS = 8
@@ -49,11 +49,12 @@ def launch_rotate_and_write(
 
 @_jit
 def _rotate_and_write_kernel(
-    qkv: Any, cos: Any, sin: Any, query_norm: Any, key_norm: Any, k_cache: Any, v_cache: Any,
-    slot_mapping: Any, eps: Any, HAS_NORM: tl.constexpr, NUM_HEADS: tl.constexpr,
+    qkv: typing.Any, cos: typing.Any, sin: typing.Any, query_norm: typing.Any, key_norm: typing.Any,
+    k_cache: typing.Any, v_cache: typing.Any,
+    slot_mapping: typing.Any, eps: typing.Any, HAS_NORM: tl.constexpr, NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
-) -> Any:  # fmt: skip
+) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
