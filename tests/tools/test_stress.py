@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import socket
 from typing import Any
 
 import pytest
@@ -13,6 +16,13 @@ from quire.tools.stress.asks import ClientPlan, deal, draw_arrivals, draw_pool
 from quire.tools.stress.checks import check_records, count_failed
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
 from quire.tools.stress.measures import find_gaps, find_recoveries
+from quire.tools.stress.open_files import (
+    SHM_FOLDER,
+    OpenFiles,
+    count_open_files,
+    find_abandoned_shm,
+    find_shm_segments,
+)
 from quire.tools.stress.record import Golden, Record
 from quire.tools.stress.samples import Sample, find_slopes
 
@@ -167,19 +177,42 @@ def test_gaps_are_within_answers():
     assert find_gaps([make_record(piece_times=[1.0])]) is None
 
 
-def test_a_slope_is_of_the_longest_life_without_its_beginning():
-    late = [Sample(60.0 + at, "core", 1, 1_000_000 * (50 + at), 20) for at in range(20)]
-    early = [Sample(40.0 + at, "core", 1, 0, 5) for at in range(20)]
-    (slope,) = find_slopes(
-        [  # the worker lived too short for one
-            *early,
-            *late,
-            Sample(99.0, "core", 2, 0, 1),
-            Sample(99.0, "worker", 3, 0, 1),
-        ]
-    )
-    assert slope.rss_mb_per_min == pytest.approx(60.0)
-    assert slope.fds_per_min == pytest.approx(0.0)
+def sample(at: float, role: str, pid: int, rss_bytes: int, num_fds: int = 20) -> Sample:
+    return Sample(at, role, pid, rss_bytes, OpenFiles(num_fds, num_fds - 10, 1))
+
+
+def test_growth_is_a_request_and_of_the_longest_life_without_its_beginning():
+    late = [sample(60.0 + at, "core", 1, 1_000 * (50 + at), 20 + at) for at in range(20)]
+    early = [sample(40.0 + at, "core", 1, 0, 5) for at in range(20)]
+    short = [sample(99.0, "core", 2, 0), sample(99.0, "worker", 3, 0)]  # the worker lived too short
+    end_times = [40.0 + half / 2 for half in range(80)]  # two requests a second
+    (slope,) = find_slopes([*early, *late, *short], end_times)
+    assert (slope.role, slope.lived_s, slope.num_requests) == ("core", 39.0, 38)
+    assert slope.rss_bytes == pytest.approx(500.0)
+    assert slope.fds == slope.sockets == pytest.approx(0.5)
+    assert slope.shm == 0.0
+    (slope,) = find_slopes([*early, *late], [])
+    assert slope.rss_bytes == 0.0
+
+
+def test_sockets_and_shared_memory_are_counted_and_what_is_abandoned_is_found():
+    before = find_shm_segments()
+    counts = count_open_files(os.getpid())
+    name = f"quire-test-{os.getpid()}"
+    path = SHM_FOLDER / name
+    with socket.socket(), path.open("w+b") as file:
+        try:
+            file.truncate(4096)
+            with mmap.mmap(file.fileno(), 4096):
+                now = count_open_files(os.getpid())
+                assert now.num_fds == counts.num_fds + 3  # mmap has its own
+                assert now.num_sockets == counts.num_sockets + 1
+                assert now.num_shm == counts.num_shm + 1
+                assert name not in find_abandoned_shm(before)
+            assert name in find_abandoned_shm(before)
+        finally:
+            path.unlink()
+    assert name not in find_abandoned_shm(before)
 
 
 def test_simulated_seeds_are_played_from_the_given_one_on(

@@ -14,7 +14,7 @@ from .asks import CLIENT_KINDS
 from .checks import count_failed
 from .measures import Recovery, find_gaps, find_recoveries
 from .run import StressResult
-from .samples import find_slopes
+from .samples import Slope, find_slopes
 
 _MAX_BROKEN_LINES = 20
 
@@ -47,7 +47,7 @@ def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
         "noise": result.noise,
         "gaps": find_gaps(result.records),
         "kills": find_recoveries(result.records, result.strikes, result.started_at),
-        "slopes": find_slopes(result.samples),
+        "growth_per_request": _find_slopes(result),
         "broken": result.broken,
         "requests": [
             {
@@ -107,7 +107,18 @@ def _format_kills(recoveries: Sequence[Recovery]) -> str:
 
 def _format_slopes(result: StressResult) -> str:
     rows = [
-        [slope.role, f"{slope.lived_s:.0f}", f"{slope.rss_mb_per_min:+.2f}", f"{slope.fds_per_min:+.2f}"]
-        for slope in find_slopes(result.samples)
+        [
+            slope.role,
+            f"{slope.lived_s:.0f}",
+            str(slope.num_requests),
+            f"{slope.rss_bytes / 1e3:+.2f}",
+            *(f"{value:+.4f}" for value in (slope.fds, slope.sockets, slope.shm)),
+        ]
+        for slope in _find_slopes(result)
     ]
-    return format_table(["process", "lived s", "RSS MB/min", "fds/min"], rows) if rows else ""
+    header = ["process", "lived s", "requests", "each left: RSS kB", "fds", "sockets", "shm segments"]
+    return format_table(header, rows) if rows else ""
+
+
+def _find_slopes(result: StressResult) -> list[Slope]:
+    return find_slopes(result.samples, [record.ended_at for record in result.records])

@@ -168,7 +168,7 @@ def run_load(
 ) -> StressResult:
     """Run the plans' clients at once, do the kills meanwhile, check what came out."""
     result = StressResult()
-    fds_before = site.count_fds()
+    open_before = site.count_open_files()
     clients = [ClientProcess(plan) for plan in plans]
     sampler = Sampler(site)
     noise = None if noise_seed is None else Noise(site, noise_seed)
@@ -200,7 +200,7 @@ def run_load(
     if noise is not None:
         result.noise = {"connections": noise.num_connections, "junk messages": noise.num_junk_messages}
     result.records = [record for one in clients for record in one.records]
-    result.broken += site.check_settled(fds_before)
+    result.broken += site.check_settled(open_before)
     return result
 
 

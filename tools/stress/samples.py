@@ -1,15 +1,17 @@
-"""Memory and file descriptors of a site's processes over time, and how fast they grow."""
+"""Memory and open files of a site's processes over time, and how much of them each request leaves behind."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 
 import msgspec
 import psutil
 
-from .kills import ROLES
+from .open_files import OpenFiles, count_open_files
 from .site import Site
 
 _PERIOD_S = 0.5
@@ -23,16 +25,19 @@ class Sample(msgspec.Struct, frozen=True):
     role: str
     pid: int
     rss_bytes: int
-    num_fds: int
+    open_files: OpenFiles
 
 
 class Slope(msgspec.Struct, frozen=True):
-    """Growth of the process of a role that lived longest, and how long that was."""
+    """Growth of the process of a role that lived longest, a request of the whole run that ended meanwhile."""
 
     role: str
     lived_s: float
-    rss_mb_per_min: float
-    fds_per_min: float
+    num_requests: int
+    rss_bytes: float
+    fds: float
+    sockets: float
+    shm: float
 
 
 class Sampler:
@@ -55,21 +60,21 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._is_over.wait(_PERIOD_S):
-            self._look("supervisor", self._site.supervisor.pid)
-            self._look("server", self._site.server.pid)
-            for role in ROLES:
-                for pid in self._site.find_pids(role):
-                    self._look(role, pid)
+            for role, pid in self._site.list_processes():
+                self._look(role, pid)
 
     def _look(self, role: str, pid: int) -> None:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            sample = Sample(time.monotonic(), role, pid, process.memory_info().rss, process.num_fds())
-            self.samples.append(sample)
+        with contextlib.suppress(psutil.Error, OSError):
+            rss_bytes = psutil.Process(pid).memory_info().rss
+            self.samples.append(Sample(time.monotonic(), role, pid, rss_bytes, count_open_files(pid)))
 
 
-def find_slopes(samples: list[Sample]) -> list[Slope]:
-    """One a role with a long life, by least squares over its second half: the first half warms up."""
+def find_slopes(samples: Sequence[Sample], end_times: Sequence[float]) -> list[Slope]:
+    """One a role with a long life, by least squares over its second half: the first half warms up.
+
+    `end_times`: when requests ended, by time.monotonic.
+    """
+    ends = sorted(end_times)
     slopes: list[Slope] = []
     for role in dict.fromkeys(sample.role for sample in samples):
         lives: dict[int, list[Sample]] = {}
@@ -77,19 +82,27 @@ def find_slopes(samples: list[Sample]) -> list[Slope]:
             if sample.role == role:
                 lives.setdefault(sample.pid, []).append(sample)
         longest = max(lives.values(), key=lambda life: life[-1].at - life[0].at)
-        if longest[-1].at - longest[0].at < _MIN_LIFE_S:
-            continue
-        late = longest[len(longest) // 2 :]
-        times = [sample.at for sample in late]
-        slopes.append(
-            Slope(
-                role=role,
-                lived_s=longest[-1].at - longest[0].at,
-                rss_mb_per_min=60 * _fit_slope(times, [sample.rss_bytes / 1e6 for sample in late]),
-                fds_per_min=60 * _fit_slope(times, [float(sample.num_fds) for sample in late]),
-            )
-        )
+        if longest[-1].at - longest[0].at >= _MIN_LIFE_S:
+            slopes.append(_find_slope(longest, ends))
     return slopes
+
+
+def _find_slope(life: list[Sample], ends: list[float]) -> Slope:
+    late = life[len(life) // 2 :]
+    counts = [float(bisect_right(ends, sample.at)) for sample in late]
+
+    def fit(measure: Callable[[Sample], int]) -> float:
+        return _fit_slope(counts, [float(measure(sample)) for sample in late])
+
+    return Slope(
+        role=life[0].role,
+        lived_s=life[-1].at - life[0].at,
+        num_requests=int(counts[-1] - counts[0]),
+        rss_bytes=fit(lambda one: one.rss_bytes),
+        fds=fit(lambda one: one.open_files.num_fds),
+        sockets=fit(lambda one: one.open_files.num_sockets),
+        shm=fit(lambda one: one.open_files.num_shm),
+    )
 
 
 def _fit_slope(xs: list[float], ys: list[float]) -> float:

@@ -27,7 +27,8 @@ from ...ipc.errors import InputError, QuireError
 from ...ipc.run_dir import find_base, find_daemon, find_named
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Ask
-from .kills import Role
+from .kills import ROLES, Role
+from .open_files import OpenFiles, count_open_files, find_abandoned_shm, find_shm_segments
 from .record import Golden
 
 OWN_NAME = "stress"
@@ -76,9 +77,18 @@ class Site:
         state = read_state(find_named(self.daemon))
         return state is not None and state.state == "ready"
 
-    def count_fds(self) -> dict[str, int]:
-        """Of the processes that live through everything."""
-        return {"supervisor": self.supervisor.num_fds(), "server": self.server.num_fds()}
+    def list_processes(self) -> list[tuple[str, int]]:
+        """Role and pid of all that run now."""
+        lasting = [("supervisor", self.supervisor.pid), ("server", self.server.pid)]
+        return lasting + [(role, pid) for role in ROLES for pid in self.find_pids(role)]
+
+    def count_open_files(self) -> dict[tuple[str, int], OpenFiles]:
+        """Of every process, by role and pid."""
+        counts: dict[tuple[str, int], OpenFiles] = {}
+        for role, pid in self.list_processes():
+            with contextlib.suppress(OSError):
+                counts[role, pid] = count_open_files(pid)
+        return counts
 
     def read_last_words(self) -> str:
         """The end of the daemon's log."""
@@ -97,8 +107,8 @@ class Site:
             )
         return [Golden(list(one.outputs[0].token_ids), one.outputs[0].text) for one in outputs]
 
-    def check_settled(self, fds_before: dict[str, int]) -> list[str]:
-        """What is not as it was: requests, blocks, file descriptors, processes. Waits a while for it."""
+    def check_settled(self, open_before: dict[tuple[str, int], OpenFiles]) -> list[str]:
+        """What is not as it was: requests, blocks, processes, what those have open. Waits a while for it."""
 
         def is_ready() -> bool:
             info = inspect_daemon(self.daemon)
@@ -125,9 +135,16 @@ class Site:
             broken.append(f"blocks: {integrity_error}")
         if not wait_until(lambda: len(self.find_pids("http")) == NUM_HTTP_PROCESSES, _SETTLE_TIMEOUT_S):
             broken.append(f"{len(self.find_pids('http'))} HTTP processes, not {NUM_HTTP_PROCESSES}")
-        if not wait_until(lambda: self.count_fds() == fds_before, _LEFTOVER_TIMEOUT_S):
-            broken.append(f"open file descriptors: {self.count_fds()}, before the load {fds_before}")
-        return broken
+        wait_until(lambda: not self._find_left_open(open_before), _LEFTOVER_TIMEOUT_S)
+        return broken + self._find_left_open(open_before)
+
+    def _find_left_open(self, before: dict[tuple[str, int], OpenFiles]) -> list[str]:
+        """Of the processes that have lived on."""
+        return [
+            f"the {process[0]} (pid {process[1]}) has open: {now}, before the load: {before[process]}"
+            for process, now in self.count_open_files().items()
+            if process in before and now != before[process]
+        ]
 
     def close(self) -> None:
         """End the server."""
@@ -154,6 +171,7 @@ def open_site(
         with contextlib.closing(Site(attach, recovery)) as site:
             yield site
         return
+    shm_before = find_shm_segments()
     with _own_folders() as folder:
         args = EngineArgs(max_model_len=512, num_gpu_blocks_override=1024, scheduling_policy="fair")
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery)
@@ -165,6 +183,7 @@ def open_site(
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
                 stop_daemon(OWN_NAME)
         broken += _find_leftovers(folder)
+        broken += [f"shared memory is left: {name}" for name in find_abandoned_shm(shm_before)]
 
 
 @contextlib.contextmanager
