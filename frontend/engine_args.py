@@ -267,6 +267,7 @@ class EngineArgs:
             max_logprobs=self.max_logprobs,
             generation_config=self.generation_config,
             eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, shape.vocab_size),
+            enforce_eager=self.enforce_eager,
         )
 
     def _find_tokenizer(self, model_folder: Path) -> str:

@@ -129,6 +129,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_logprobs: int = 20
     generation_config: str = "auto"  # where sampling defaults come from; for frontends that attach
     eos_token_ids: tuple[int, ...] = ()
+    enforce_eager: bool = False  # no CUDA graphs
 
     def __post_init__(self) -> None:
         _check_range("max_model_len", self.max_model_len, 1)

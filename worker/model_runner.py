@@ -25,6 +25,7 @@ from ..ipc.messages import LogprobsBlock
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from .attention.metadata import KVCaches
 from .block_tables import BlockTables
+from .cuda_graphs import make_decode_graphs
 from .logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
 from .models.causal_lm import CausalLM
 from .request_rows import RequestRows
@@ -78,6 +79,7 @@ class GPUModelRunner:
         self._in_flight: deque[LaunchedStep] = deque()
         max_num_seqs = config.scheduler.max_num_seqs
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._graphs = make_decode_graphs(config, model, kv_caches, self._last_tokens)
         self.reset_rows()
 
     def reset_rows(self) -> None:
@@ -135,6 +137,8 @@ class GPUModelRunner:
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden]."""
+        if self._graphs is not None and self._graphs.covers(inputs):
+            return self._graphs.run(inputs, self._find_late(inputs))
         device = self._device
         rope_lengths = inputs.rope_lengths
         return self._model.forward(
@@ -148,15 +152,19 @@ class GPUModelRunner:
     def _input_ids(self, inputs: StepInputs) -> Tensor:
         """int64 [T]; tokens that are not on the host yet are taken from where they were sampled."""
         input_ids = to_device(inputs.input_ids, self._device)
-        if not self._in_flight:
-            return input_ids
-        rows, token_rows = self._rows, inputs.token_rows
-        is_last = inputs.positions == rows.num_known[token_rows] - 1
-        late = np.flatnonzero(is_last & (rows.late_launch[token_rows] > 0))
+        late = self._find_late(inputs)
         if len(late):
-            source = to_device(token_rows[late], self._device)
+            source = to_device(inputs.token_rows[late], self._device)
             input_ids[to_device(late, self._device)] = self._last_tokens[source]
         return input_ids
+
+    def _find_late(self, inputs: StepInputs) -> Int64s:
+        """Which of the T tokens are not on the host yet."""
+        if not self._in_flight:
+            return np.empty(0, dtype=np.int64)
+        rows, token_rows = self._rows, inputs.token_rows
+        is_last = inputs.positions == rows.num_known[token_rows] - 1
+        return np.flatnonzero(is_last & (rows.late_launch[token_rows] > 0))
 
     def _score_prompts(self, inputs: StepInputs, hidden: Tensor) -> list[tuple[int, LogprobsTensors]]:
         """(row, logprobs of the prompt tokens that follow the ones computed in this step)."""

@@ -2,10 +2,15 @@
 
 On the CPU both directions are views. On CUDA they are asynchronous copies through pinned memory; torch's
 pinned allocator keeps a buffer until the copies that use it are done, so nothing here is reused too early.
+
+The host waits for the device in these places only: `HostCopies.wait`, when a step is collected, or before
+sampling if a row's penalties or bad words need the tokens of the step ahead; the capture of a graph (twice
+at most for each size of the ladder); and the first request of pinned memory of a size.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -22,8 +27,47 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+class StagingRing:
+    """Pinned buffers of one size that take turns, for what goes to the same device tensor in every step.
+
+    `take` gives the next one to fill and `send` starts its copy. With more buffers than steps in flight no
+    call waits.
+    """
+
+    def __init__(self, num_elements: int, dtype: torch.dtype, device: torch.device, num_buffers: int) -> None:
+        is_cuda = device.type == "cuda"
+        self._buffers = [
+            torch.empty(num_elements, dtype=dtype, pin_memory=is_cuda) for _ in range(num_buffers)
+        ]
+        self._sent: list[torch.cuda.Event | None] = [
+            torch.cuda.Event() if is_cuda else None for _ in range(num_buffers)
+        ]
+        self._index = 0
+
+    def take(self, *shape: int) -> NDArray[Any]:
+        """An array of this shape in the next buffer, holding whatever it held."""
+        self._index = (self._index + 1) % len(self._buffers)
+        sent = self._sent[self._index]
+        if sent is not None:
+            sent.synchronize()
+        return self._view(shape).numpy()
+
+    def send(self, target: Tensor) -> None:
+        """Copy the array that was taken last to `target`, of the same shape."""
+        target.copy_(self._view(tuple(target.shape)), non_blocking=True)
+        sent = self._sent[self._index]
+        if sent is not None:
+            sent.record()
+
+    def _view(self, shape: tuple[int, ...]) -> Tensor:
+        return self._buffers[self._index][: int(np.prod(shape))].view(shape)
+
+
 class HostCopies:
-    """Device tensors on their way to the host, started together and waited for once."""
+    """Device tensors on their way to the host, started together and waited for once.
+
+    They travel on a stream of their own, so that the next step need not wait for the copies.
+    """
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -31,13 +75,22 @@ class HostCopies:
             self._tensors = tensors
             return
         self._tensors = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
-        for copy, tensor in zip(self._tensors, tensors, strict=True):
-            copy.copy_(tensor, non_blocking=True)
         self._event = torch.cuda.Event()
-        self._event.record()
+        stream = _copy_stream(tensors[0].device)
+        stream.wait_stream(torch.cuda.current_stream(tensors[0].device))
+        with torch.cuda.stream(stream):
+            for copy, tensor in zip(self._tensors, tensors, strict=True):
+                copy.copy_(tensor, non_blocking=True)
+                tensor.record_stream(stream)  # its memory is not given to others before
+            self._event.record(stream)
 
     def wait(self) -> list[NDArray[Any]]:
         """The arrays, once they are all there. May be called again."""
         if self._event is not None:
             self._event.synchronize()
         return [np.asarray(tensor.numpy()) for tensor in self._tensors]
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

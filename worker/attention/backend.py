@@ -18,6 +18,16 @@ class AttentionBackend(Protocol):
     Legend: T tokens, H query heads, G kv heads, D head size.
     """
 
+    @property
+    def is_capturable(self) -> bool:
+        """True if a step of single tokens can be captured into a CUDA graph: it reads nothing on the host."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """True if a query's bits depend on its own sequence alone."""
+        ...
+
     def rotate_and_write(
         self,
         qkv: Tensor,

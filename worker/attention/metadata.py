@@ -25,7 +25,7 @@ class AttentionMetadata:
     at least one token. All tensors are on the model's device and contiguous.
 
     A captured graph pads its batch with requests of one token and seq_len 0, whose slot is -1: they read
-    nothing, write nothing to the cache, and what comes out for them is undefined.
+    nothing and write nothing to the cache, and attention gives them zeros.
     """
 
     query_starts: Tensor  # int32 [R + 1]; the last entry is T

@@ -13,6 +13,10 @@ from .metadata import AttentionMetadata
 class TorchAttention:
     """The backend that always works; see `AttentionBackend` for the contract."""
 
+    is_capturable = False
+
+    is_exact = False
+
     def __init__(self, num_heads: int) -> None:
         self._num_heads = num_heads
 

@@ -21,10 +21,12 @@ class TritonAttention:
     copies spare a transfer.
     """
 
+    is_capturable = True
+
     def __init__(self, num_heads: int, num_processors: int, is_strict: bool = False) -> None:
         self._num_heads = num_heads
         self._num_processors = num_processors
-        self._is_strict = is_strict
+        self.is_exact = is_strict
         self._planned: tuple[AttentionMetadata, AttentionPlan] | None = None
 
     def rotate_and_write(
@@ -68,7 +70,7 @@ class TritonAttention:
                 num_kv_heads,
                 metadata.max_seq_len,
                 self._num_processors,
-                self._is_strict,
+                self.is_exact,
             )
             self._planned = metadata, plan
         return self._planned[1]

@@ -20,6 +20,11 @@ class CausalLM(Protocol):
         """Bytes that the weights hold on the device, packed copies and rotary tables included."""
         ...
 
+    @property
+    def is_capturable(self) -> bool:
+        """True if `forward` of single tokens can be captured into a CUDA graph."""
+        ...
+
     def forward(
         self,
         input_ids: Tensor,

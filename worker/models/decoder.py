@@ -81,6 +81,7 @@ class Decoder:
         self.norm = norm
         self.lm_head = lm_head
         self.weight_bytes = weight_bytes
+        self.is_capturable = all(layer.attention.backend.is_capturable for layer in layers)
 
     def forward(
         self,
