@@ -63,6 +63,7 @@ def make_engine_facts(
         started_at=startup.started_at,
         startup=startup.measure(),
         ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
+        inexact_because=ready.inexact_because,
     )
 
 
@@ -76,6 +77,8 @@ def format_startup(facts: EngineFacts) -> list[str]:
         f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
         f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
     ]
+    level = f"semantic: {facts.inexact_because}" if facts.inexact_because else "exact"
+    lines.append(f"replays are {level}")
     lines += [f"  {name:<12} {size_bytes / 1e6:>12,.1f} MB" for name, size_bytes in facts.ledger]
     return lines
 

@@ -91,6 +91,11 @@ class EngineArgs:
     load_format: str = _arg("auto", "model", "'dummy' fills the weights with noise", get_args(LoadFormat))
     dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", DTYPES)
     seed: int | None = _arg(0, "model", "seed of dummy weights; a request has its own in SamplingParams")
+    exact: bool | None = _arg(
+        None,
+        "model",
+        "the same tokens bit for bit whatever else runs, or no start; default: where float32 allows it",
+    )
     max_model_len: int | None = _arg(None, "model", "most tokens of prompt and output; default: the model's")
     max_logprobs: int = _arg(20, "model", "most logprobs of a request; -1: the whole vocabulary")
     revision: str | None = _arg(None, "model", "branch, tag or commit of a hub model")
@@ -193,6 +198,7 @@ class EngineArgs:
                 max_worker_restarts=self.max_worker_restarts,
                 restart_window_s=self.restart_window_s,
             ),
+            exact=self.exact,
             log_level=self.log_level.upper(),
             ready_timeout_s=self.ready_timeout_s,
             step_timeout_s=0.0 if self.step_timeout_s is None else self.step_timeout_s,
@@ -237,6 +243,8 @@ class EngineArgs:
                 raise ConfigError(item.name, value, f"one of {', '.join(allowed)}")
             if item.type == "bool" and not isinstance(value, bool):
                 raise ConfigError(item.name, value, "True or False")
+            if item.type == "bool | None" and value is not None and not isinstance(value, bool):
+                raise ConfigError(item.name, value, "True, False or None")
         for name in ("model", "served_model_name", "tokenizer"):
             value = getattr(self, name)
             if (name == "model" or value is not None) and not (isinstance(value, str) and value):

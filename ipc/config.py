@@ -230,12 +230,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     recovery: RecoveryConfig = RecoveryConfig()
     log_level: str = "WARNING"
     ready_timeout_s: float = 600.0
+    # Whether a request's tokens are to be the same bit for bit whatever else runs; None: if dtype is float32
+    # and the device's kernels give it. True refuses to start where they do not.
+    exact: bool | None = None
     step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S  # a longer step is hung; 0: nothing is watched
     fault_hooks: str = ""  # for tests; see fault_hooks.py
 
     def __post_init__(self) -> None:
         _check_seconds("ready_timeout_s", self.ready_timeout_s, MIN_READY_TIMEOUT_S)
         _check_seconds("step_timeout_s", self.step_timeout_s, MIN_STEP_TIMEOUT_S, may_be_none=True)
+        if self.exact not in (None, True, False):
+            raise ConfigError("exact", self.exact, "True, False or None")
         parse_fault_hooks(self.fault_hooks)
         budget = self.scheduler.max_num_batched_tokens
         if not self.scheduler.enable_chunked_prefill and budget < self.model.max_model_len:
@@ -244,6 +249,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 budget,
                 f"at least max_model_len={self.model.max_model_len} when enable_chunked_prefill is off",
             )
+
+    @property
+    def wants_exact(self) -> bool:
+        """Whether the worker is to take exact kernels where it has a choice."""
+        return self.model.dtype == "float32" if self.exact is None else self.exact
 
     @property
     def watches_core(self) -> bool:

@@ -48,13 +48,15 @@ class Worker:
         if device.type == "cpu":
             dtype_size_bytes = DTYPE_SIZE_BYTES[config.model.dtype]
             self._threads = ThreadRule(parallel.num_threads, model.weight_bytes, dtype_size_bytes)
+        if config.exact and model.inexact_because:
+            raise ConfigError("exact", True, f"not here, since {model.inexact_because}")
         self._on_phase("allocate KV cache")
         plan = plan_memory(config, device, model.weight_bytes)
         kv_caches = allocate_kv_caches(config, plan.num_blocks, device)
         self._runner = GPUModelRunner(config, model, kv_caches, device)
         self._on_phase("warm up")
         self._warm_up()
-        return WorkerReady(plan.num_blocks, str(device), plan.ledger)
+        return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.inexact_because)
 
     @property
     def reads_late(self) -> bool:

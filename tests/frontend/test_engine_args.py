@@ -118,6 +118,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"kv_cache_memory_bytes": "9" * 400}, "2GiB"),
         ({"ready_timeout_s": 10**400}, "ready_timeout_s="),
         ({"ready_timeout_s": float("nan")}, "ready_timeout_s=nan: seconds from 1 to 86400"),
+        ({"exact": "always"}, "exact='always': True, False or None"),
         ({"max_core_restarts": -1}, "max_core_restarts=-1: an integer from 0 to"),
         ({"max_worker_restarts": "many"}, "max_worker_restarts='many': an integer from 0 to"),
         ({"restart_window_s": 0}, "restart_window_s=0: seconds from 0.1 to 86400"),

@@ -25,6 +25,11 @@ class CausalLM(Protocol):
         """True if `forward` of single tokens can be captured into a CUDA graph."""
         ...
 
+    @property
+    def inexact_because(self) -> str:
+        """What may make a row's bits depend on the rows beside it, '' if nothing does."""
+        ...
+
     def forward(
         self,
         input_ids: Tensor,

@@ -21,6 +21,10 @@ from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..weights import WeightSource, open_weights
 
+# Why a row may depend on its neighbours, and what would end that; for Decoder.inexact_because.
+INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
+INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 256"
+
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -74,6 +78,7 @@ class Decoder:
         norm: RMSNorm,
         lm_head: Linear,
         weight_bytes: int,
+        inexact_because: str,
     ) -> None:
         self.embedding = embedding
         self.rotary = rotary
@@ -81,6 +86,7 @@ class Decoder:
         self.norm = norm
         self.lm_head = lm_head
         self.weight_bytes = weight_bytes
+        self.inexact_because = inexact_because
         self.is_capturable = all(layer.attention.backend.is_capturable for layer in layers)
 
     def forward(
@@ -110,7 +116,7 @@ def load_decoder(config: EngineConfig, device: torch.device) -> Decoder:
         raise ModelError("architecture", shape.architecture, f"one of {', '.join(NATIVE_ARCHITECTURES)}")
     dtype = _TORCH_DTYPES[config.model.dtype]
     weights = open_weights(config.model, dtype, device)
-    builder = _Builder(shape, weights, dtype, device)
+    builder = _Builder(shape, weights, dtype, device, config.wants_exact)
     rotary = RotaryEmbedding(
         shape.rope, shape.head_size, shape.max_position_embeddings, config.model.max_model_len, device
     )
@@ -123,14 +129,20 @@ class _Builder:
     """Takes tensors by their checkpoint names, fuses what is multiplied together, counts bytes."""
 
     def __init__(
-        self, shape: ModelShape, weights: WeightSource, dtype: torch.dtype, device: torch.device
+        self,
+        shape: ModelShape,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        wants_exact: bool,
     ) -> None:
         self._shape = shape
         self._weights = weights
         self._dtype = dtype
         self._device = device
-        self._backend = choose_attention(shape, dtype, device)
+        self._backend = choose_attention(shape, dtype, device, is_strict=wants_exact)
         self._size_bytes = 0
+        self._inexact_because = "" if self._backend.is_exact else INEXACT_ATTENTION
 
     def build(self, rotary: RotaryEmbedding) -> Decoder:
         shape = self._shape
@@ -139,7 +151,9 @@ class _Builder:
         layers = [self._layer(index) for index in range(shape.num_layers)]
         norm = self._norm("model.norm", shape.hidden_size)
         lm_head = self._lm_head(table)
-        return Decoder(Embedding(table), rotary, layers, norm, lm_head, self._size_bytes)
+        return Decoder(
+            Embedding(table), rotary, layers, norm, lm_head, self._size_bytes, self._inexact_because
+        )
 
     def _layer(self, index: int) -> DecoderLayer:
         prefix, hidden = f"model.layers.{index}", self._shape.hidden_size
@@ -184,8 +198,13 @@ class _Builder:
         bias = None
         if has_bias:
             bias = self._weights.take_stacked([f"{name}.bias" for name in names], sizes, None)
-        linear = make_linear(weight, bias)
+        linear = self._note_exactness(make_linear(weight, bias))
         self._size_bytes += linear.size_bytes
+        return linear
+
+    def _note_exactness(self, linear: Linear) -> Linear:
+        if not linear.is_exact:
+            self._inexact_because = INEXACT_LINEAR
         return linear
 
     def _norm(self, name: str, size: int) -> RMSNorm:
@@ -206,4 +225,4 @@ class _Builder:
             linear = make_linear(self._weights.take(name, (self._shape.vocab_size, self._shape.hidden_size)))
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes
-        return linear
+        return self._note_exactness(linear)
