@@ -27,7 +27,7 @@ class Variant(IntEnum):
     TILE = 2
 
 
-_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -50,7 +50,7 @@ def pack_linear(library: ctypes.CDLL, weight: Tensor) -> Tensor:
 
     All threads pack. Aligned to 64 bytes.
     """
-    format_id = _FORMATS[weight.dtype]
+    format_id = FORMATS[weight.dtype]
     num_out, num_in = weight.shape
     size = library.quire_linear_packed_bytes(format_id, num_out, num_in)
     storage = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
@@ -78,7 +78,7 @@ def launch_linear(
     y = x.new_empty((rows, num_out))
     library.quire_linear(
         variant,
-        _FORMATS[weight_dtype],
+        FORMATS[weight_dtype],
         x.dtype is torch.bfloat16,
         x.data_ptr(),
         rows,

@@ -28,6 +28,11 @@ _COMPILE_TIMEOUT_S = 120.0
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 # Arguments of each exported function, as the .cpp of the same name declares them.
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
+    "quire_argmax": (_POINTER, _INT, _LONG, _POINTER, _POINTER),
+    "quire_gather_step": (_POINTER, _POINTER, _POINTER, _INT, _POINTER),
+    "quire_decoder_layout": (_INT,),
+    "quire_decoder_workspace": (_POINTER, _INT, _INT, _INT),
+    "quire_decoder_forward": (_POINTER, _POINTER, _POINTER, _POINTER),
     "quire_linear_best_variant": (),
     "quire_linear_has_variant": (_INT,),
     "quire_linear_packed_bytes": (_INT, _INT, _INT),
@@ -48,6 +53,9 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
 # What they return, where it is not nothing.
 _RESULTS = {
     "quire_attention_variant": _INT,
+    "quire_gather_step": _INT,
+    "quire_decoder_layout": _INT,
+    "quire_decoder_workspace": _LONG,
     "quire_linear_best_variant": _INT,
     "quire_linear_has_variant": _INT,
     "quire_linear_packed_bytes": _LONG,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 # Scores of one tile of queries, in elements: bounds the reference's memory to 64 MB at any length.
 _MAX_SCORES = 1 << 24
-_NO_WINDOW = 0x7FFFFFFF
+NO_WINDOW = 0x7FFFFFFF
 
 MAX_NATIVE_HEAD_SIZE = 256
 
@@ -127,7 +127,7 @@ def launch_paged_attention(
         num_kv_heads,
         head_size,
         block_size,
-        _NO_WINDOW if window is None else window,
+        NO_WINDOW if window is None else window,
         soft_cap or 0.0,
     )
     return out

@@ -28,6 +28,7 @@ class ToyModel:
     """Logits are a hash of (all tokens up to a position, token): 8 wide, spread evenly."""
 
     weight_bytes = 0
+    native = None
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -23,11 +23,14 @@ from ..ipc.config import EngineConfig
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import LogprobsBlock
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
+from ..kernels.argmax import launch_argmax
+from ..kernels.native import find_library
 from .attention.metadata import KVCaches
 from .block_tables import BlockTables
 from .cuda_graphs import make_decode_graphs
 from .logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
 from .models.causal_lm import CausalLM
+from .native_steps import NativeSteps
 from .request_rows import RequestRows
 from .sampler import SampledTokens, make_sampling_batch, sample
 from .staging import HostCopies, to_device
@@ -75,6 +78,7 @@ class GPUModelRunner:
         self.reads_late = device.type != "cpu" if reads_late is None else reads_late
         self._has_dynamic_rope = config.model.shape.rope.type == "dynamic"
         self._faults = make_fault_hooks(config.fault_hooks, "worker")
+        self._library = find_library(torch.float32, device)
         self._num_launches = 0
         self._in_flight: deque[LaunchedStep] = deque()
         max_num_seqs = config.scheduler.max_num_seqs
@@ -91,6 +95,15 @@ class GPUModelRunner:
         self._tables = BlockTables(
             max_num_seqs, config.max_blocks_per_request + _SLACK_BLOCKS, config.cache.block_size
         )
+        self._native_steps = self._make_native_steps()
+
+    def _make_native_steps(self) -> NativeSteps | None:
+        """The short way through a step, None where the model has no native pass or the steps need more."""
+        forward = self._model.native
+        if forward is None or self.reads_late or self._has_dynamic_rope:
+            return None
+        max_tokens = self._config.scheduler.max_num_batched_tokens
+        return NativeSteps(forward, self._rows, self._tables, self._kv_caches, max_tokens)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Launch a step and wait for its tokens."""
@@ -101,12 +114,14 @@ class GPUModelRunner:
         """Apply the step's changes and queue its work; rows advance as if it were done."""
         started = time.perf_counter()
         self._apply_changes(step)
-        inputs = build_step_inputs(step, self._rows, self._tables, self._has_dynamic_rope)
-        hidden = self._forward(inputs)
-        self._rows.num_computed[inputs.rows] = inputs.seq_lens
-        prompt_logprobs = self._score_prompts(inputs, hidden)
-        sampled = self._sample(inputs, hidden)
-        launched = self._advance(step.step_id, inputs, sampled, prompt_logprobs)
+        row_ids, num_tokens = np.array(step.rows, dtype=np.int64), np.array(step.num_tokens, dtype=np.int64)
+        if self._native_steps is not None and not self._rows.has_prompt_logprobs[row_ids].any():
+            sampling_rows, logits = self._native_steps.compute(row_ids, num_tokens)
+            prompt_logprobs: list[tuple[int, LogprobsTensors]] = []
+        else:
+            sampling_rows, logits, prompt_logprobs = self._compute(step)
+        sampled = self._sample(sampling_rows, logits)
+        launched = self._advance(step.step_id, sampling_rows, sampled, prompt_logprobs)
         if not self.reads_late:
             self._commit_through(launched)
         launched.execute_s = time.perf_counter() - started
@@ -134,6 +149,16 @@ class GPUModelRunner:
             self._tables.assign(request.row, request.block_ids)
         for row, block_ids in step.new_block_ids:
             self._tables.append(row, block_ids)
+
+    def _compute(self, step: SchedulerOutput) -> tuple[Int64s, Tensor, list[tuple[int, LogprobsTensors]]]:
+        """Rows that sample [S], their logits float32 [S, vocab], and what `_score_prompts` finds."""
+        inputs = build_step_inputs(step, self._rows, self._tables, self._has_dynamic_rope)
+        hidden = self._forward(inputs)
+        self._rows.num_computed[inputs.rows] = inputs.seq_lens
+        logits = hidden[:0]
+        if len(inputs.last_tokens):
+            logits = self._model.compute_logits(hidden[to_device(inputs.last_tokens, self._device)])
+        return inputs.rows[inputs.sampling], logits, self._score_prompts(inputs, hidden)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden]."""
@@ -196,28 +221,28 @@ class GPUModelRunner:
             ]
         )
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor) -> SampledTokens:
-        row_ids = inputs.rows[inputs.sampling]
+    def _sample(self, row_ids: Int64s, logits: Tensor) -> SampledTokens:
         if len(row_ids) == 0:
             nothing = torch.empty(0, dtype=torch.int64, device=self._device)
             return SampledTokens(nothing, nothing.bool(), [])
-        logits = self._model.compute_logits(hidden[to_device(inputs.last_tokens, self._device)])
         if self._faults is not None and self._faults.reach("worker.logits"):
             logits[0] = torch.nan
         # The forward pass is queued by now: waiting for the last step's tokens costs the device nothing.
         if self._in_flight and self._rows.needs_history[row_ids].any():
             self._commit_through(self._in_flight[-1])
+        if self._library is not None and self._rows.is_greedy[row_ids].all():
+            return SampledTokens(*launch_argmax(self._library, logits), [])
         return sample(logits, make_sampling_batch(self._rows, row_ids))
 
     def _advance(
         self,
         step_id: int,
-        inputs: StepInputs,
+        row_ids: Int64s,
         sampled: SampledTokens,
         prompt_logprobs: list[tuple[int, LogprobsTensors]],
     ) -> LaunchedStep:
         """Make room for the sampled tokens in their rows and start the copies to the host."""
-        rows, row_ids = self._rows, inputs.rows[inputs.sampling]
+        rows = self._rows
         self._num_launches += 1
         positions = rows.num_known[row_ids]
         rows.num_known[row_ids] += 1

@@ -48,6 +48,8 @@ class RequestRows:
         self.has_prompt_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.has_edits: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        # The most likely token and nothing else: no edits, no logprobs.
+        self.is_greedy: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def enter(self, request: NewRequestData) -> None:
         """Fill row `request.row` with a new or resumed request; whatever stood there is gone."""
@@ -66,6 +68,8 @@ class RequestRows:
         # A request with output has had the logprobs of its prompt delivered before its first token.
         self._enter_logprobs(row, request.sampling_params, is_resumed=len(output) > 0)
         self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size))
+        is_plain = not (self.has_edits[row] or self.has_logprobs[row])
+        self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
 
     def free(self, row: int) -> None:
         """Forget the request in `row`; the row may be entered again at once."""

@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
+from quire.kernels.gather_step import StepArrays, launch_gather_step
+from quire.kernels.native import load_library
 from quire.worker.block_tables import BlockTables
+from quire.worker.native_steps import make_rows_table
 from quire.worker.request_rows import RequestRows
 from quire.worker.step_inputs import StepInputs, build_step_inputs
 
 BLOCK_SIZE = 8
 MAX_LEN = 64
 NUM_ROWS = 8
+MAX_TOKENS = 512
 
 
 def _enter(
@@ -40,6 +44,30 @@ def _reference(step: SchedulerOutput, rows: RequestRows, tables: BlockTables) ->
             result["rope"].append(max(int(rows.num_prompt[row]), position + 1))
         result["starts"].append(len(result["ids"]))
     return result
+
+
+def _gather_natively(step: SchedulerOutput, rows: RequestRows, tables: BlockTables) -> StepArrays:
+    library = load_library()
+    assert library is not None
+    arrays = StepArrays(MAX_TOKENS, NUM_ROWS, MAX_LEN // BLOCK_SIZE)
+    row_ids, num_tokens = np.array(step.rows), np.array(step.num_tokens)
+    launch_gather_step(library, make_rows_table(rows, tables, MAX_TOKENS), row_ids, num_tokens, arrays.table)
+    return arrays
+
+
+def _check_native_gather(
+    step: SchedulerOutput, rows: RequestRows, tables: BlockTables, inputs: StepInputs
+) -> None:
+    """The native gather of a step gives what numpy gave."""
+    arrays = _gather_natively(step, rows, tables)
+    table, width = arrays.table, inputs.block_tables.shape[1]
+    counts = (table.num_tokens, table.num_requests, table.num_sampling, table.table_width)
+    assert counts == (len(inputs.input_ids), len(step.rows), len(inputs.sampling), width)
+    for name in ("input_ids", "positions", "query_starts", "seq_lens", "sampling"):
+        expected = getattr(inputs, name)
+        assert getattr(arrays, name)[: len(expected)].tolist() == expected.tolist()
+    assert arrays.slots[: len(inputs.slot_mapping)].tolist() == inputs.slot_mapping.tolist()
+    assert arrays.block_tables[: inputs.block_tables.size].tolist() == inputs.block_tables.ravel().tolist()
 
 
 REQUESTS = st.lists(
@@ -82,6 +110,7 @@ def test_a_mixed_step_agrees_with_the_reference(
     assert inputs.last_tokens.tolist() == [expected["starts"][i + 1] - 1 for i in sampling]
     assert inputs.block_tables.shape == (len(step.rows), -(-max(after) // BLOCK_SIZE))
     assert (inputs.block_tables == tables.ids[step.rows, : inputs.block_tables.shape[1]]).all()
+    _check_native_gather(step, rows, tables, inputs)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 13])
@@ -122,3 +151,15 @@ def test_tokens_that_are_not_known_cannot_be_scheduled() -> None:
     _enter(rows, tables, 0, 5, 0, 0)
     with pytest.raises(AssertionError, match="not known"):
         build_step_inputs(SchedulerOutput(0, [0], [6]), rows, tables)
+    with pytest.raises(AssertionError, match="not known"):
+        _gather_natively(SchedulerOutput(0, [0], [6]), rows, tables)
+
+
+def test_a_step_of_more_tokens_than_its_arrays_hold_is_refused() -> None:
+    rows = RequestRows(NUM_ROWS, MAX_TOKENS, 1000)
+    tables = BlockTables(NUM_ROWS, MAX_TOKENS // BLOCK_SIZE, BLOCK_SIZE)
+    for row in range(NUM_ROWS):
+        _enter(rows, tables, row, 60, 0, 0)
+    rows.num_known[:] = MAX_TOKENS
+    with pytest.raises(AssertionError, match="more tokens"):
+        _gather_natively(SchedulerOutput(0, [0, 1], [MAX_TOKENS - 1, 2]), rows, tables)

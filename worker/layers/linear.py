@@ -12,7 +12,8 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...kernels.linear import choose_variant, launch_linear, pack_linear
+from ...kernels.decoder import LinearTable
+from ...kernels.linear import FORMATS, choose_variant, launch_linear, pack_linear
 from ...kernels.native import find_library
 
 
@@ -60,7 +61,7 @@ class NativeLinear:
         self._library = library
         self._variant = choose_variant(library)
         self._dtype = weight.dtype
-        self._num_out = weight.shape[0]
+        self._num_out, self._num_in = weight.shape
         self._packed = pack_linear(library, weight)
         self._bias = bias
 
@@ -71,6 +72,17 @@ class NativeLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return launch_linear(
             self._library, self._variant, x, self._packed, self._num_out, self._bias, self._dtype
+        )
+
+    def to_table(self) -> LinearTable:
+        """The layer as the native forward pass takes it: addresses that hold while this object lives."""
+        return LinearTable(
+            packed=self._packed.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            num_in=self._num_in,
+            num_out=self._num_out,
+            variant=self._variant,
+            format=FORMATS[self._dtype],
         )
 
 

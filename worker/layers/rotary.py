@@ -39,6 +39,11 @@ class RotaryEmbedding:
             self._tables = cos.to(device), sin.to(device)
 
     @property
+    def tables(self) -> tuple[Tensor, Tensor] | None:
+        """cos and sin of every position, float32 [positions, D / 2]; None where they depend on the length."""
+        return None if len(self._tables) == 1 else (self._tables[0], self._tables[1])
+
+    @property
     def size_bytes(self) -> int:
         return sum(table.nbytes for table in self._tables)
 

@@ -10,10 +10,16 @@ from typing import Protocol
 from torch import Tensor
 
 from ..attention.metadata import AttentionMetadata, KVCaches
+from .native_forward import NativeForward
 
 
 class CausalLM(Protocol):
     """A decoder with its weights loaded. Called under `torch.inference_mode` by one thread at a time."""
+
+    @property
+    def native(self) -> NativeForward | None:
+        """The whole pass as one call into the CPU kernels, None where some piece has no such kernel."""
+        ...
 
     @property
     def weight_bytes(self) -> int:

@@ -20,6 +20,7 @@ from ..layers.linear import Linear, TorchLinear, make_linear
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..weights import WeightSource, open_weights
+from .native_forward import NativeForward, make_native_forward
 
 # Why a row may depend on its neighbours, and what would end that; for Decoder.inexact_because.
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
@@ -88,6 +89,7 @@ class Decoder:
         self.weight_bytes = weight_bytes
         self.inexact_because = inexact_because
         self.is_capturable = all(layer.attention.backend.is_capturable for layer in layers)
+        self.native: NativeForward | None = None
 
     def forward(
         self,
@@ -97,6 +99,8 @@ class Decoder:
         metadata: AttentionMetadata,
         rope_lengths: Tensor | None = None,
     ) -> Tensor:
+        if self.native is not None:
+            return self.native.compute_hidden(input_ids, positions, kv_caches, metadata, rope_lengths)
         angles = self.rotary(positions, rope_lengths)
         delta: Tensor | None = None
         residual = self.embedding(input_ids)  # [T, hidden]
@@ -151,9 +155,11 @@ class _Builder:
         layers = [self._layer(index) for index in range(shape.num_layers)]
         norm = self._norm("model.norm", shape.hidden_size)
         lm_head = self._lm_head(table)
-        return Decoder(
+        decoder = Decoder(
             Embedding(table), rotary, layers, norm, lm_head, self._size_bytes, self._inexact_because
         )
+        decoder.native = make_native_forward(decoder, shape)
+        return decoder
 
     def _layer(self, index: int) -> DecoderLayer:
         prefix, hidden = f"model.layers.{index}", self._shape.hidden_size

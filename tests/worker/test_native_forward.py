@@ -1,0 +1,162 @@
+"""The native forward pass and the native steps give the bits of the path through Python, step by step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+from checkpoints import Checkpoint, Recipe, make_checkpoint
+from paged import PagedRun
+from quire.ipc.config import EngineConfig
+from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.step import NewRequestData, SchedulerOutput
+from quire.ipc.token_ids import encode_token_ids
+from quire.kernels import decoder as decoder_kernel
+from quire.kernels.native import load_library
+from quire.worker.kv_cache import allocate_kv_caches
+from quire.worker.layers.linear import TorchLinear
+from quire.worker.model_runner import GPUModelRunner
+from quire.worker.models.decoder import Decoder, load_decoder
+from quire.worker.models.native_forward import make_native_forward
+from torch import Tensor
+
+CPU = torch.device("cpu")
+DTYPES = ["float32", "bfloat16"]
+NUM_BLOCKS = 40
+RECIPES = {
+    "llama-biased": Recipe(rope="llama3", attention_bias=True, mlp_bias=True),
+    "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1),
+    "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic", tied=True),
+    "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
+}
+# Prefill, chunks, decodes; steps in which all, some and none of the requests sample.
+STEPS = (
+    {"a": 17, "c": 1},
+    {"b": 64, "a": 1, "c": 8},
+    {"d": 33, "b": 5, "a": 20},
+    {"c": 1, "d": 1, "b": 1, "a": 7},
+    {"a": 1, "b": 1, "c": 1, "d": 1},
+)
+LENGTHS = {"a": 45, "b": 70, "c": 9, "d": 33}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), RECIPES[request.param])
+
+
+def tokens_of(name: str) -> list[int]:
+    generator = torch.Generator().manual_seed(LENGTHS[name])
+    return torch.randint(131, (LENGTHS[name],), generator=generator).tolist()
+
+
+def load(config: EngineConfig, is_native: bool = True) -> Decoder:
+    """A decoder that computes its pass natively, or layer by layer in Python."""
+    decoder = load_decoder(config, CPU)
+    assert decoder.native is not None
+    if not is_native:
+        decoder.native = None
+    return decoder
+
+
+def compute_paged(config: EngineConfig, is_native: bool) -> Iterator[Tensor]:
+    """Logits of every token of each step."""
+    run = PagedRun(load(config, is_native), config)
+    for name in LENGTHS:
+        run.add(name, [*tokens_of(name), 1, 2])
+    for step in STEPS:
+        yield from run.step(step).values()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hidden_states_have_the_same_bits_natively(checkpoint: Checkpoint, dtype: str) -> None:
+    config = checkpoint.engine_config(dtype)
+    pairs = list(zip(compute_paged(config, True), compute_paged(config, False), strict=True))
+    assert len(pairs) == sum(map(len, STEPS))
+    assert all(torch.equal(native, python) for native, python in pairs)
+
+
+class RecordingRunner:
+    """A GPUModelRunner whose logits are kept; requests get their rows and blocks by name."""
+
+    def __init__(self, config: EngineConfig, is_native: bool, params: SamplingParams) -> None:
+        caches = allocate_kv_caches(config, NUM_BLOCKS, CPU)
+        self.runner = GPUModelRunner(config, load(config, is_native), caches, CPU)
+        self.logits: list[Tensor] = []
+        self._params = params
+        self._rows = {name: row for row, name in enumerate(("d", "a", "c", "b"))}
+        self._entered: set[str] = set()
+        sample = self.runner._sample
+
+        def record(rows: object, logits: Tensor) -> object:
+            self.logits += [logits.clone()] if len(logits) else []
+            return sample(rows, logits)  # type: ignore[arg-type]
+
+        self.runner._sample = record  # type: ignore[method-assign,assignment]
+
+    def step(self, number: int, num_tokens: dict[str, int]) -> tuple[list[int], list[int]]:
+        new = [self._request(name) for name in num_tokens if name not in self._entered]
+        self._entered |= set(num_tokens)
+        rows = [self._rows[name] for name in num_tokens]
+        output = self.runner.execute(SchedulerOutput(number, rows, list(num_tokens.values()), new))
+        return output.rows, output.token_ids
+
+    def _request(self, name: str) -> NewRequestData:
+        row = self._rows[name]
+        blocks = [(7 * (10 * row + block) + 3) % NUM_BLOCKS for block in range(10)]
+        prompt = encode_token_ids(tokens_of(name))
+        return NewRequestData(row, name, prompt, b"", self._params, [], [], blocks, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_have_the_same_logits_and_tokens_natively(
+    checkpoint: Checkpoint, dtype: str, temperature: float
+) -> None:
+    config, params = checkpoint.engine_config(dtype), SamplingParams(temperature=temperature, seed=5)
+    native, python = (RecordingRunner(config, is_native, params) for is_native in (True, False))
+    # Rotary angles that depend on a request's length are computed in Python.
+    assert (native.runner._native_steps is None) == (config.model.shape.rope.type == "dynamic")
+    for number, step in enumerate(STEPS):
+        rows, tokens = native.step(number, step)
+        assert (rows, tokens) == python.step(number, step)
+    assert [len(logits) for logits in native.logits] == [1, 1, 4, 4]
+    assert all(torch.equal(a, b) for a, b in zip(native.logits, python.logits, strict=True))
+
+
+def test_prompt_logprobs_are_scored_where_the_model_has_a_native_pass(checkpoint: Checkpoint) -> None:
+    config, params = checkpoint.engine_config(), SamplingParams(temperature=0.0, prompt_logprobs=2)
+    native, python = (RecordingRunner(config, is_native, params).runner for is_native in (True, False))
+    request = NewRequestData(0, "r", encode_token_ids(tokens_of("d")), b"", params, [], [], [3, 4, 5], 0)
+    outputs = [runner.execute(SchedulerOutput(0, [0], [33], [request])) for runner in (native, python)]
+    assert outputs[0].logprobs[0].prompt is not None
+    assert outputs[0].logprobs == outputs[1].logprobs
+
+
+def test_a_piece_without_a_kernel_leaves_the_whole_pass_to_python(checkpoint: Checkpoint) -> None:
+    decoder = load(checkpoint.engine_config())
+    assert make_native_forward(decoder, checkpoint.shape) is not None
+    decoder.layers[1].mlp.down_proj = TorchLinear(torch.zeros(1, 1), None)
+    assert make_native_forward(decoder, checkpoint.shape) is None
+
+
+def test_structs_of_another_size_than_the_library_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WrongTable(ctypes.Structure):
+        _fields_ = (*decoder_kernel.StepTable._fields_, ("more", ctypes.c_void_p))
+
+    library = load_library()
+    assert library is not None
+    decoder_kernel.check_layout(library)
+    monkeypatch.setattr(decoder_kernel, "StepTable", WrongTable)
+    with pytest.raises(RuntimeError, match=r"structs have .* bytes"):
+        decoder_kernel.check_layout(library)
+
+
+def test_the_workspace_grows_to_the_largest_step_and_stays() -> None:
+    workspace = decoder_kernel.Workspace()
+    large = workspace.reserve(1 << 20)
+    assert large % 64 == 0
+    assert workspace.reserve(1 << 10) == large
+    assert workspace.reserve(1 << 20) == large

@@ -1,0 +1,66 @@
+"""NativeSteps: a step's way from rows to logits in two native calls, for models that have a `NativeForward`.
+
+It takes the place of step_inputs.py and the model's Python where nothing between the two is asked for: no
+logprobs of prompts, no tokens that are late, no rotary angles that depend on a request's length.
+Legend: T tokens, R requests of a step, S that sample.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kernels.gather_step import RowsTable, StepArrays, launch_gather_step
+from .attention.metadata import KVCaches
+from .block_tables import BlockTables
+from .models.native_forward import NativeForward
+from .request_rows import RequestRows
+
+Int64s = NDArray[np.int64]
+
+
+class NativeSteps:
+    """Computes steps of `rows` and `tables`, whose arrays it knows by address: none may be replaced."""
+
+    def __init__(
+        self,
+        forward: NativeForward,
+        rows: RequestRows,
+        tables: BlockTables,
+        kv_caches: KVCaches,
+        max_tokens: int,
+    ) -> None:
+        self._forward = forward
+        self._library = forward.library
+        self._rows, self._tables = rows, tables
+        self._kv_caches = kv_caches
+        self._rows_table = make_rows_table(rows, tables, max_tokens)
+        self._arrays = StepArrays(max_tokens, *tables.ids.shape)
+
+    def compute(self, row_ids: Int64s, num_tokens: Int64s) -> tuple[Int64s, Tensor]:
+        """Compute the next `num_tokens` [R] tokens of `row_ids` [R], and advance those rows.
+
+        Returns the rows that sample [S] and their logits, float32 [S, vocab].
+        """
+        step = self._arrays.table
+        launch_gather_step(self._library, self._rows_table, row_ids, num_tokens, step)
+        logits = self._forward.compute_step_logits(step, self._kv_caches)
+        self._rows.num_computed[row_ids] += num_tokens
+        if step.num_sampling == len(row_ids):
+            return row_ids, logits
+        return row_ids[self._arrays.sampling[: step.num_sampling]], logits
+
+
+def make_rows_table(rows: RequestRows, tables: BlockTables, max_tokens: int) -> RowsTable:
+    """Where the arrays are; they must outlive the table."""
+    return RowsTable(
+        token_ids=rows.token_ids.ctypes.data,
+        num_computed=rows.num_computed.ctypes.data,
+        num_known=rows.num_known.ctypes.data,
+        block_ids=tables.ids.ctypes.data,
+        token_stride=rows.token_ids.shape[1],
+        table_stride=tables.ids.shape[1],
+        block_size=tables.block_size,
+        max_tokens=max_tokens,
+    )
