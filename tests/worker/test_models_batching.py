@@ -96,7 +96,7 @@ def test_the_torch_path_agrees_with_the_compiled_one(
     compiled = run_alone(checkpoint, token_ids)
     heads = checkpoint.shape.num_heads
     monkeypatch.setattr(
-        decoder, "choose_attention", lambda *_arguments: torch_attention.TorchAttention(heads)
+        decoder, "choose_attention", lambda *_arguments, **_options: torch_attention.TorchAttention(heads)
     )
     plain = run_alone(checkpoint, token_ids, chunk=16)
     terms = 6 * checkpoint.shape.num_layers * checkpoint.shape.intermediate_size
