@@ -9,6 +9,7 @@ from typing import Any
 from ...ipc.errors import InputError
 from .parser import Parser
 
+_SUPERVISOR = "supervisor"
 _EPILOG = """\
 Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while processes are killed. Exit
 code 1 when a request is lost, fails or gets another token than in a run that nothing disturbs, or when a
@@ -28,7 +29,10 @@ def run(argv: Sequence[str]) -> int:
     from ...tools.stress.kills import METHODS, ROLES
     from ...tools.stress.stress import StressOptions, run_reproduction, run_stress
 
-    roles = _parse_names("kills", options.kills, ROLES)
+    if options.kills is None:
+        options.kills = "http,client" if options.attach else ",".join((*ROLES, _SUPERVISOR))
+    names = _parse_names("kills", options.kills, (*ROLES, _SUPERVISOR))
+    roles = tuple(name for name in names if name != _SUPERVISOR)
     methods = _parse_names("signals", options.signals, METHODS)
     for field in ("duration", "rate", "kill_interval", "max_tokens"):
         if not 0 < getattr(options, field) < float("inf"):
@@ -37,10 +41,8 @@ def run(argv: Sequence[str]) -> int:
         if options.attach is not None:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
         return run_reproduction(options.reproduce, options.max_tokens, options.seed)
-    if options.attach is not None and not options.kill_others and set(roles) - {"http"}:
-        raise InputError(
-            "kills", options.kills, "http or none with --attach; --kill-others allows core and worker"
-        )
+    if options.attach is not None:
+        _check_victims_of_others(options, set(names))
     if options.plot is not None:
         from ...tools.bench.serve_plot import check_plot
 
@@ -53,6 +55,7 @@ def run(argv: Sequence[str]) -> int:
             rate=options.rate,
             max_tokens=options.max_tokens,
             roles=roles,
+            kills_supervisor=_SUPERVISOR in names,
             methods=methods,
             kill_interval_s=options.kill_interval,
             has_noise=options.noise,
@@ -60,6 +63,16 @@ def run(argv: Sequence[str]) -> int:
             plot_path=options.plot,
         )
     )
+
+
+def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> None:
+    """A daemon that is not the run's own keeps its supervisor, and its other processes unless it is said."""
+    if _SUPERVISOR in names:
+        raise InputError("kills", options.kills, "no supervisor with --attach: that would end the daemon")
+    if names - {"http", "client"} and not options.kill_others:
+        raise InputError(
+            "kills", options.kills, "http, client or none with --attach; --kill-others allows core and worker"
+        )
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -93,7 +106,9 @@ def _make_parser() -> Parser:
     parser.add_argument("--rate", type=float, default=6.0, metavar="R", help="requests/s, Poisson (6)")
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="longest answer (200)")
     parser.add_argument(
-        "--kills", default="core,worker,http", metavar="ROLES", help="who dies (core,worker,http); none"
+        "--kills",
+        metavar="ROLES",
+        help="who dies: core,worker,http,client and, at last, supervisor (all; http,client with --attach)",
     )
     parser.add_argument(
         "--signals",

@@ -16,10 +16,12 @@ from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
 from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
 from quire.tools.stress.kills import Kill, draw_exact_kills
+from quire.tools.stress.last_kill import kill_supervisor
 from quire.tools.stress.record import Golden
 from quire.tools.stress.report import format_run
 from quire.tools.stress.run import StressResult, run_load
 from quire.tools.stress.site import NUM_HTTP_PROCESSES, Site, open_site
+from quire.tools.stress.victims import Victims
 from served import COMMAND
 
 NUM_STREAMS = 64
@@ -103,8 +105,17 @@ def test_a_daemon_that_others_reach_is_left_alone(site: Site):
         assert public.stdout is not None
         assert public.stdout.readline() == b"Quire is ready\n"
         with pytest.raises(InputError, match=rf"attach='stress': .*0\.0\.0\.0:\d+ \(pid {public.pid}\)"):
-            Site(site.daemon, RECOVERY)
+            Site(site.daemon)
         public.terminate()
+
+
+def test_a_killed_and_a_stopped_client_cost_the_others_nothing(site: Site, golden: list[Golden]):
+    plan = msgspec.structs.replace(make_plan(site, POOL, seed=6), max_concurrency=4)
+    victims = Victims([msgspec.structs.replace(plan, kind=kind) for kind in ("async", "llm")])
+    kills = [Kill(0.5, "client", "KILL", 0, 0.0), Kill(1.0, "client", "STOP", 1, 0.0)]
+    result = run_load(site, [plan], kills, golden, victims=victims)
+    assert result.broken == []
+    assert len({strike.pid for strike in result.strikes}) == 2
 
 
 @pytest.mark.slow
@@ -126,3 +137,11 @@ def test_everything_at_once_breaks_no_invariant(seed: int):
 @pytest.mark.timeout(600)
 def test_800_requests_survive_each_kind_of_death():
     assert run_command(["stress", "--reproduce", "800"]) == 0
+
+
+def test_a_killed_supervisor_is_told_to_clients_and_the_next_start_takes_over(
+    site: Site, golden: list[Golden]
+):
+    plan = msgspec.structs.replace(make_plan(site, POOL, seed=7), max_concurrency=4)
+    plans = [msgspec.structs.replace(plan, kind=kind) for kind in ("async", "llm")]
+    assert kill_supervisor(site, plans, golden) == []  # last, for the site's server ends with it

@@ -132,6 +132,7 @@ def test_kills_as_fast_as_the_pace_allows_end_no_engine(seed: int):
             worker_deaths = [at for at in worker_deaths if now - at < 60.0] + [now]
             assert len(worker_deaths) <= MAX_WORKER_LOSSES
     assert now < 62.1 * 90 / MAX_WORKER_LOSSES
+    assert pace.find_delay_s("client", now) == 0.0
 
 
 def test_an_engine_that_may_lose_more_is_killed_more_often():
@@ -229,8 +230,12 @@ def test_simulated_seeds_are_played_from_the_given_one_on(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--attach", "demo"], "kills='core,worker,http': http or none with --attach"),
-        (["--kills", "core,wroker"], "kills='core,wroker': none, or of core, worker, http"),
+        (["--attach", "demo", "--kills", "supervisor"], "kills='supervisor': no supervisor with --attach"),
+        (["--attach", "demo", "--kills", "core"], "kills='core': http, client or none with --attach"),
+        (
+            ["--kills", "core,wroker"],
+            "kills='core,wroker': none, or of core, worker, http, client, ",
+        ),
         (["--signals", "HUP"], "signals='HUP': none, or of KILL, TERM, STOP, STOP+CONT"),
         (["--rate", "0"], "rate=0.0: a number above 0"),
         (["--duration", "nan"], "duration=nan: a number above 0"),

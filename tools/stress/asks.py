@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -134,6 +134,12 @@ def draw_arrivals(
         number, ask = len(arrivals), rng.randrange(pool_size)
         arrivals.append(Arrival(number=number, due_s=due_s, ask=ask, behaviour=behaviour))
     return arrivals
+
+
+def list_all(pool: Sequence[Ask], num_requests: int | None = None) -> list[Arrival]:
+    """The pool in its order, again and again up to `num_requests` (None: once), all due at once."""
+    count = len(pool) if num_requests is None else num_requests
+    return [Arrival(number=number, due_s=0.0, ask=number % len(pool)) for number in range(count)]
 
 
 def deal(arrivals: list[Arrival], kinds: tuple[ClientKind, ...]) -> dict[ClientKind, list[Arrival]]:

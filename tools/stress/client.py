@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -145,20 +146,25 @@ class AsyncClient(Client):
 
 
 def run_llm(plan: ClientPlan) -> None:
-    """Calls of LLM.generate, a few requests each, one call after another."""
+    """Calls of LLM.generate, a few requests each, one call after another, until they raise."""
     with LLM(attach=plan.daemon) as llm:
         write_line(b"ready")
         if not sys.stdin.buffer.readline():
             return
         start = time.monotonic()
-        for place in range(0, len(plan.arrivals), _LLM_BATCH):
-            batch = plan.arrivals[place : place + _LLM_BATCH]
-            time.sleep(max(0.0, start + batch[0].due_s - time.monotonic()))
-            _run_batch(llm, plan, batch)
-        write_line(msgspec.json.encode(Sent([arrival.number for arrival in plan.arrivals])))
+        numbers: list[int] = []
+        arrivals = plan.list_arrivals()
+        while batch := list(itertools.islice(arrivals, _LLM_BATCH)):
+            if not plan.is_endless:
+                time.sleep(max(0.0, start + batch[0].due_s - time.monotonic()))
+            numbers += [arrival.number for arrival in batch]
+            if not _run_batch(llm, plan, batch):
+                break
+        write_line(msgspec.json.encode(Sent(numbers)))
 
 
-def _run_batch(llm: LLM, plan: ClientPlan, batch: list[Arrival]) -> None:
+def _run_batch(llm: LLM, plan: ClientPlan, batch: list[Arrival]) -> bool:
+    """False when the call has raised, for which each request gets a record too."""
     records = [make_record(plan, arrival) for arrival in batch]
     asks = [plan.pool[arrival.ask] for arrival in batch]
     try:
@@ -171,7 +177,7 @@ def _run_batch(llm: LLM, plan: ClientPlan, batch: list[Arrival]) -> None:
         for record in records:
             record.error = f"{type(error).__name__}: {error}"
             write_record(record)
-        return
+        return False
     for record, output in zip(records, outputs, strict=True):
         record.piece_times.append(time.monotonic())
         record.token_ids = list(output.outputs[0].token_ids)
@@ -179,6 +185,7 @@ def _run_batch(llm: LLM, plan: ClientPlan, batch: list[Arrival]) -> None:
         record.num_ends, record.error = int(output.finished), output.error or ""
         record.end = "failed" if record.error else "finished"
         write_record(record)
+    return True
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 An engine that keeps losing processes gives up, as it should: a core after so many deaths of its worker within
 so many seconds, a supervisor after so many of its core, as its configuration says, and a server after 5 of
-its HTTP processes in 60 s. A KillPace stays within that.
+its HTTP processes in 60 s. Clients may die as often as they like. A KillPace stays within that.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Literal
 from ...ipc.config import RecoveryConfig
 from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
 
-Role = Literal["core", "worker", "http"]
-ROLES: tuple[Role, ...] = ("core", "worker", "http")
+Role = Literal["core", "worker", "http", "client"]
+SITE_ROLES: tuple[Role, ...] = ("core", "worker", "http")
+ROLES: tuple[Role, ...] = (*SITE_ROLES, "client")
 Method = Literal["KILL", "TERM", "STOP", "STOP+CONT"]
 METHODS: tuple[Method, ...] = ("KILL", "TERM", "STOP", "STOP+CONT")
 _MAX_STOP_S = 2.0
+_NO_LIMIT = 1 << 30
 _MARGIN_S = 2.0  # a death is counted when it is seen, which is after the kill
 
 
@@ -80,6 +82,8 @@ class KillPace:
                 return recovery.max_worker_restarts, recovery.restart_window_s
             case "http":
                 return MAX_LOSSES, LOSS_WINDOW_S
+            case "client":
+                return _NO_LIMIT, 0.0
 
 
 def draw_kills(

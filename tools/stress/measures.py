@@ -15,7 +15,7 @@ _FELT_WITHIN_S = 15.0  # of a kill, unless the next one comes before
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """One kill and how long it was felt: None when nothing was running that could feel it."""
+    """One kill and how long it was felt: None when nothing was running that could feel it, or of a client."""
 
     at_s: float  # from the start of the load
     role: str
@@ -37,17 +37,17 @@ def find_recoveries(
     """One for each kill."""
     times = sorted(at for record in records for at in record.piece_times)
     ends = [strike.at for strike in strikes[1:]] + [float("inf")]
-    return [
-        Recovery(
-            strike.at - started_at,
-            strike.kill.role,
-            strike.kill.method,
-            _find_retried_s(records, strike.at, min(end, strike.at + _FELT_WITHIN_S))
-            if strike.kill.role == "http"
-            else _find_silence_s(times, strike.at, min(end, strike.at + _FELT_WITHIN_S)),
-        )
-        for strike, end in zip(strikes, ends, strict=True)
-    ]
+    recoveries: list[Recovery] = []
+    for strike, next_at in zip(strikes, ends, strict=True):
+        end = min(next_at, strike.at + _FELT_WITHIN_S)
+        role = strike.kill.role
+        felt_s = None
+        if role == "http":
+            felt_s = _find_retried_s(records, strike.at, end)
+        elif role != "client":
+            felt_s = _find_silence_s(times, strike.at, end)
+        recoveries.append(Recovery(strike.at - started_at, role, strike.kill.method, felt_s))
+    return recoveries
 
 
 def find_gaps(records: Sequence[Record]) -> GapFigures | None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from .run import StressResult
 
 _NUM_BINS = 120
-_COLORS = {"core": "tab:red", "worker": "tab:orange", "http": "tab:purple"}
+_COLORS = {"core": "tab:red", "worker": "tab:orange", "http": "tab:purple", "client": "tab:gray"}
 
 
 def plot_timeline(result: StressResult, title: str, path: str) -> None:

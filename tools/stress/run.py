@@ -6,27 +6,21 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ...ipc.errors import QuireError
-from . import client
 from .asks import ClientPlan
 from .checks import check_records
-from .kills import Kill, KillPace, Strike
+from .client_process import READY_TIMEOUT_S, ClientProcess
+from .kills import Kill, KillPace, Role, Strike
 from .noise import Noise
-from .record import Golden, Record, Sent
+from .record import Golden, Record
 from .samples import Sample, Sampler
 from .site import Site, wait_until
+from .victims import Victims
 
-_READY_TIMEOUT_S = 60.0
-_CLOSE_TIMEOUT_S = 5.0
 _FIND_TIMEOUT_S = 30.0  # for a process to be killed to be there again
 
 
@@ -40,89 +34,16 @@ class StressResult:
     strikes: list[Strike] = field(default_factory=list[Strike])
     samples: list[Sample] = field(default_factory=list[Sample])
     noise: dict[str, int] = field(default_factory=dict[str, int])
+    num_lost_clients: int = 0  # of those that are there to be killed
     broken: list[str] = field(default_factory=list[str])
-
-
-class ClientProcess:
-    """A process of `client`, and the records that it has written."""
-
-    def __init__(self, plan: ClientPlan) -> None:
-        self.plan = plan
-        self.records: list[Record] = []
-        self.sent: list[int] | None = None  # once it has said so
-        command = [sys.executable, "-P", "-m", client.__name__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._reader = threading.Thread(target=self._read_records, daemon=True)
-        self._write(msgspec.json.encode(plan))
-
-    def wait_until_ready(self) -> None:
-        """Raises QuireError."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        if not select.select([stdout], [], [], _READY_TIMEOUT_S)[0] or stdout.readline() != b"ready\n":
-            raise QuireError(f"the {self.plan.kind} client was not ready within {_READY_TIMEOUT_S:g} s")
-
-    def begin(self) -> None:
-        """Let it send."""
-        self._write(b"go")
-        self._reader.start()
-
-    @property
-    def is_running(self) -> bool:
-        """Until its last record has come, or it has ended otherwise."""
-        return self._reader.is_alive()
-
-    def stop_sending(self) -> None:
-        """Let what has been sent come to its end."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-    def end(self, timeout_s: float, golden: Sequence[Golden]) -> list[str]:
-        """Wait for its last record; returns what is broken."""
-        self._reader.join(timeout_s)
-        if self._reader.is_alive():
-            self._process.kill()
-            self._reader.join()
-        self.close()
-        kind = self.plan.kind
-        if self.sent is None:
-            why = f"within {timeout_s:g} s after the last kill, with {len(self.records)} requests ended"
-            return [f"the {kind} client did not come to its end {why}"]
-        return check_records(self.sent, self.records, golden)
-
-    def close(self) -> None:
-        """Leave no process and no pipe."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        try:
-            self._process.wait(_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _write(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + b"\n")
-        self._process.stdin.flush()
-
-    def _read_records(self) -> None:
-        assert self._process.stdout is not None
-        decoder: msgspec.json.Decoder[Record | Sent] = msgspec.json.Decoder(Record | Sent)
-        for line in self._process.stdout:
-            match decoder.decode(line):
-                case Record() as record:
-                    self.records.append(record)
-                case Sent(numbers=numbers):
-                    self.sent = numbers
-                    return
 
 
 class Killer:
     """Does what a schedule says, as soon as the engine's limits allow."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, victims: Victims | None) -> None:
         self._site = site
+        self._victims = victims
         self._pace = KillPace(site.recovery)
         self.strikes: list[Strike] = []
 
@@ -147,8 +68,8 @@ class Killer:
         name = kill.method.partition("+")[0]
         deadline = time.monotonic() + _FIND_TIMEOUT_S
         while time.monotonic() < deadline:
-            wait_until(lambda: self._site.find_pids(kill.role), _FIND_TIMEOUT_S)
-            pids = self._site.find_pids(kill.role)
+            wait_until(lambda: self._find_pids(kill.role), _FIND_TIMEOUT_S)
+            pids = self._find_pids(kill.role)
             pid = pids[kill.which % len(pids)] if pids else None
             if pid is not None and _send_signal(pid, signal.Signals[f"SIG{name}"]):
                 strike = Strike(kill, pid, time.monotonic())
@@ -158,6 +79,11 @@ class Killer:
                 return strike
         raise QuireError(f"there was no {kill.role} process to kill for {_FIND_TIMEOUT_S:g} s")
 
+    def _find_pids(self, role: Role) -> list[int]:
+        if role != "client":
+            return self._site.find_pids(role)
+        return [] if self._victims is None else self._victims.pids
+
 
 def run_load(
     site: Site,
@@ -165,8 +91,12 @@ def run_load(
     kills: Sequence[Kill],
     golden: Sequence[Golden],
     noise_seed: int | None = None,
+    victims: Victims | None = None,
 ) -> StressResult:
-    """Run the plans' clients at once, do the kills meanwhile, check what came out."""
+    """Run the plans' clients at once, do the kills meanwhile, check what came out.
+
+    `victims` are the clients that may be killed, if there are any.
+    """
     result = StressResult()
     open_before = site.count_open_files()
     clients = [ClientProcess(plan) for plan in plans]
@@ -177,14 +107,14 @@ def run_load(
             stack.callback(one.close)
         for one in clients:
             one.wait_until_ready()
-        for beside in (sampler, noise):
+        for beside in (sampler, noise, victims):
             if beside is not None:
                 beside.start()
                 stack.callback(beside.stop)
         result.started_at = time.monotonic()
         for one in clients:
             one.begin()
-        killer = Killer(site)
+        killer = Killer(site, victims)
         try:
             killer.run(kills, result.started_at, lambda: not any(one.is_running for one in clients))
         except QuireError as error:
@@ -200,6 +130,10 @@ def run_load(
     if noise is not None:
         result.noise = {"connections": noise.num_connections, "junk messages": noise.num_junk_messages}
     result.records = [record for one in clients for record in one.records]
+    if victims is not None:
+        result.num_lost_clients = victims.num_lost
+        result.broken += check_records([], victims.records, golden)
+        result.records += victims.records
     result.broken += site.check_settled(open_before)
     return result
 
@@ -208,7 +142,7 @@ def _find_longest_s(plan: ClientPlan) -> float:
     """How long a plan's client may go on: each request has its time, the rest is for a bad moment."""
     last_s = max((arrival.due_s for arrival in plan.arrivals), default=0.0)
     rounds = 1 if plan.max_concurrency is None else -(-len(plan.arrivals) // plan.max_concurrency)
-    return last_s + rounds * plan.timeout_s + _READY_TIMEOUT_S
+    return last_s + rounds * plan.timeout_s + READY_TIMEOUT_S
 
 
 def _send_signal(pid: int, number: signal.Signals) -> bool:

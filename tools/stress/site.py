@@ -21,13 +21,13 @@ from ...frontend.engine_args import EngineArgs
 from ...frontend.llm import LLM
 from ...frontend.openai.listen import is_loopback
 from ...frontend.openai.options import HTTP_CLIENT_KIND
-from ...ipc.config import RecoveryConfig
+from ...ipc.config import EngineConfig, RecoveryConfig
 from ...ipc.daemon_state import read_state
 from ...ipc.errors import InputError, QuireError
 from ...ipc.run_dir import find_base, find_daemon, find_named
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Ask
-from .kills import ROLES, Role
+from .kills import SITE_ROLES, Role
 from .open_files import OpenFiles, count_open_files, find_abandoned_shm, find_shm_segments
 from .record import Golden
 
@@ -42,14 +42,15 @@ _NUM_LAST_WORDS = 12  # lines of a log
 
 
 class Site:
-    """A running daemon and its server. `recovery`: how often its processes may die.
+    """A running daemon and its server. `config`: of a daemon of one's own, None for one that ran before.
 
     Raises InputError for a daemon that others than this machine's users reach.
     """
 
-    def __init__(self, daemon: str, recovery: RecoveryConfig) -> None:
+    def __init__(self, daemon: str, config: EngineConfig | None = None) -> None:
         self.daemon = daemon
-        self.recovery = recovery
+        self.config = config
+        self.recovery = RecoveryConfig() if config is None else config.recovery
         self.supervisor = psutil.Process(find_daemon(daemon))
         with LLM(attach=daemon) as llm:
             self.model = llm.llm_engine.facts.served_model_name
@@ -80,7 +81,7 @@ class Site:
     def list_processes(self) -> list[tuple[str, int]]:
         """Role and pid of all that run now."""
         lasting = [("supervisor", self.supervisor.pid), ("server", self.server.pid)]
-        return lasting + [(role, pid) for role in ROLES for pid in self.find_pids(role)]
+        return lasting + [(role, pid) for role in SITE_ROLES for pid in self.find_pids(role)]
 
     def count_open_files(self) -> dict[tuple[str, int], OpenFiles]:
         """Of every process, by role and pid."""
@@ -166,18 +167,17 @@ def open_site(
 
     `recovery` is the own engine's; None takes the defaults, which a running daemon is taken to have too.
     """
-    recovery = recovery or RecoveryConfig()
     if attach is not None:
-        with contextlib.closing(Site(attach, recovery)) as site:
+        with contextlib.closing(Site(attach)) as site:
             yield site
         return
     shm_before = find_shm_segments()
     with _own_folders() as folder:
         args = EngineArgs(max_model_len=512, num_gpu_blocks_override=1024, scheduling_policy="fair")
-        config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery)
+        config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         start_daemon(OWN_NAME, config)
         try:
-            with contextlib.closing(Site(OWN_NAME, recovery)) as site:
+            with contextlib.closing(Site(OWN_NAME, config)) as site:
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen

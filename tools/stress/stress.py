@@ -9,21 +9,24 @@ import msgspec
 from ...ipc.errors import InputError
 from ..bench.machine import describe_machine, format_machine
 from ..bench.table import format_table
-from .asks import CLIENT_KINDS, Arrival, ClientPlan, deal, draw_arrivals, draw_pool
+from .asks import CLIENT_KINDS, Arrival, Ask, ClientKind, ClientPlan, deal, draw_arrivals, draw_pool, list_all
 from .checks import count_failed
 from .kills import Kill, Method, Role, draw_kills
+from .last_kill import kill_supervisor
 from .measures import find_gaps, find_recoveries
 from .plot import plot_timeline
 from .record import Golden
 from .report import format_broken, format_run, summarize, write_run
 from .run import StressResult, run_load
 from .site import Site, open_site
+from .victims import Victims
 
 BROKEN_EXIT_CODE = 1
 _POOL_SIZE = 32
 _ODD_SHARE = 0.2  # of the requests: their readers leave, or are slow
 _TIMEOUT_S = 90.0  # of one request: some deaths, and a queue behind them
 _USERS = 8  # of --reproduce
+_ENGINE_CLIENTS: tuple[ClientKind, ...] = ("async", "llm")  # whose process is the engine's client itself
 
 # NVIDIA Dynamo, tests/fault_tolerance/README.md: no redundancy, 8 clients, an 8B model, 8 L40.
 _DYNAMO: dict[Role, tuple[str, str]] = {
@@ -43,6 +46,7 @@ class StressOptions:
     rate: float
     max_tokens: int
     roles: tuple[Role, ...]
+    kills_supervisor: bool  # at last; only of a daemon of its own
     methods: tuple[Method, ...]
     kill_interval_s: float
     has_noise: bool
@@ -62,25 +66,27 @@ def run_stress(options: StressOptions) -> int:
     left: list[str] = []
     with open_site(options.attach, left) as site:
         golden = site.compute_golden(pool)
-        plans = [
-            ClientPlan(
-                kind=kind,
-                daemon=site.daemon,
-                url=site.url,
-                model=site.model,
-                pool=pool,
-                arrivals=share,
-                timeout_s=_TIMEOUT_S,
+        plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, CLIENT_KINDS).items()]
+        endless = [
+            msgspec.structs.replace(
+                _make_plan(site, kind, pool, list_all(pool)), is_endless=True, max_concurrency=1
             )
-            for kind, share in deal(arrivals, CLIENT_KINDS).items()
+            for kind in _ENGINE_CLIENTS
         ]
-        result = run_load(site, plans, kills, golden, options.seed if options.has_noise else None)
+        victims = Victims(endless) if "client" in options.roles else None
+        noise_seed = options.seed if options.has_noise else None
+        result = run_load(site, plans, kills, golden, noise_seed, victims)
+        if options.kills_supervisor:
+            result.broken += kill_supervisor(site, endless, golden)
     result.broken += left
     print(format_run(result))
     print(
         f"seed {options.seed}: {len(arrivals)} requests in {result.duration_s:.1f} s, "
-        f"{len(result.strikes)} of {len(kills)} kills done; beside them {result.noise or 'no noise'}"
+        f"{len(result.strikes)} of {len(kills)} kills done, "
+        f"{result.num_lost_clients} clients lost; beside them {result.noise or 'no noise'}"
     )
+    if options.kills_supervisor:
+        print("then the supervisor was killed, and another daemon started in its place")
     if options.json_path is not None:
         write_run(result, facts, options.json_path)
     if options.plot_path is not None:
@@ -98,8 +104,10 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int) -> int:
     rows: list[list[str]] = []
     with open_site(None, broken) as site:
         golden = site.compute_golden(pool)
+        arrivals = list_all(pool, num_requests)
+        plan = msgspec.structs.replace(_make_plan(site, "http", pool, arrivals), max_concurrency=_USERS)
         for role in _DYNAMO:
-            result = _kill_one(site, _make_plan(site, num_requests, max_tokens, seed), golden, role)
+            result = _kill_one(site, plan, golden, role)
             broken += result.broken
             rows.append(_make_row(role, result))
     header = [
@@ -121,17 +129,14 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int) -> int:
     return BROKEN_EXIT_CODE if broken else 0
 
 
-def _make_plan(site: Site, num_requests: int, max_tokens: int, seed: int) -> ClientPlan:
+def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arrival]) -> ClientPlan:
     return ClientPlan(
-        kind="http",
+        kind=kind,
         daemon=site.daemon,
         url=site.url,
         model=site.model,
-        pool=draw_pool(seed, _POOL_SIZE, max_tokens),
-        arrivals=[
-            Arrival(number=number, due_s=0.0, ask=number % _POOL_SIZE) for number in range(num_requests)
-        ],
-        max_concurrency=_USERS,
+        pool=pool,
+        arrivals=arrivals,
         timeout_s=_TIMEOUT_S,
     )
 
