@@ -18,6 +18,7 @@ usage: quire bench KIND [OPTIONS]
 
 kinds:
   offline   generated tokens/s of Quire, vLLM and transformers on the same workloads, side by side
+  kernels   each operation of a model as a fraction of what the device allows, beside torch
   startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
   core      what the engine core's scheduling costs a step, with a fake worker
   attach    what attaching to a daemon takes, and what HTTP adds to its engine
@@ -104,6 +105,23 @@ def _run_offline(argv: Sequence[str]) -> int:
             engine_args=dict(_parse_engine_arg(text) for text in options.engine_arg),
         )
     )
+
+
+def _run_kernels(argv: Sequence[str]) -> int:
+    from ...tools.bench.kernel_rows import OPS
+    from ...tools.bench.kernels import run_kernels
+
+    parser = Parser(
+        "quire bench kernels", "Measured ceilings first, then each operation and shape as a fraction of them."
+    )
+    parser.add_argument("--op", nargs="+", choices=OPS, metavar="OP", help=f"of {', '.join(OPS)} (all)")
+    parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="for a row (0.5)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    options = parser.parse(argv)
+    if not 0 < options.seconds < math.inf:
+        raise InputError("seconds", options.seconds, "a number above 0")
+    return run_kernels(tuple(options.op or OPS), options.seconds, options.device, options.json)
 
 
 def _run_startup(argv: Sequence[str]) -> int:
@@ -280,6 +298,7 @@ def _check_count(field: str, value: int) -> None:
 
 _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _run_offline,
+    "kernels": _run_kernels,
     "startup": _run_startup,
     "core": _run_core,
     "attach": _run_attach,

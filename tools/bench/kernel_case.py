@@ -1,0 +1,75 @@
+"""What a row of `quire bench kernels` is, and the models whose shapes the rows have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...ipc.config import ModelShape
+
+Calls = Sequence[Callable[[], object]]
+
+QWEN3_600M = ModelShape(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151_936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_size=128,
+    has_qk_norm=True,
+)
+TINY = ModelShape(
+    architecture="LlamaForCausalLM",
+    vocab_size=2048,
+    hidden_size=128,
+    intermediate_size=384,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=32,
+)
+LLAMA_8B = ModelShape(
+    architecture="LlamaForCausalLM",
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_size=128,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row: `calls` are made in turn, each on data of its own; so are torch's."""
+
+    op: str
+    shape: str
+    dtype: torch.dtype
+    calls: Calls
+    torch_calls: Calls
+    num_bytes: int  # that must be moved
+    num_flops: int = 0
+    is_resident: bool = False  # its data stay in a cache between calls
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all cases share. `cold_bytes`: how much memory a case that is not resident goes through."""
+
+    device: torch.device
+    cold_bytes: int
+
+    def count_copies(self, num_bytes: int) -> int:
+        """How many copies of a case's data fill `cold_bytes`."""
+        return max(1, -(-self.cold_bytes // num_bytes))
+
+    def noise(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Values around 0 of standard deviation 1."""
+        return torch.randn(shape, device=self.device).to(dtype)
