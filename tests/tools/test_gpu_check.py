@@ -1,0 +1,98 @@
+"""tools/gpu_check without a GPU: what it refuses and how it reports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from quire.tools import gpu_check
+from quire.tools.gpu.rows import Row, RowFile, judge
+
+ROOT = Path(__file__).parents[2]
+
+
+def fake_part(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Every part is this script; sys.argv[1] names the part, sys.argv[2] the file for its rows."""
+    monkeypatch.setattr(gpu_check, "_find_missing_gpu", lambda: None)
+    real_run = subprocess.run
+
+    def run(command: list[str], **options: object) -> object:
+        options["stdout"] = subprocess.DEVNULL
+        return real_run([sys.executable, "-c", script, *command[-2:]], **options)
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", run)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_exits_2() -> None:
+    command = [str(ROOT / "tools" / "gpu_check")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 2
+    assert "torch finds no GPU here" in done.stderr
+    assert done.stdout == ""
+
+
+SAY = (
+    "import sys\nfrom pathlib import Path\nfrom quire.tools.gpu.rows import Row, RowFile\n"
+    "say = RowFile(Path(sys.argv[2])).append\n"
+)
+
+
+def test_a_part_that_fails_keeps_its_rows_and_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_part(monkeypatch, SAY + "say(Row('first', '7', '7', True)); raise RuntimeError('illegal address')")
+    assert gpu_check.main(["--json", "--part", "golden", "--part", "graphs"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert list(report["parts"]) == ["golden", "graphs"]
+    first, end, seconds = report["parts"]["graphs"]
+    assert first == {"name": "first", "value": "7", "wanted": "7", "is_ok": True}
+    assert end["value"] == "ended with code 1: RuntimeError: illegal address"
+    assert seconds["name"] == "graphs, seconds"
+
+
+def test_a_part_without_its_modules_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_part(monkeypatch, "import a_module_that_nobody_has")
+    assert gpu_check.main(["--part", "golden"]) == 0
+    assert "skipped: no module 'a_module_that_nobody_has'" in capsys.readouterr().out
+
+
+def test_a_part_that_hangs_is_cut_off_at_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_part(monkeypatch, SAY + "say(Row('first', '7'))\nimport threading; threading.Event().wait()")
+    monkeypatch.setitem(gpu_check.PARTS, "golden", 1.0)
+    assert gpu_check.main(["--part", "golden"]) == 1
+    out = capsys.readouterr().out
+    assert "first" in out
+    assert "not done in 1 s" in out
+
+
+def test_the_parts_fit_into_eight_minutes() -> None:
+    assert sum(gpu_check.PARTS.values()) <= gpu_check._TOTAL_S < 480
+
+
+def test_rows_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "rows")
+    assert rows.read() == []
+    rows.append(Row("a", "1", "2", False))
+    with (tmp_path / "rows").open("a") as file:
+        file.write('{"name": "b", "va')
+    assert rows.read() == [Row("a", "1", "2", False)]
+
+
+def test_a_fraction_is_judged_by_the_least_that_is_wanted() -> None:
+    assert judge("x", 0.85, 0.85, "y") == Row("x", "85% (y)", "at least 85%", True)
+    assert judge("x", 0.84, 0.85, "y").is_ok is False

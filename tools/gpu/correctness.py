@@ -1,0 +1,192 @@
+"""Is it right on this GPU? Kernel tests compiled, golden runs against transformers, graphs on and off."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .rows import Row, Say
+
+_ROOT = Path(__file__).parents[2]
+_TEST_FILES = ("kernels/test_triton_*.py", "worker/test_triton_model.py", "worker/test_cuda_graphs.py")
+_TEST_TIMEOUT_S = 170.0
+_PROMPTS = ("Once upon a time", "The little fox", "What is 12 plus 30?", "In the morning, the")
+_NUM_TOKENS = 48
+# bfloat16 may be as far from float32 as transformers' own is, and half more.
+_BFLOAT16_SLACK = 1.5
+
+
+def check_environment(say: Say) -> None:
+    """The machine, in rows that judge nothing."""
+    import triton
+
+    properties = torch.cuda.get_device_properties(0)
+    say(
+        Row(
+            "device",
+            f"{properties.name}, sm_{properties.major}{properties.minor}, "
+            f"{properties.multi_processor_count} processors, {properties.total_memory / 2**30:.0f} GiB",
+        )
+    )
+    versions = f"torch {torch.__version__}, triton {triton.__version__}, CUDA {torch.version.cuda}"
+    say(Row("versions", f"{versions}, Python {platform.python_version()}"))
+
+
+def check_kernel_tests(say: Say) -> None:
+    """The kernels' tests, compiled, every file in a process of its own."""
+    files = sorted(path for pattern in _TEST_FILES for path in (_ROOT / "tests").glob(pattern))
+    with ThreadPoolExecutor(len(files)) as pool:
+        for row in pool.map(_run_test_file, files):
+            say(row)
+
+
+def _run_test_file(path: Path) -> Row:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    # Options of plugins that are not installed here, and warnings of other versions, are no failures.
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "default", "-x", "--tb=short", str(path)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TEST_TIMEOUT_S, cwd=_ROOT, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return Row(f"test {path.name}", f"not done in {_TEST_TIMEOUT_S:.0f} s", "passes", False)
+    summaries = re.findall(r"\d+ (?:passed|failed|error).*", done.stdout)
+    said = summaries[-1] if summaries else (done.stdout + done.stderr)[-300:]
+    if done.returncode != 0:
+        sys.stderr.write(done.stdout[-4000:] + done.stderr[-1000:])
+    return Row(f"test {path.name}", " ".join(said.split()), "passes", done.returncode == 0)
+
+
+def check_golden(say: Say, device: str = "cuda") -> None:
+    """The packaged model's greedy tokens in float32, and its logprobs in bfloat16, beside transformers'."""
+    import transformers
+
+    from ...frontend.model_folder import POCKET, find_model_folder
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    folder = str(find_model_folder(POCKET))
+    peer: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    peer.to(device)
+    prompts = _encode_prompts()
+    outputs = _generate("float32", device, prompts)
+    sequences = [prompt + tokens for prompt, tokens in zip(prompts, outputs, strict=True)]
+    expected = [_generate_with_peer(peer, prompt, device) for prompt in prompts]
+    num_equal = sum(ours == theirs for ours, theirs in zip(outputs, expected, strict=True))
+    say(
+        Row(
+            "float32 greedy tokens",
+            f"{num_equal} of {len(prompts)} runs equal transformers'",
+            "all",
+            num_equal == len(prompts),
+        )
+    )
+    exact = [_score_with_peer(peer, sequence, device) for sequence in sequences]
+    ours = _score("bfloat16", device, sequences)
+    half: Any = peer.to(torch.bfloat16)
+    theirs = [_score_with_peer(half, sequence, device) for sequence in sequences]
+    our_error, their_error = _mean_distance(ours, exact), _mean_distance(theirs, exact)
+    say(
+        Row(
+            "bfloat16 logprobs",
+            f"off by {our_error:.4f} in the mean, transformers by {their_error:.4f}",
+            f"at most {_BFLOAT16_SLACK} times",
+            our_error <= _BFLOAT16_SLACK * their_error,
+        )
+    )
+
+
+def check_graphs(say: Say, device: str = "cuda") -> None:
+    """The same tokens with CUDA graphs and without. 8 requests are a size of the ladder: none pads."""
+    for dtype in ("float32", "bfloat16"):
+        prompts = [ids[:4] for ids in _encode_prompts()] * 2
+        eager = _generate(dtype, device, prompts, enforce_eager=True)
+        graphed = _generate(dtype, device, prompts, enforce_eager=False)
+        num_equal = sum(a == b for a, b in zip(eager, graphed, strict=True))
+        say(
+            Row(
+                f"{dtype} graphs on and off",
+                f"{num_equal} of {len(prompts)} runs equal",
+                "all",
+                num_equal == len(prompts),
+            )
+        )
+
+
+def _encode_prompts() -> list[list[int]]:
+    from ...frontend.model_folder import POCKET, find_model_folder
+    from ...frontend.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(str(find_model_folder(POCKET)))
+    return [tokenizer.encode(prompt) for prompt in _PROMPTS]
+
+
+def _make_llm(dtype: str, device: str, **engine_args: Any) -> Any:
+    from ...frontend.llm import LLM
+
+    # In this process: what a step holds then depends on nothing but the requests.
+    return LLM(
+        dtype=dtype,
+        device=device,
+        distributed_executor_backend="uni",
+        log_level="WARNING",
+        kv_cache_memory_bytes="256MiB",
+        **engine_args,
+    )
+
+
+def _generate(dtype: str, device: str, prompts: list[list[int]], **engine_args: Any) -> list[list[int]]:
+    from ...ipc.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True, detokenize=False)
+    with _make_llm(dtype, device, **engine_args) as llm:
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _score(dtype: str, device: str, sequences: list[list[int]]) -> list[list[float]]:
+    """Logprob of each token of each sequence but the first."""
+    from ...ipc.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    with _make_llm(dtype, device) as llm:
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in sequences], params, use_tqdm=False)
+    return [
+        [entry[token].logprob for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]
+        for ids, output in zip(sequences, outputs, strict=True)
+    ]
+
+
+def _generate_with_peer(peer: Any, prompt: list[int], device: str) -> list[int]:
+    ids = torch.tensor([prompt], device=device)
+    out = peer.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=_NUM_TOKENS,
+        min_new_tokens=_NUM_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def _score_with_peer(peer: Any, sequence: list[int], device: str) -> list[float]:
+    ids = torch.tensor([sequence], device=device)
+    with torch.inference_mode():
+        logprobs = peer(ids).logits[0].float().log_softmax(-1)
+    return logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+
+
+def _mean_distance(actual: list[list[float]], exact: list[list[float]]) -> float:
+    pairs = [
+        (a, e) for one, other in zip(actual, exact, strict=True) for a, e in zip(one, other, strict=True)
+    ]
+    return sum(abs(a - e) for a, e in pairs) / len(pairs)

@@ -1,0 +1,139 @@
+"""Is attention fast on this GPU? Each case as a fraction of what the device allows: copies, matrix products.
+
+Cases run inside a CUDA graph, so that launches from Python are not what is measured. Where no GPU is,
+`device` "cpu" runs them in Triton's interpreter, which says nothing about speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.paged_attention_triton import launch_paged_attention, plan_attention
+from ...kernels.rotate_and_write_triton import launch_rotate_and_write
+from ..bench.ceilings import measure_copy_rate, measure_matrix_rate, time_best
+from .rows import Row, Say, judge
+
+_HEAD_SIZE = 128
+_BLOCK_SIZE = 16
+_CALLS_A_GRAPH = 10
+_COPY_BYTES = 1 << 30
+_LEAST_OF_COPY = 0.85
+_LEAST_OF_MATRIX_RATE = 0.60
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    name: str
+    num_requests: int
+    seq_len: int
+    query_len: int
+    num_heads: int
+    num_kv_heads: int
+    is_strict: bool = False
+    least: float | None = None  # of the copy rate for decodes, of the matrix rate for chunks
+
+
+_CASES = (
+    _Case("decode 64 x 4096, 32/8 heads", 64, 4096, 1, 32, 8, least=_LEAST_OF_COPY),
+    _Case("decode 64 x 4096, 16/8 heads", 64, 4096, 1, 16, 8, least=_LEAST_OF_COPY),
+    _Case("decode 64 x 4096, 32/8 heads, strict", 64, 4096, 1, 32, 8, is_strict=True),
+    _Case("decode 256 x 1024, 16/8 heads", 256, 1024, 1, 16, 8),
+    _Case("decode 1 x 8192, 32/8 heads", 1, 8192, 1, 32, 8),
+    _Case("decode 1 x 8192, 32/8 heads, strict", 1, 8192, 1, 32, 8, is_strict=True),
+    _Case("prefill 1 x 8192, 32/8 heads", 1, 8192, 8192, 32, 8, least=_LEAST_OF_MATRIX_RATE),
+    _Case("prefill 1 x 8192, 32/8 heads, strict", 1, 8192, 8192, 32, 8, is_strict=True),
+    _Case("prefill 8 x 1024, 16/8 heads", 8, 1024, 1024, 16, 8),
+)
+
+
+def bench_kernels(say: Say, device: str = "cuda", scale: int = 1) -> None:
+    """The ceilings, then every case. `scale` divides the lengths, for a look without a GPU."""
+    copy_rate = measure_copy_rate(device, _COPY_BYTES // scale)
+    matrix_rate = measure_matrix_rate(device, "bfloat16")
+    say(Row("copy, read + written", f"{copy_rate / 1e9:,.0f} GB/s"))
+    say(Row("bfloat16 matrix product", f"{matrix_rate / 1e12:,.0f} TFLOP/s"))
+    for case in _CASES:
+        say(_bench_attention(case, device, scale, copy_rate, matrix_rate))
+    for num_tokens in (1, 256, 8192):
+        say(_bench_rotation(max(1, num_tokens // scale), device, copy_rate))
+
+
+def _bench_attention(case: _Case, device: str, scale: int, copy_rate: float, matrix_rate: float) -> Row:
+    seq_len, query_len = case.seq_len // scale, max(1, case.query_len // scale)
+    blocks_each = -(-seq_len // _BLOCK_SIZE)
+    num_blocks = case.num_requests * blocks_each
+    size = (num_blocks, case.num_kv_heads, _BLOCK_SIZE, _HEAD_SIZE)
+    k_cache, v_cache = (torch.randn(size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    tables = torch.randperm(num_blocks, device=device).int().view(case.num_requests, blocks_each)
+    starts = torch.arange(case.num_requests + 1, dtype=torch.int32, device=device) * query_len
+    lengths = torch.full((case.num_requests,), seq_len, dtype=torch.int32, device=device)
+    row_size = case.num_heads * _HEAD_SIZE
+    query = torch.randn(case.num_requests * query_len, row_size, dtype=torch.bfloat16, device=device)
+    singles = case.num_requests if query_len == 1 else 0
+    plan = plan_attention(
+        singles,
+        case.num_requests - singles,
+        case.num_kv_heads,
+        seq_len,
+        _count_processors(device),
+        case.is_strict,
+    )
+
+    def attend() -> Tensor:
+        tensors = (k_cache, v_cache, tables, starts, lengths)
+        return launch_paged_attention(query, row_size, case.num_heads, *tensors, None, plan)
+
+    seconds = _time(attend, device)
+    if query_len == 1:
+        rate = (k_cache.nbytes + v_cache.nbytes) / seconds
+        fraction, detail = rate / copy_rate, f"{rate / 1e9:,.0f} GB/s, {seconds * 1e6:,.0f} us"
+    else:
+        pairs = case.num_requests * sum(range(seq_len - query_len + 1, seq_len + 1))
+        rate = 4 * _HEAD_SIZE * case.num_heads * pairs / seconds
+        fraction, detail = rate / matrix_rate, f"{rate / 1e12:,.0f} TFLOP/s, {seconds * 1e6:,.0f} us"
+    if case.least is None:
+        return Row(case.name, f"{fraction:.0%} ({detail})")
+    return judge(case.name, fraction, case.least, detail)
+
+
+def _bench_rotation(num_tokens: int, device: str, copy_rate: float) -> Row:
+    num_heads, num_kv_heads = 32, 8
+    num_blocks = -(-num_tokens // _BLOCK_SIZE)
+    width = (num_heads + 2 * num_kv_heads) * _HEAD_SIZE
+    qkv = torch.randn(num_tokens, width, dtype=torch.bfloat16, device=device)
+    angles = torch.rand(2, num_tokens, _HEAD_SIZE // 2, device=device)
+    size = (num_blocks, num_kv_heads, _BLOCK_SIZE, _HEAD_SIZE)
+    k_cache, v_cache = (torch.empty(size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    weight = torch.ones(_HEAD_SIZE, dtype=torch.bfloat16, device=device)
+    slots = torch.arange(num_tokens, device=device)
+
+    def rotate() -> None:
+        launch_rotate_and_write(
+            qkv, num_heads, angles[0], angles[1], (weight, weight, 1e-6), k_cache, v_cache, slots
+        )
+
+    seconds = _time(rotate, device)
+    rate = (2 * qkv.nbytes + angles.nbytes) / seconds
+    detail = f"{rate / copy_rate:.0%} ({rate / 1e9:,.0f} GB/s, {seconds * 1e6:,.1f} us)"
+    return Row(f"rotate and write {num_tokens} tokens", detail)
+
+
+def _time(call: Callable[[], object], device: str) -> float:
+    """Least seconds of a call."""
+    if device == "cpu":
+        return time_best(call, device, rounds=1)
+    call()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_CALLS_A_GRAPH):
+            call()
+    return time_best(graph.replay, device) / _CALLS_A_GRAPH
+
+
+def _count_processors(device: str) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device != "cpu" else 1

@@ -1,0 +1,49 @@
+"""What a part of the check says: rows, written one by one, so that one that is cut off keeps what it had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding. `is_ok` is None where there is nothing to pass or fail."""
+
+    name: str
+    value: str
+    wanted: str = ""
+    is_ok: bool | None = None
+
+
+# Called with each finding as it comes.
+Say = Callable[[Row], None]
+
+
+def judge(name: str, fraction: float, least: float, detail: str) -> Row:
+    """A fraction of what the device allows, against the least that is wanted."""
+    return Row(name, f"{fraction:.0%} ({detail})", f"at least {least:.0%}", fraction >= least)
+
+
+class RowFile:
+    """Rows as lines of JSON in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, row: Row) -> None:
+        """Add a row at the end."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+
+    def read(self) -> list[Row]:
+        """All rows so far; a line that was cut off is left out."""
+        rows: list[Row] = []
+        for line in self._path.read_text().splitlines() if self._path.exists() else []:
+            try:
+                rows.append(Row(**json.loads(line)))
+            except (ValueError, TypeError):
+                continue
+        return rows

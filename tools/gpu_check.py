@@ -1,0 +1,114 @@
+"""`python -m quire.tools.gpu_check`, or tools/gpu_check: one command for a machine with a GPU.
+
+Environment, kernel tests compiled, golden runs, graphs on and off, then benchmarks beside what the device
+allows; under 8 minutes, ending in a table. Every part is a process of its own with a deadline: one that
+crashes or hangs costs its own rows. A part whose modules are missing is skipped, and said to be.
+Exit codes: 0 all that was judged is right, 1 something is not, 2 no GPU or wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .bench.table import format_table
+from .gpu.rows import Row, RowFile
+
+# Parts in order, each with the most seconds that it may take; together less than _TOTAL_S.
+PARTS = {
+    "environment": 30.0,
+    "kernel tests": 180.0,
+    "golden": 50.0,
+    "graphs": 50.0,
+    "kernels": 50.0,
+    "small engine": 70.0,
+    "large engine": 45.0,
+}
+_TOTAL_S = 478.0
+_NO_GPU = 2
+_NO_MODULE = "ModuleNotFoundError: No module named "
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the parts and print the table, or JSON."""
+    parser = argparse.ArgumentParser(
+        prog="tools/gpu_check", description="Checks and measures Quire on a GPU."
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument(
+        "--part", action="append", choices=list(PARTS), help="only this part; may be repeated"
+    )
+    options = parser.parse_args(argv)
+    missing = _find_missing_gpu()
+    if missing is not None:
+        print(f"tools/gpu_check: {missing}", file=sys.stderr)
+        return _NO_GPU
+    started = time.monotonic()
+    findings: dict[str, list[Row]] = {}
+    for name in options.part or PARTS:
+        left_s = _TOTAL_S - (time.monotonic() - started)
+        print(f"gpu_check: {name} ...", file=sys.stderr, flush=True)
+        findings[name] = _run_part(name, min(PARTS[name], left_s))
+    _report(findings, time.monotonic() - started, options.json)
+    return int(any(row.is_ok is False for rows in findings.values() for row in rows))
+
+
+def _find_missing_gpu() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.cuda.is_available():
+        return "torch finds no GPU here; the kernels' tests run in Triton's interpreter: pytest tests/kernels"
+    return None
+
+
+def _run_part(name: str, timeout_s: float) -> list[Row]:
+    """The part's rows, and one more if it was skipped, failed or was cut off."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = RowFile(Path(folder) / "rows")
+        command = [sys.executable, "-m", "quire.tools.gpu", name, str(Path(folder) / "rows")]
+        start = time.monotonic()
+        try:
+            done = subprocess.run(
+                command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=max(1.0, timeout_s)
+            )
+            last = _explain_end(name, done.returncode, done.stderr)
+        except subprocess.TimeoutExpired:
+            last = Row(name, f"not done in {timeout_s:.0f} s", "done", False)
+        found = [*rows.read(), *([last] if last else [])]
+    return [*found, Row(f"{name}, seconds", f"{time.monotonic() - start:.0f}")]
+
+
+def _explain_end(name: str, code: int, stderr: str) -> Row | None:
+    if code == 0:
+        return None
+    lines = stderr.strip().splitlines() or [""]
+    if lines[-1].startswith(_NO_MODULE):
+        return Row(name, f"skipped: no module {lines[-1].removeprefix(_NO_MODULE)}")
+    sys.stderr.write(stderr[-4000:])
+    return Row(name, f"ended with code {code}: {lines[-1][:200]}", "code 0", False)
+
+
+def _report(findings: dict[str, list[Row]], seconds: float, is_json: bool) -> None:
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    if is_json:
+        parts: dict[str, Any] = {name: [asdict(row) for row in rows] for name, rows in findings.items()}
+        print(json.dumps({"date": date, "seconds": round(seconds, 1), "parts": parts}))
+        return
+    marks = {True: "ok", False: "NO", None: ""}
+    rows = [[row.name, row.value, row.wanted, marks[row.is_ok]] for part in findings.values() for row in part]
+    print(format_table(["check", "found", "wanted", ""], rows))
+    print(f"\n{date}, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
