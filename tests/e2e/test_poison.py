@@ -1,0 +1,65 @@
+"""Requests that make a real worker's steps raise, or kill it, among 64: they alone fail.
+
+Each death of a worker takes a second, and a search among 64 has eight; the default test has five among 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from poisoned import KILLS, RAISES
+from quire import LLM, SamplingParams
+from quire.frontend import engine_link
+
+NUM_REQUESTS = 64
+PARAMS = [
+    SamplingParams(temperature=float(i % 2), seed=i, max_tokens=16, ignore_eos=True)
+    for i in range(NUM_REQUESTS)
+]
+
+
+def make_prompts(poisoned: dict[int, int], count: int = NUM_REQUESTS) -> list[dict[str, list[int]]]:
+    """The same prompts each time, but for the first token of those that are poisoned."""
+    return [{"prompt_token_ids": [poisoned.get(i, 100 + i), 200, 300 + i]} for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+        patch.setattr(engine_link, "CORE_MODULE", "poisoned")
+        with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS) as llm:
+            yield llm
+
+
+@pytest.fixture(scope="module")
+def golden(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(make_prompts({}), PARAMS, use_tqdm=False)
+    assert all(output.error is None for output in outputs)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("count", "poisoned", "cause"),
+    [
+        (64, {31: RAISES}, "a poisonous prompt"),
+        (64, {0: RAISES, 63: RAISES}, "a poisonous prompt"),
+        (8, {5: KILLS}, "was killed by SIGSEGV"),
+        pytest.param(64, {40: KILLS}, "was killed by SIGSEGV", marks=pytest.mark.slow),
+    ],
+)
+def test_exactly_the_poison_fails(
+    llm: LLM, golden: list[list[int]], count: int, poisoned: dict[int, int], cause: str
+) -> None:
+    outputs = llm.generate(make_prompts(poisoned, count), PARAMS[:count], use_tqdm=False)
+    assert len(outputs) == count
+    for i, output in enumerate(outputs):
+        if i in poisoned:
+            assert output.outputs[0].finish_reason == "error"
+            assert output.error_code == "poison_request"
+            assert cause in (output.error or "")
+        else:
+            assert list(output.outputs[0].token_ids) == golden[i]
+            assert output.outputs[0].finish_reason == "length"

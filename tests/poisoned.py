@@ -1,0 +1,52 @@
+"""`python -m poisoned ROLE`: the real engine core and the real worker, which some prompts do harm to.
+
+A step that computes a request whose prompt begins with RAISES raises; with KILLS, it ends its worker by a
+segmentation fault, each time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+RAISES, KILLS = 7, 8  # token ids that no test begins another prompt with
+
+
+def run_core() -> None:
+    """The engine core, whose workers are this module too."""
+    from quire.core import engine_process, executor
+
+    executor.WORKER_MODULE = "poisoned"
+    engine_process.main()
+
+
+def run_worker() -> None:
+    """The worker, watched at the door of its model runner."""
+    from quire.ipc.step import SchedulerOutput
+    from quire.ipc.token_ids import decode_token_ids
+    from quire.worker import worker_process
+    from quire.worker.model_runner import GPUModelRunner, LaunchedStep
+
+    launch = GPUModelRunner.launch
+    harm: dict[int, int] = {}  # row -> the first token of its prompt
+
+    def launch_poisoned(self: GPUModelRunner, step: SchedulerOutput) -> LaunchedStep:
+        for new in step.new_requests:
+            harm[new.row] = decode_token_ids(new.prompt_token_ids)[0]
+        firsts = {harm[row] for row in step.rows}
+        if KILLS in firsts:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if RAISES in firsts:
+            raise RuntimeError("a poisonous prompt")
+        return launch(self, step)
+
+    GPUModelRunner.launch = launch_poisoned
+    worker_process.main()
+
+
+if __name__ == "__main__":
+    if "engine-core" in sys.argv[1:]:
+        run_core()
+    else:
+        run_worker()
