@@ -19,7 +19,7 @@ struct TileEngine {
     static constexpr int kGroup = 1;
     static constexpr int kLeading = kPanelColumns;
     static constexpr int kTileRows = 16;
-    static constexpr int kFewRows = kTileRows;
+    static constexpr int kFewRows = 2 * kTileRows;
     static constexpr int kBlockSteps = 8;
 
     // A thread's tiles: 0 to 3 sums, 4 and 5 rows, 6 and 7 columns. Fewer than 16 rows are one short tile.
@@ -58,7 +58,6 @@ struct TileEngine {
         _tile_loadd(1, sums + kTileColumns, ld);
         for (int step = 0; step < steps; ++step) {
             const bf16* b = panel + step * kStepSize;
-            for (int i = 0; i < kStepSize; i += 32) __builtin_prefetch(b + kPrefetch + i);
             _tile_loadd(4, a + step * kTileDepth, stride);
             _tile_loadd(6, b, 64);
             _tile_dpbf16ps(0, 4, 6);
@@ -105,9 +104,6 @@ struct TileEngine {
             multiply_one(a + find_start(tile, rows) * lda, lda, panels[0], steps,
                          sums + tile * kTileRows * kLeading);
     }
-
-  private:
-    static constexpr int kPrefetch = 4 * kStepSize;  // numbers ahead in the stream of columns
 };
 
 #endif

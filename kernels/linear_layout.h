@@ -25,8 +25,8 @@ constexpr int kStepSize = 2 * kTileSize;              // numbers of a panel for 
 inline int count_panels(int N) { return (N + kPanelColumns - 1) / kPanelColumns; }
 inline int count_steps(int K) { return (K + kTileDepth - 1) / kTileDepth; }
 
-// One int8 of the packed form as bfloat16, for any compiler to vectorize.
-inline bf16 widen_int8(uint8_t q) { return bf16((q & 0x80) << 8 | narrow<bf16>(float(q & 0x7f))); }
+// Bytes. Reading pauses while a block is multiplied, so the processor's own prefetch does not suffice.
+constexpr int kInt8Prefetch = 4096;
 
 // `count` packed int8 numbers, a multiple of 64, as bfloat16 in the layout of bfloat16 weights.
 #if defined(__AVX512VBMI__)
@@ -34,8 +34,9 @@ struct Int8Tables {
     alignas(64) uint8_t low[128], high[128];
     Int8Tables() {
         for (int i = 0; i < 128; ++i) {
-            low[i] = uint8_t(widen_int8(uint8_t(i)));
-            high[i] = uint8_t(widen_int8(uint8_t(i)) >> 8);
+            const bf16 number = narrow<bf16>(float(i));
+            low[i] = uint8_t(number);
+            high[i] = uint8_t(number >> 8);
         }
     }
 };
@@ -46,6 +47,7 @@ inline void expand_int8(const uint8_t* from, bf16* to, int count) {
     const __m512i high0 = _mm512_load_si512(tables.high), high1 = _mm512_load_si512(tables.high + 64);
     const __m512i sign = _mm512_set1_epi8(char(0x80));
     for (int i = 0; i < count; i += 64) {
+        __builtin_prefetch(from + i + kInt8Prefetch);
         const __m512i q = _mm512_loadu_si512(from + i);
         const __m512i low = _mm512_permutex2var_epi8(low0, q, low1);
         const __m512i magnitude = _mm512_permutex2var_epi8(high0, q, high1);
@@ -56,12 +58,21 @@ inline void expand_int8(const uint8_t* from, bf16* to, int count) {
 }
 #else
 inline void expand_int8(const uint8_t* from, bf16* to, int count) {
-    for (int i = 0; i < count; i += 64)
-        for (int lane = 0; lane < 4; ++lane)
-            for (int j = 0; j < 8; ++j) {
-                to[i + lane * 8 + j] = widen_int8(from[i + lane * 16 + j]);
-                to[i + 32 + lane * 8 + j] = widen_int8(from[i + lane * 16 + 8 + j]);
-            }
+    typedef uint16_t Pairs __attribute__((vector_size(16)));
+    typedef uint32_t Words __attribute__((vector_size(32)));
+    typedef int32_t Integers __attribute__((vector_size(32)));
+    typedef float Numbers __attribute__((vector_size(32)));
+    for (int i = 0; i < count; i += 16) {  // 4 columns of two pairs of k; the pairs are 32 apart in `to`
+        Pairs pairs;
+        std::memcpy(&pairs, from + i, sizeof pairs);
+        const Words q = __builtin_convertvector(pairs, Words);
+        const Words first = (Words)__builtin_convertvector((Integers)(q & 0x7fu), Numbers);
+        const Words second = (Words)__builtin_convertvector((Integers)(q >> 8 & 0x7fu), Numbers);
+        const Words result = first >> 16 | (q & 0x80u) << 8 | second | (q & 0x8000u) << 16;
+        bf16* place = to + i / 64 * 64 + i % 64 / 2;
+        std::memcpy(place, &result, sizeof result / 2);
+        std::memcpy(place + 32, reinterpret_cast<const char*>(&result) + sizeof result / 2, sizeof result / 2);
+    }
 }
 #endif
 

