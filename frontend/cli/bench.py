@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run_offline(argv: Sequence[str]) -> int:
     from ...tools.bench import offline
-    from ...tools.bench.peers import PEERS, default_peer_python
+    from ...tools.bench.peers import PEERS
     from ...tools.bench.workloads import WORKLOADS
 
     parser = Parser(
@@ -64,18 +64,10 @@ def _run_offline(argv: Sequence[str]) -> int:
         "or a folder",
     )
     parser.add_argument("--workload", nargs="+", choices=tuple(WORKLOADS), metavar="W")
-    parser.add_argument(
-        "--peer",
-        nargs="+",
-        action="extend",
-        choices=("none", "transformers", *PEERS),
-        metavar="PEER",
-        help=f"none, transformers (all three modes, the default), or of {', '.join(PEERS)}; may be repeated",
-    )
-    parser.add_argument(
-        "--peer-python",
-        metavar="FILE",
-        help=f"the Python of vLLM's environment ({default_peer_python()})",
+    _add_peer_options(
+        parser,
+        ("none", "transformers", *PEERS),
+        f"none, transformers (all three modes, the default), or of {', '.join(PEERS)}; may be repeated",
     )
     parser.add_argument(
         "--roofline",
@@ -98,7 +90,7 @@ def _run_offline(argv: Sequence[str]) -> int:
             model=options.model,
             workloads=tuple(options.workload or ()),
             peers=_expand_peers(options.peer or ["transformers"], PEERS),
-            peer_python=Path(options.peer_python) if options.peer_python else None,
+            peer_python=options.peer_python,
             rounds=options.rounds,
             is_roofline=options.roofline,
             json_path=options.json,
@@ -128,7 +120,10 @@ def _run_startup(argv: Sequence[str]) -> int:
     from ...tools.bench.startup import run_startup
 
     parser = Parser("quire bench startup", "What starting costs, measured in fresh processes.")
-    parser.add_argument("--model", default="pocket", help="the model of the cold start (pocket)")
+    parser.add_argument(
+        "--model", default="pocket", help="of the cold start: pocket, tiny, small, or a folder"
+    )
+    _add_peer_options(parser, ("none", "vllm"), "none or vllm, started once (none)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="cold starts (5)")
     parser.add_argument(
         "--idle", type=float, default=10.0, metavar="S", help="seconds of idling to watch (10)"
@@ -136,7 +131,8 @@ def _run_startup(argv: Sequence[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
     options = parser.parse(argv)
     _check_count("rounds", options.rounds)
-    return run_startup(options.model, options.rounds, options.idle, options.json)
+    peer_python = options.peer_python if "vllm" in (options.peer or ()) else None
+    return run_startup(options.model, options.rounds, options.idle, options.json, peer_python)
 
 
 def _run_core(argv: Sequence[str]) -> int:
@@ -273,6 +269,19 @@ def _make_serve_parser() -> Parser:
     add("--json", metavar="FILE", help="write every figure to a file too")
     add("--plot", metavar="FILE", help="write a picture too (.png, .svg, .pdf)")
     return parser
+
+
+def _add_peer_options(parser: Parser, choices: tuple[str, ...], text: str) -> None:
+    from ...tools.bench.peers import default_peer_python
+
+    parser.add_argument("--peer", nargs="+", action="extend", choices=choices, metavar="PEER", help=text)
+    parser.add_argument(
+        "--peer-python",
+        type=Path,
+        default=default_peer_python(),
+        metavar="FILE",
+        help="the Python of vLLM's environment (%(default)s)",
+    )
 
 
 def _expand_peers(chosen: Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import takewhile
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -84,8 +84,7 @@ def test_calls_take_turns_and_torchs_are_timed_beside_them() -> None:
 
 def test_dense_cases_compute_what_torch_computes() -> None:
     torch.manual_seed(0)
-    # The embedding's table is large.
-    for case in takewhile(lambda case: case.op != "embedding", MAKERS["dense"](Bench(CPU, cold_bytes=1))):
+    for case in islice(MAKERS["dense"](Bench(CPU, cold_bytes=1)), 8):  # the embedding's table is large
         found, expected = case.calls[0](), case.torch_calls[0]()
         for ours, theirs in zip(
             *(x if isinstance(x, tuple) else (x,) for x in (found, expected)), strict=True

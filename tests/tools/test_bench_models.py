@@ -37,6 +37,21 @@ def test_facts_are_those_of_the_tensors(tmp_path: Path) -> None:
     assert (facts.vocab_size, facts.dtype, facts.size.bytes_per_param) == (2048, "bf16", 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "num_params", "kv_bytes"),
+    [("llama-8b", 8_030_261_248, 131_072), ("qwen3-0.6b", 596_049_920, 114_688)],
+)
+def test_a_model_without_weights_has_the_sizes_of_its_shape(
+    name: str, num_params: int, kv_bytes: int, tmp_path: Path
+) -> None:
+    folder = ensure_model(name, tmp_path)
+    assert not list(folder.glob("*.safetensors"))
+    facts = read_model_facts(name, folder, is_dummy=True)
+    assert (facts.num_params, facts.size.kv_bytes_per_token) == (num_params, kv_bytes)
+    with pytest.raises(ValueError, match="has no safetensors"):
+        read_model_facts(name, folder)
+
+
 @pytest.mark.parametrize("name", BENCH_MODELS)
 @pytest.mark.filterwarnings("ignore")  # transformers' own
 def test_transformers_finds_every_tensor_and_nothing_else(name: str, tmp_path: Path) -> None:

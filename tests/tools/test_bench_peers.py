@@ -115,3 +115,8 @@ def test_peers_may_be_repeated_and_transformers_is_short_for_its_modes(
     modes = ("transformers-sequential", "transformers-static", "transformers-continuous")
     assert [options.peers for options in seen] == [("vllm", modes[1]), ("vllm", *modes), (), modes]
     assert (seen[0].peer_python, seen[1].is_roofline) == (Path("x/python"), True)
+
+
+def test_a_start_beside_a_missing_peer_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="peer_python="):
+        run_bench(["startup", "--peer", "vllm", "--peer-python", str(tmp_path / "python")])

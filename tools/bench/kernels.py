@@ -21,7 +21,7 @@ _FIGURES = ("us", "floor us", "of floor", "bound by", "GB/s", "GFLOP/s", "torch 
 _NOTES = (
     "best of 5 rounds that alternate with torch's; the floor is the larger of bytes and operations at the",
     "ceilings, which are the best of before and after the rows. Weights, tables and KV caches rotate through",
-    "more memory than the caches hold; tiny's stay in a cache, as activations do. A row of some us is the call.",
+    "more memory than the caches hold; tiny's stay in a cache, as activations do. A few us are the call.",
     "torch's column: linear, its dense attention for a prompt, for the rest the references in kernels/",
 )
 

@@ -46,7 +46,7 @@ class OfflineOptions:
     model: str = "tiny"
     workloads: tuple[str, ...] = ()
     peers: tuple[str, ...] = tuple(TRANSFORMERS_MODES)
-    peer_python: Path | None = None
+    peer_python: Path = field(default_factory=default_peer_python)
     rounds: int = 3
     is_roofline: bool = False
     json_path: str | None = None
@@ -55,8 +55,7 @@ class OfflineOptions:
 
 def run_offline(options: OfflineOptions) -> int:
     """Run and print everything; returns 0, or 1 if Quire failed on a workload."""
-    peer_python = options.peer_python or default_peer_python()
-    peer_versions = check_peers(options.peers, peer_python)
+    peer_versions = check_peers(options.peers, options.peer_python)
     facts = load_model_facts(options.model)
     workloads = {name: make_workload(name, facts.vocab_size, "") for name in _choose_workloads(options)}
     machine = describe_machine()
@@ -66,7 +65,7 @@ def run_offline(options: OfflineOptions) -> int:
     print(
         f"model     {facts.name}: {facts.num_params / 1e6:,.2f} M parameters, {facts.dtype}, {facts.folder}\n"
     )
-    launches = _make_launches(options, facts, workloads, peer_python)
+    launches = _make_launches(options, facts, workloads)
     rates = _measure_rates_if_useful(options, facts)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as logs:
         contestants = _start_contestants(launches, Path(logs))
@@ -110,7 +109,7 @@ def _choose_workloads(options: OfflineOptions) -> tuple[str, ...]:
 
 
 def _make_launches(
-    options: OfflineOptions, facts: ModelFacts, workloads: dict[str, Workload], peer_python: Path
+    options: OfflineOptions, facts: ModelFacts, workloads: dict[str, Workload]
 ) -> dict[str, Launch]:
     """Contestant -> how it is started. Raises InputError when a peer cannot load the model."""
     max_model_len = max(workload.max_total_len for workload in workloads.values())
@@ -123,7 +122,7 @@ def _make_launches(
     arguments = json.dumps(engine_args | options.engine_args)
     module = f"{__package__}.quire_engine"
     launches = {QUIRE: Launch([sys.executable, "-m", module, str(facts.folder), arguments])}
-    return launches | {peer: make_launch(peer, model, peer_python) for peer in options.peers}
+    return launches | {peer: make_launch(peer, model, options.peer_python) for peer in options.peers}
 
 
 def _start_contestants(launches: dict[str, Launch], logs: Path) -> list[Contestant]:
