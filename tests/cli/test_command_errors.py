@@ -40,9 +40,12 @@ def run_quire(*arguments: str, stdin: str | None = None) -> subprocess.Completed
         (["generate"], "prompt='': a text that is not empty"),
         (["chat"], "message='': a text piped in"),
         (["chat", "hello"], "'hello': 'quire chat' takes no such argument"),
-        (["bench", "offlin"], "bench='offlin': one of offline, startup, core, "),
+        (["bench", "offlin"], "bench='offlin': one of offline, kernels, startup, core, "),
         (["bench", "offline", "--workload", "W9"], "workload='W9': one of W1, W2, W3, W4"),
-        (["bench", "offline", "--model", "/no/such/folder"], "model='/no/such/folder': tiny, small, pocket"),
+        (
+            ["bench", "offline", "--model", "/no/such/folder"],
+            "model='/no/such/folder': tiny, small, qwen3-0.6b, llama-8b, pocket",
+        ),
         (["bench", "core", "--steps", "0"], "steps=0: an integer of at least 1"),
     ],
 )

@@ -28,7 +28,12 @@ def make_line(custom_id: str, url: str, body: dict[str, Any], method: str = "POS
 
 
 def ask(text: str) -> dict[str, Any]:
-    return {"model": "pocket", "messages": [{"role": "user", "content": text}], "max_tokens": 20}
+    return {
+        "model": "pocket",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 20,
+        "temperature": 0,
+    }
 
 
 GOOD = [make_line(f"sum-{n}", "/v1/chat/completions", ask(f"What is {n} plus 30?")) for n in range(20)]
