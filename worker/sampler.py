@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.triton_runtime import can_use_triton
 from .logit_edits import EditedRow, apply_logit_edits
 from .logprobs import LogprobsTensors, compute_logprobs
 from .noise import uniform_noise
@@ -91,16 +92,36 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     ]
     if batch.edited:
         apply_logit_edits(logits, batch.edited)
+    token_ids, top = _choose_tokens(logits, batch)
+    logprobs = [
+        (indexes, compute_logprobs(rows, token_ids[_index(indexes, logits.device)], alternatives))
+        for alternatives, indexes, rows in raw
+    ]
+    return SampledTokens(token_ids, ~torch.isfinite(top), logprobs)
+
+
+def _choose_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    """(token ids int64 [S], the largest logit of each row [S])."""
+    if can_use_triton(logits.device):
+        return _choose_with_triton(logits, batch)
     token_ids = argmax_rows(logits)
     top = logits.gather(1, token_ids[:, None])  # [S, 1]
     is_random = batch.temperature > 0
     if is_random.any():
         _sample_random(logits, top, batch, is_random, token_ids)
-    logprobs = [
-        (indexes, compute_logprobs(rows, token_ids[_index(indexes, logits.device)], alternatives))
-        for alternatives, indexes, rows in raw
-    ]
-    return SampledTokens(token_ids, ~torch.isfinite(top[:, 0]), logprobs)
+    return token_ids, top[:, 0]
+
+
+def _choose_with_triton(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    from ..kernels.sample_triton import launch_sample
+
+    has_filters = (batch.top_k < logits.shape[1]) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
+    is_random = batch.temperature > 0
+    scale = np.divide(1.0, batch.temperature, out=np.zeros_like(batch.temperature), where=is_random)
+    noise = uniform_noise(batch.seeds, batch.output_positions)
+    columns = (scale, batch.top_k, batch.top_p, batch.min_p, noise)
+    parameters = to_device(np.stack(columns, axis=1, dtype=np.float64), logits.device)
+    return launch_sample(logits, parameters, bool((has_filters & is_random).any()))
 
 
 def _index(indexes: list[int], device: torch.device) -> Tensor:
