@@ -74,7 +74,7 @@ class OfflineReport:
         shown = [m for by_name in self.measurements.values() for m in by_name.values()]
         notes = [
             f"medians of {self.rounds} rounds after a warm-up of the same shapes with other contents; "
-            "greedy, EOS ignored, token ids in and out"
+            "greedy, EOS ignored, token ids in and out; each round begins when the other contestants are idle"
         ]
         if _TRANSFORMERS in _group_peers(self.peers):
             best = {name: self._find_best(name, tuple(TRANSFORMERS_MODES)) for name in self.workloads}
