@@ -2,8 +2,13 @@
 // It adds no arithmetic: every number comes from the kernels of this folder, called in the order in which
 // worker/models/decoder.py calls them, so both give the same bits. What the last layer computes after its K and V
 // are written is needed for sampled tokens only, and a row does not depend on its neighbours: others are dropped.
+//
+// Where the weights fit a core's cache, each thread computes all layers for a run of the step's tokens; they meet
+// once a layer, when K and V are written, and not in every kernel: a meeting of sleeping threads costs some 20 us.
 // Legend: T tokens, R requests, S of them that sample, D head size.
 #include "decoder.h"
+
+#include <omp.h>
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +26,7 @@ using namespace quire;
 
 constexpr int64_t kMinParallelBytes = 1 << 18;
 constexpr size_t kAlignment = 64;
+constexpr int kMinPartTokens = 16;  // a tile of AMX has 16 rows: fewer take as long
 
 // Rows [count, width bytes] of `from` by index; `to` may be `from` where the indexes rise.
 void gather_rows(const void* from, const int64_t* index, int count, size_t width, void* to) {
@@ -55,6 +61,7 @@ class Arena {
     }
 
     size_t used() const { return used_; }
+    bool is_real() const { return memory_ != nullptr; }
 
   private:
     char* memory_;
@@ -69,8 +76,9 @@ struct Buffers {
     int64_t* last_tokens;
     int32_t *starts, *lengths, *tables;
 
-    Buffers(const QuireDecoder& decoder, int tokens, int sampling, int table_size, Arena& arena) {
+    Buffers(const QuireDecoder& decoder, const QuireStep& step, Arena& arena) {
         const QuireLayer& layer = decoder.layers[0];
+        const int tokens = step.num_tokens;
         const size_t row = size_t(tokens) * (decoder.is_bf16 ? sizeof(bf16) : sizeof(float));
         const size_t angles = size_t(tokens) * (decoder.head_size / 2) * sizeof(float);
         residual = arena.take(row * layer.qkv.num_in);
@@ -80,22 +88,68 @@ struct Buffers {
         attended = arena.take(row * layer.o.num_in);
         gate_up = arena.take(row * layer.gate_up.num_out);
         gated = arena.take(row * layer.down.num_in);
-        logits = arena.take<bf16>(decoder.is_bf16 ? size_t(sampling) * decoder.lm_head.num_out * sizeof(bf16) : 0);
+        logits = arena.take<bf16>(decoder.is_bf16 ? size_t(step.num_sampling) * decoder.lm_head.num_out * sizeof(bf16) : 0);
         cos = arena.take<float>(angles);
         sin = arena.take<float>(angles);
         last_tokens = arena.take<int64_t>(tokens * sizeof(int64_t));
         starts = arena.take<int32_t>((tokens + 1) * sizeof(int32_t));
         lengths = arena.take<int32_t>(tokens * sizeof(int32_t));
-        tables = arena.take<int32_t>(table_size * sizeof(int32_t));
+        tables = arena.take<int32_t>(size_t(step.num_requests) * step.table_width * sizeof(int32_t));
+    }
+};
+
+// Tokens [first, last) of a step as a step of its own. A request may be cut: what is left of it here is a chunk
+// like any other, whose keys may be written by another thread in this very step.
+struct Part {
+    QuireStep step;
+    int first_sampling = 0;  // sampling requests of the step before this part's
+
+    Part(const QuireStep& whole, int head_size, int first, int last, Arena& arena) : step(whole) {
+        const int32_t* starts = whole.query_starts;
+        const int begin = int(std::upper_bound(starts, starts + whole.num_requests, first) - starts) - 1;
+        const int end = int(std::lower_bound(starts, starts + whole.num_requests, last) - starts);
+        step.num_tokens = last - first;
+        step.num_requests = end - begin;
+        step.input_ids += first;
+        step.positions += first;
+        step.slots += first;
+        if (step.cos) step.cos += size_t(first) * (head_size / 2), step.sin += size_t(first) * (head_size / 2);
+        step.block_tables += size_t(begin) * whole.table_width;
+        step.query_starts = arena.take<int32_t>((step.num_requests + 1) * sizeof(int32_t));
+        step.seq_lens = arena.take<int32_t>(step.num_requests * sizeof(int32_t));
+        step.sampling = arena.take<int64_t>(step.num_requests * sizeof(int64_t));
+        cut_requests(whole, first, last, begin, arena.is_real());
+    }
+
+  private:
+    void cut_requests(const QuireStep& whole, int first, int last, int begin, bool is_real) {
+        int64_t* sampling = step.sampling;
+        step.num_sampling = 0;
+        for (int i = 0; i < whole.num_sampling; ++i) {
+            const int token = whole.query_starts[whole.sampling[i] + 1] - 1;
+            first_sampling += token < first;
+            if (token < first || token >= last) continue;
+            if (is_real) sampling[step.num_sampling] = whole.sampling[i] - begin;
+            ++step.num_sampling;
+        }
+        if (!whole.sampling) step.sampling = nullptr;
+        if (!is_real) return;
+        for (int i = 0; i < step.num_requests; ++i) {
+            const int cut_off = std::max(0, whole.query_starts[begin + i + 1] - last);
+            step.query_starts[i] = std::max(0, whole.query_starts[begin + i] - first);
+            step.seq_lens[i] = whole.seq_lens[begin + i] - cut_off;
+        }
+        step.query_starts[step.num_requests] = step.num_tokens;
     }
 };
 
 class Pass {
   public:
-    Pass(const QuireDecoder& decoder, const QuireStep& step, Arena& arena)
+    Pass(const QuireDecoder& decoder, const QuireStep& step, bool has_partners, Arena& arena)
         : decoder_(decoder),
           step_(step),
-          buffers_(decoder, step.num_tokens, step.num_sampling, step.num_requests * step.table_width, arena),
+          has_partners_(has_partners),
+          buffers_(decoder, step, arena),
           rows_(step.num_tokens),
           requests_(step.num_requests),
           starts_(step.query_starts),
@@ -111,6 +165,9 @@ class Pass {
             norm(layer.input_norm, i > 0, buffers_.normed);
             linear(layer.qkv, buffers_.normed, buffers_.qkv);
             rotate_and_write(layer);
+            if (has_partners_) {
+#pragma omp barrier
+            }
             if (i == decoder_.num_layers - 1 && step_.sampling) drop_tokens(layer);
             if (rows_ == 0) return;
             attend(layer);
@@ -122,8 +179,13 @@ class Pass {
         }
     }
 
-    // [T, hidden] of the model's type.
-    void write_hidden(void* out) { norm(decoder_.last_norm, true, out); }
+    // The part of `out` that is these tokens': hidden states of the model's type, or logits.
+    void write(void* out, int first_token, int first_sampling) {
+        if (!step_.sampling)
+            norm(decoder_.last_norm, true, static_cast<char*>(out) + first_token * hidden() * element());
+        else if (rows_ > 0)
+            write_logits(static_cast<float*>(out) + size_t(first_sampling) * decoder_.lm_head.num_out);
+    }
 
     // float32 [S, vocab].
     void write_logits(float* out) {
@@ -132,8 +194,6 @@ class Pass {
         linear(decoder_.lm_head, buffers_.normed, buffers_.logits);
         widen_all(buffers_.logits, int64_t(rows_) * decoder_.lm_head.num_out, out);
     }
-
-    int rows() const { return rows_; }
 
   private:
     size_t element() const { return decoder_.is_bf16 ? sizeof(bf16) : sizeof(float); }
@@ -204,11 +264,37 @@ class Pass {
 
     const QuireDecoder& decoder_;
     const QuireStep& step_;
+    const bool has_partners_;
     Buffers buffers_;
     int rows_, requests_;
     const float *cos_ = nullptr, *sin_ = nullptr;
     const int32_t *starts_, *lengths_, *tables_;
 };
+
+int count_parts(const QuireDecoder& decoder, const QuireStep& step) {
+    if (!decoder.splits_tokens) return 1;
+    return std::max(1, std::min(omp_get_max_threads(), step.num_tokens / kMinPartTokens));
+}
+
+// First token of a part; that of the part after the last is T.
+int find_first(const QuireStep& step, int part, int parts) { return int(int64_t(step.num_tokens) * part / parts); }
+
+size_t measure_part(const QuireDecoder& decoder, const QuireStep& step, int part, int parts) {
+    Arena arena(nullptr);
+    const int first = find_first(step, part, parts), last = find_first(step, part + 1, parts);
+    const Part cut(step, decoder.head_size, first, last, arena);
+    Buffers(decoder, cut.step, arena);
+    return arena.used();
+}
+
+void run_part(const QuireDecoder& decoder, const QuireStep& step, int part, int parts, void* workspace, void* out) {
+    Arena arena(workspace);
+    const int first = find_first(step, part, parts), last = find_first(step, part + 1, parts);
+    const Part cut(step, decoder.head_size, first, last, arena);
+    Pass pass(decoder, cut.step, parts > 1, arena);
+    pass.run_layers();
+    pass.write(out, first, cut.first_sampling);
+}
 
 }  // namespace
 
@@ -218,23 +304,28 @@ extern "C" int quire_decoder_layout(int which) {
     return int(sizes[which]);
 }
 
-// Bytes of the workspace for a step of so many tokens and sampling requests, whose block tables hold
-// `table_size` ids in all.
-extern "C" int64_t quire_decoder_workspace(const QuireDecoder* decoder, int tokens, int sampling, int table_size) {
-    Arena arena(nullptr);
-    Buffers(*decoder, tokens, sampling, table_size, arena);
-    return int64_t(arena.used());
+// Bytes of the workspace for a step, with the number of threads of this moment.
+extern "C" int64_t quire_decoder_workspace(const QuireDecoder* decoder, const QuireStep* step) {
+    const int parts = count_parts(*decoder, *step);
+    size_t size = 0;
+    for (int part = 0; part < parts; ++part) size += measure_part(*decoder, *step, part, parts);
+    return int64_t(size);
 }
 
 // `out`: float32 [S, vocab] logits of each sampling request's last token, or, where step->sampling is null,
 // [T, hidden] of the model's type. K and V of all T tokens are in the caches afterwards.
 extern "C" void quire_decoder_forward(const QuireDecoder* decoder, const QuireStep* step, void* workspace,
                                       void* out) {
-    Arena arena(workspace);
-    Pass pass(*decoder, *step, arena);
-    pass.run_layers();
-    if (!step->sampling)
-        pass.write_hidden(out);
-    else if (pass.rows() > 0)
-        pass.write_logits(static_cast<float*>(out));
+    const int parts = count_parts(*decoder, *step);
+    if (parts == 1) return run_part(*decoder, *step, 0, 1, workspace, out);
+#pragma omp parallel num_threads(parts)
+    {
+        const int part = omp_get_thread_num();
+        char* memory = static_cast<char*>(workspace);
+        for (int i = 0; i < part; ++i) memory += measure_part(*decoder, *step, i, parts);
+        if (omp_get_num_threads() == parts)
+            run_part(*decoder, *step, part, parts, memory, out);
+        else if (part == 0)  // the system gave fewer threads
+            run_part(*decoder, *step, 0, 1, memory, out);
+    }
 }

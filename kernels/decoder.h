@@ -32,7 +32,7 @@ struct QuireDecoder {
     int32_t activation;  // 0 silu, 1 gelu, 2 gelu_tanh
     int32_t num_layers, num_heads, num_kv_heads, head_size, block_size;
     float norm_eps, qk_norm_eps;
-    int32_t padding;
+    int32_t splits_tokens;  // 1: threads share a step's tokens, 0: they share each kernel's work
 };
 
 struct QuireStep {
@@ -45,7 +45,7 @@ struct QuireStep {
 };
 
 int quire_decoder_layout(int which);
-int64_t quire_decoder_workspace(const QuireDecoder* decoder, int tokens, int sampling, int table_size);
+int64_t quire_decoder_workspace(const QuireDecoder* decoder, const QuireStep* step);
 void quire_decoder_forward(const QuireDecoder* decoder, const QuireStep* step, void* workspace, void* out);
 
 }  // extern "C"

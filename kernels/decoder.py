@@ -70,7 +70,7 @@ class DecoderTable(ctypes.Structure):
         ("block_size", _INT),
         ("norm_eps", _FLOAT),
         ("qk_norm_eps", _FLOAT),
-        ("padding", _INT),
+        ("splits_tokens", _INT),
     )
 
 
@@ -125,10 +125,6 @@ def launch_decoder(
 
     All K and V of the step are in the caches afterwards.
     """
-    table = ctypes.addressof(decoder)
-    size_bytes = library.quire_decoder_workspace(
-        table, step.num_tokens, step.num_sampling, step.num_requests * step.table_width
-    )
-    library.quire_decoder_forward(
-        table, ctypes.addressof(step), workspace.reserve(size_bytes), out.data_ptr()
-    )
+    addresses = ctypes.addressof(decoder), ctypes.addressof(step)
+    size_bytes = library.quire_decoder_workspace(*addresses)
+    library.quire_decoder_forward(*addresses, workspace.reserve(size_bytes), out.data_ptr())

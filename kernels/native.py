@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
     "quire_argmax": (_POINTER, _INT, _LONG, _POINTER, _POINTER),
     "quire_gather_step": (_POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "quire_decoder_layout": (_INT,),
-    "quire_decoder_workspace": (_POINTER, _INT, _INT, _INT),
+    "quire_decoder_workspace": (_POINTER, _POINTER),
     "quire_decoder_forward": (_POINTER, _POINTER, _POINTER, _POINTER),
     "quire_linear_best_variant": (),
     "quire_linear_has_variant": (_INT,),

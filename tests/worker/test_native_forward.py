@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -76,6 +76,42 @@ def test_hidden_states_have_the_same_bits_natively(checkpoint: Checkpoint, dtype
     pairs = list(zip(compute_paged(config, True), compute_paged(config, False), strict=True))
     assert len(pairs) == sum(map(len, STEPS))
     assert all(torch.equal(native, python) for native, python in pairs)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_that_share_a_steps_tokens_change_no_bit(
+    checkpoint: Checkpoint, dtype: str, set_threads: Callable[[int], None]
+) -> None:
+    config = checkpoint.engine_config(dtype)
+    results: list[list[Tensor]] = []
+    for num_threads in (1, 2, 3):
+        set_threads(num_threads)
+        results.append(list(compute_paged(config, True)))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+def test_a_thread_reads_what_another_writes_in_the_same_step(
+    checkpoint: Checkpoint, set_threads: Callable[[int], None]
+) -> None:
+    config = checkpoint.engine_config()
+    results: list[dict[str, Tensor]] = []
+    for num_threads in (1, 2):
+        set_threads(num_threads)
+        run = PagedRun(load(config), config)
+        for name in ("reader", "writer"):
+            run.add(name, tokens_of("b")[:64])
+        reader, writer = run.requests["reader"], run.requests["writer"]
+        writer.blocks = [run.take_block() for _ in range(3)]
+        reader.blocks, reader.num_computed = list(writer.blocks), 48
+        results.append(run.step({"reader": 16, "writer": 48}))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in ("reader", "writer"))
 
 
 class RecordingRunner:
