@@ -28,16 +28,18 @@ inline bool can_use_amx() {
     return is_granted;
 }
 
-// Gives this thread its tiles while it lives; without AMX tiles it does nothing. 20 ns (2.7 GHz Xeon).
+// Gives this thread its tiles while it lives; without AMX tiles it does nothing. 20 ns (2.7 GHz Xeon). Tiles 0 to 5
+// may have fewer rows: a product takes 13 cycles with 16 rows of sums, 7.5 with up to 4.
 class AmxTiles {
   public:
-    explicit AmxTiles(bool is_wanted = true) : is_loaded_(is_wanted) {
+    explicit AmxTiles(bool is_wanted = true, int few_rows = 16) : is_loaded_(is_wanted) {
         if (!is_loaded_) return;
         struct alignas(64) {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } config;
+        std::memset(config.rows, few_rows, 6);
         asm volatile("" : : "r"(&config) : "memory");  // the intrinsic names only 8 of the 64 bytes as read
         _tile_loadconfig(&config);
     }
@@ -57,7 +59,7 @@ inline bool can_use_amx() { return false; }
 
 class AmxTiles {
   public:
-    explicit AmxTiles(bool = true) {}
+    explicit AmxTiles(bool = true, int = 16) {}
 };
 
 #endif

@@ -32,11 +32,12 @@ struct DottedPairs {
     }
 };
 
-inline __m512 exp2_weights(__m512 x) {
+// 2^x to 3e-6 relative, far below a weight's rounding; 1 at 0, 0 below -150.
+inline __m512 exp2(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // a NaN stays
     const __m512 power = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 rest = _mm512_sub_ps(x, power);
-    // 2^rest to 3e-6 relative (least largest error over [-0.5, 0.5]), far below a weight's rounding; 1 at 0.
-    __m512 series = _mm512_set1_ps(9.58285e-3f);
+    __m512 series = _mm512_set1_ps(9.58285e-3f);  // least largest error over [-0.5, 0.5]
     series = _mm512_fmadd_ps(series, rest, _mm512_set1_ps(5.590642e-2f));
     series = _mm512_fmadd_ps(series, rest, _mm512_set1_ps(2.4024099e-1f));
     series = _mm512_fmadd_ps(series, rest, _mm512_set1_ps(6.9312419e-1f));
@@ -44,34 +45,26 @@ inline __m512 exp2_weights(__m512 x) {
     return _mm512_scalef_ps(series, power);
 }
 
-// As weigh_row, with weights rounded to bfloat16; `from` and `to` are multiples of 32.
-inline void weigh_row(const float* scores, bf16* weights, Seen seen, float scale, float soft_cap, float* largest,
+// As weigh_row, with weights rounded to bfloat16; `from` and `to` are multiples of 32. Overwrites scores.
+inline void weigh_row(float* scores, bf16* weights, Seen seen, float scale, float soft_cap, float* largest,
                       float* weight, float* value, int padded) {
-    const auto find_seen = [&](int j) {
-        const int low = std::clamp(seen.first - j, 0, 16), high = std::clamp(seen.last - j, 0, 16);
-        return __mmask16((0xffffu << low) & (0xffffu >> (16 - high)));
-    };
-    // Scores in units of `unit`: scaled where the cap needs it, else as they are.
-    const float unit = soft_cap > 0.0f ? 1.0f : scale, log2e = 1.44269504f;
-    const auto load_score = [&](int j) {
-        const Vec score = load(scores + j);
-        return (__m512)(soft_cap > 0.0f ? cap_score(score * scale, soft_cap) : score);
-    };
+    if (soft_cap > 0.0f) {
+        for (int j = seen.from; j < seen.to; j += kLanes)
+            store(scores + j, cap_score(load(scores + j) * scale, soft_cap));
+        scale = 1.0f;
+    }
+    std::fill(scores + seen.from, scores + seen.first, kNone);
+    std::fill(scores + seen.last, scores + seen.to, kNone);
     __m512 high = _mm512_set1_ps(kNone);
-    for (int j = seen.from; j < seen.to; j += 16)
-        high = _mm512_mask_max_ps(high, find_seen(j), load_score(j), high);
-    const float before = *largest, now = std::max(before, _mm512_reduce_max_ps(high) * unit);
-    const __m512 factor = _mm512_set1_ps(unit * log2e), offset = _mm512_set1_ps(now * log2e);
+    for (int j = seen.from; j < seen.to; j += 16) high = _mm512_max_ps(_mm512_loadu_ps(scores + j), high);
+    const float before = *largest, now = std::max(before, _mm512_reduce_max_ps(high) * scale), log2e = 1.44269504f;
+    const __m512 factor = _mm512_set1_ps(scale * log2e), offset = _mm512_set1_ps(now * log2e);
     __m512 total = _mm512_setzero_ps();
     for (int j = seen.from; j < seen.to; j += 32) {
-        __m512 part[2];
-        for (int i = 0; i < 2; ++i) {
-            const __m512 weights = exp2_weights(_mm512_fmsub_ps(load_score(j + 16 * i), factor, offset));
-            part[i] = _mm512_maskz_mov_ps(find_seen(j + 16 * i), weights);
-            total = _mm512_add_ps(total, part[i]);
-        }
-        const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(part[1], part[0]);
-        _mm512_storeu_si512(weights + j, rounded);
+        const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), factor, offset));
+        const __m512 high = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j + 16), factor, offset));
+        total = _mm512_add_ps(_mm512_add_ps(total, low), high);
+        _mm512_storeu_si512(weights + j, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
     if (before != now) {
         const float shrunk = shrink_factor(before, now);
@@ -87,9 +80,9 @@ inline void weigh_row(const float* scores, bf16* weights, Seen seen, float scale
 template <typename Left>
 class PairedTile {
   public:
-    static constexpr int kKeys = 128;     // keys of a tile
+    static constexpr int kKeys = 256;     // keys of a tile
     static constexpr int kRows = 32;      // rows computed together
-    static constexpr int kTaskRows = 128;  // rows that share one reading of K and V
+    static constexpr int kTaskRows = 256;  // rows that share one reading of K and V
     static constexpr int kStep = 32;      // keys are computed by so many
     static constexpr int kGroup = 16;     // keys or elements of D whose pairs lie side by side
 
@@ -125,17 +118,18 @@ class PairedTile {
     void open(const Task& task, int start, int end) {
         const bool is_direct = step_.block_size % kGroup == 0;
         key_stride_ = is_direct ? step_.block_size : kGroup;
+        count_ = end - start;
         for (int key = start; key < end;) {
             const Place<bf16> from = find_keys(step_, task, key, std::min(end, (key / kGroup + 1) * kGroup));
             const int group = (key - start) / kGroup;
             keys_[group] = is_direct ? from.k : key_ + size_t(group) * kGroup * step_.head_size;
-            if (!is_direct) stage_key(from, key - start);
-            stage_value(from, key - start);
+            if (!is_direct) copy_key(from, key - start);
+            copy_value(from, key - start);
             key += from.count;
         }
-        const int count = end - start, rounded = round_up(count, kStep);
-        if ((rounded - count) >= kGroup) keys_[rounded / kGroup - 1] = keys_[0];  // scores nobody sees
-        clear_values(count, rounded);
+        const int rounded = round_up(count_, kStep);
+        if (rounded - count_ >= kGroup) keys_[rounded / kGroup - 1] = keys_[0];  // scores nobody sees
+        clear_values();
     }
 
     void weigh(int row, Seen seen, float* largest, float* weight, float* value) {
@@ -163,30 +157,35 @@ class PairedTile {
     Left *weights_, *query_;
     const bf16* keys_[kKeys / kGroup];  // of each 16 keys
     size_t key_stride_ = kGroup;        // pairs between two of D's pairs
+    int count_ = 0;                     // keys of the tile
 
   private:
-    void stage_key(const Place<bf16>& from, int key) {
+    void copy_key(const Place<bf16>& from, int key) {
         bf16* to = key_ + size_t(key) / kGroup * kGroup * step_.head_size + 2 * (key % kGroup);
         for (int d = 0; d < step_.head_size / 2; ++d)
             std::memcpy(to + d * 2 * kGroup, from.k + size_t(d) * 2 * step_.block_size, 2 * from.count * sizeof(bf16));
     }
 
-    void stage_value(const Place<bf16>& from, int key) {
+    void copy_value(const Place<bf16>& from, int key) {
         const int D = step_.head_size;
-        for (int j = 0; j < from.count; j += 2)
-            for (int d = 0; d < D; d += kGroup)
-                std::memcpy(const_cast<bf16*>(value_tile(d, key + j)), from.v + size_t(j) * D + 2 * d,
-                            2 * std::min(kGroup, D - d) * sizeof(bf16));
+        for (int j = 0; j < from.count; j += 2) {
+            const bf16* row = from.v + size_t(j) * D;
+            bf16* to = value_ + size_t(key + j) * kGroup;
+            int d = 0;
+            for (; d + kGroup <= D; d += kGroup, to += kGroup * kKeys)
+                std::memcpy(to, row + 2 * d, 2 * kGroup * sizeof(bf16));
+            if (d < D) std::memcpy(to, row + 2 * d, 2 * (D - d) * sizeof(bf16));
+        }
     }
 
-    // Sets V of keys [count, rounded) to 0; an odd count's last key shares its pair with one of them.
-    void clear_values(int count, int rounded) {
+    // V of the keys from count_ on up to a multiple of kStep; an odd count's last key shares its pair with one.
+    void clear_values() {
+        const int paired = round_up(count_, 2), rounded = round_up(count_, kStep);
         for (int d = 0; d < padded_; d += kGroup) {
-            bf16* pair = const_cast<bf16*>(value_tile(d, count / 2 * 2));
-            if (count % 2)
-                for (int i = 1; i < 2 * kGroup; i += 2) pair[i] = 0;
-            bf16* rest = const_cast<bf16*>(value_tile(d, round_up(count, 2)));
-            std::fill_n(rest, size_t(rounded - round_up(count, 2)) * kGroup, bf16(0));
+            bf16* rest = value_ + (size_t(d) / kGroup * kKeys + paired) * kGroup;
+            if (paired > count_)
+                for (int i = 1; i < 2 * kGroup; i += 2) rest[i - 2 * kGroup] = 0;
+            std::fill_n(rest, size_t(rounded - paired) * kGroup, bf16(0));
         }
     }
 };

@@ -96,21 +96,6 @@ Place<T> find_keys(const Step<T>& step, const Task& task, int key, int end) {
             std::min(size - offset, end - key)};
 }
 
-// Asks for the cache lines of keys [start, end) ahead of their use.
-template <typename T>
-void prefetch_keys(const Step<T>& step, const Task& task, int start, int end) {
-    const int per_line = 64 / sizeof(T);
-    for (int key = start; key < end;) {
-        const Place<T> from = find_keys(step, task, key, end);
-        const int size = from.count * step.head_size;
-        // Where a tile is part of a block, K's columns of it lie apart; V's lines alone are asked for then.
-        if (from.count == step.block_size)
-            for (int i = 0; i < size; i += per_line) __builtin_prefetch(from.k + i, 0, 2);
-        for (int i = 0; i < size; i += per_line) __builtin_prefetch(from.v + i, 0, 2);
-        key += from.count;
-    }
-}
-
 inline Vec cap_score(Vec score, float cap) { return cap - 2.0f * cap / (exp(score * (2.0f / cap)) + 1.0f); }
 
 // The keys of a tile that one row sees, [first, last), among the columns [from, to) that hold scores.

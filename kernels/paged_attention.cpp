@@ -24,6 +24,11 @@ using namespace quire::attention;
 constexpr double kMinParallelWork = 200e3;  // multiply-adds worth a second thread
 constexpr int kMaxWindow = 1 << 30;         // so that a position less a window is an int
 
+template <typename T>
+int first_key(const Step<T>& step, const Task& task) {
+    return std::max(0, task.position - step.window + 1);
+}
+
 // All rows of the task against keys [start, end), which lie in one tile.
 template <typename Variant, typename T>
 void attend_keys(const Step<T>& step, const Task& task, int start, int end, Variant& variant, Sums& sums) {
@@ -45,20 +50,12 @@ void attend_keys(const Step<T>& step, const Task& task, int start, int end, Vari
     }
 }
 
-template <typename T>
-int first_key(const Step<T>& step, const Task& task) {
-    return std::max(0, task.position - step.window + 1);
-}
-
 template <typename Variant, typename T>
 void attend_split(const Step<T>& step, const Task& task, int split, Variant& variant, Sums& sums) {
     const int end = std::min(task.seen_end(), (split + 1) * kSplit);
     int start = std::max(first_key(step, task) / Variant::kKeys * Variant::kKeys, split * kSplit);
-    for (; start < end; start += Variant::kKeys) {
-        const int last = std::min(end, start + Variant::kKeys);
-        prefetch_keys(step, task, last, std::min(end, last + Variant::kKeys));
-        attend_keys(step, task, start, last, variant, sums);
-    }
+    for (; start < end; start += Variant::kKeys)
+        attend_keys(step, task, start, std::min(end, start + Variant::kKeys), variant, sums);
 }
 
 template <typename T>
@@ -79,12 +76,13 @@ std::vector<Task> make_tasks(const Step<T>& step, double& work) {
     for (int request = 0; request < step.num_requests; ++request) {
         const int begin = step.query_starts[request], end = step.query_starts[request + 1];
         const int seq_len = step.seq_lens[request];
-        for (int first = begin; first < end; first += most) {
-            const int tokens = std::min(most, end - first), position = seq_len - (end - first);
-            for (int head = 0; head < step.num_kv_heads; ++head)
+        // By heads: a core's second-level cache then holds the keys and values of one while its tokens pass.
+        for (int head = 0; head < step.num_kv_heads; ++head)
+            for (int first = begin; first < end; first += most) {
+                const int tokens = std::min(most, end - first), position = seq_len - (end - first);
                 tasks.push_back({request, first, tokens, head, position});
-            work += 2.0 * tokens * step.num_heads * std::min(position + tokens, step.window) * step.head_size;
-        }
+                work += 2.0 * tokens * step.group() * std::min(position + tokens, step.window) * step.head_size;
+            }
     }
     return tasks;
 }
@@ -104,13 +102,13 @@ void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_r
     const size_t size = round_up(Variant::memory_size(step, max_rows), 16), sums = Sums::size(max_rows, padded);
 #pragma omp parallel if (is_parallel)
     {
-        const AmxTiles tiles(Variant::kUsesTiles);
         float* memory = thread_memory(size + 2 * sums);
         Variant variant(step, memory);
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < tasks.size(); ++i) {
             const Task& task = tasks[i];
             const int rows = task.tokens * step.group();
+            const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
             Sums total(memory + size, rows), part(memory + size + sums, rows);
             variant.stage_queries(task);
             const int first = first_key(step, task) / kSplit, last = (task.seen_end() - 1) / kSplit;
@@ -134,12 +132,12 @@ void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_
     const Floats memory = allocate(size * tasks.size() * splits);
 #pragma omp parallel
     {
-        const AmxTiles tiles(Variant::kUsesTiles);
         Variant variant(step, thread_memory(Variant::memory_size(step, max_rows)));
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < tasks.size() * splits; ++i) {
             const Task& task = tasks[i / splits];
             const int split = first_key(step, task) / kSplit + int(i % splits), rows = task.tokens * step.group();
+            const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
             Sums part(memory.get() + i * size, rows);
             part.clear(rows, padded);
             variant.stage_queries(task);
