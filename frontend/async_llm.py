@@ -31,7 +31,7 @@ class OutputCollector:
         self._merges = kind == RequestOutputKind.DELTA
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # an asyncio.Event would hold 0.8 kB a request
 
     def put(self, output: RequestOutput) -> None:
         """Never waits. A cumulative output replaces the one that was not read; a delta is added to it."""
@@ -39,25 +39,29 @@ class OutputCollector:
             self._output.add_delta(output)
         else:
             self._output = output
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Let the reader raise `error`, after what it has not read yet."""
         self._error = error
-        self._ready.set()
+        self._wake()
 
     async def take(self) -> RequestOutput:
-        """The next output; raises what `fail` was given."""
-        while True:
-            output = self._output
-            if output is not None:
-                self._output = None
-                if self._error is None:
-                    self._ready.clear()
-                return output
+        """The next output; raises what `fail` was given. For one reader."""
+        while self._output is None:
             if self._error is not None:
                 raise self._error
-            await self._ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        output, self._output = self._output, None
+        return output
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class AsyncLLM:
