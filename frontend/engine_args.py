@@ -23,6 +23,7 @@ from ..ipc.config import (
     LoadFormat,
     ModelConfig,
     ParallelConfig,
+    Quantization,
     RecoveryConfig,
     SchedulerConfig,
     SchedulingPolicy,
@@ -51,7 +52,6 @@ _VLLM_OFF_VALUES: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto",),
     "limit_mm_per_prompt": (None,),
     "pipeline_parallel_size": (1,),
-    "quantization": (None,),
     "runner": ("auto", "generate"),
     "speculative_config": (None,),
     "swap_space": (0, 0.0, 4, 4.0),
@@ -90,6 +90,9 @@ class EngineArgs:
     trust_remote_code: bool = _arg(False, "model", "must stay off: Quire never runs code from a checkpoint")
     load_format: str = _arg("auto", "model", "'dummy' fills the weights with noise", get_args(LoadFormat))
     dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", DTYPES)
+    quantization: str | None = _arg(
+        None, "model", "int8: 8-bit weights with a scale an output channel", get_args(Quantization)
+    )
     seed: int | None = _arg(0, "model", "seed of dummy weights; a request has its own in SamplingParams")
     exact: bool | None = _arg(
         None,
@@ -271,6 +274,7 @@ class EngineArgs:
             dtype=dtype,
             max_model_len=compute_max_model_len(shape, self.max_model_len),
             load_format=cast(LoadFormat, self.load_format),
+            quantization=cast(Quantization | None, self.quantization),
             seed=seed,
             max_logprobs=self.max_logprobs,
             generation_config=self.generation_config,

@@ -18,6 +18,7 @@ from .restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudge
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+Quantization = Literal["int8"]  # of weights at load, one scale an output channel
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -125,6 +126,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     dtype: Dtype = "float32"
     max_model_len: int = 2048
     load_format: LoadFormat = "auto"
+    quantization: Quantization | None = None
     seed: int = 0  # dummy weights; requests without a seed draw from the system's entropy
     max_logprobs: int = 20
     generation_config: str = "auto"  # where sampling defaults come from; for frontends that attach
@@ -135,6 +137,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         _check_range("max_model_len", self.max_model_len, 1)
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
+        if self.quantization is not None:
+            _check_choice("quantization", self.quantization, get_args(Quantization))
         _check_range("max_logprobs", self.max_logprobs, -1)
 
 

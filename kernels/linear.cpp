@@ -137,8 +137,15 @@ extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, 
     if (format == QUIRE_LINEAR_FLOAT32)
         return pack_floats(static_cast<const float*>(weight), N, K, static_cast<float*>(packed));
     if (format == QUIRE_LINEAR_INT8)
-        return pack_int8(static_cast<const int8_t*>(weight), N, K, static_cast<uint8_t*>(packed));
-    pack_bf16(static_cast<const bf16*>(weight), N, K, static_cast<bf16*>(packed));
+        return pack_panels(static_cast<const int8_t*>(weight), N, K, static_cast<uint8_t*>(packed));
+    pack_panels(static_cast<const bf16*>(weight), N, K, static_cast<bf16*>(packed));
+}
+
+extern "C" void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* packed, float* scales) {
+    prefer_huge_pages(packed, size_t(quire_linear_packed_bytes(QUIRE_LINEAR_INT8, N, K)));
+    if (is_bf16)
+        return quantize_panels(static_cast<const bf16*>(weight), N, K, static_cast<uint8_t*>(packed), scales);
+    quantize_panels(static_cast<const float*>(weight), N, K, static_cast<uint8_t*>(packed), scales);
 }
 
 extern "C" void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed,

@@ -23,6 +23,8 @@ int quire_linear_has_variant(int variant);
 int64_t quire_linear_packed_bytes(int format, int N, int K);
 // weight: contiguous [N, K] of the format; packed: aligned to 64 bytes, written by all threads.
 void quire_linear_pack(int format, const void* weight, int N, int K, void* packed);
+// The same of a float32 or bfloat16 weight that becomes int8, with the scales [N] that it gets.
+void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* packed, float* scales);
 
 // x, bias (null: none) and y: is_bf16, else float32. float32 weights go with float32 x, bfloat16 weights with
 // bfloat16 x; int8 weights with both (float32 x by way of the vector variant) and with scales [N], else null.

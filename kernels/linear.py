@@ -50,14 +50,35 @@ def pack_linear(library: ctypes.CDLL, weight: Tensor) -> Tensor:
 
     All threads pack. Aligned to 64 bytes.
     """
-    format_id = FORMATS[weight.dtype]
     num_out, num_in = weight.shape
-    size = library.quire_linear_packed_bytes(format_id, num_out, num_in)
+    packed = _allocate_packed(library, weight.dtype, num_out, num_in)
+    library.quire_linear_pack(
+        FORMATS[weight.dtype], weight.contiguous().data_ptr(), num_out, num_in, packed.data_ptr()
+    )
+    return packed
+
+
+def quantize_and_pack_linear(library: ctypes.CDLL, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A float32 or bfloat16 weight [N, K] as packed int8, and the scales float32 [N] (linear_int8.py)."""
+    num_out, num_in = weight.shape
+    packed = _allocate_packed(library, torch.int8, num_out, num_in)
+    scales = torch.empty(num_out, dtype=torch.float32)
+    library.quire_linear_quantize(
+        weight.dtype is torch.bfloat16,
+        weight.contiguous().data_ptr(),
+        num_out,
+        num_in,
+        packed.data_ptr(),
+        scales.data_ptr(),
+    )
+    return packed, scales
+
+
+def _allocate_packed(library: ctypes.CDLL, dtype: torch.dtype, num_out: int, num_in: int) -> Tensor:
+    size = library.quire_linear_packed_bytes(FORMATS[dtype], num_out, num_in)
     storage = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
     start = -storage.data_ptr() % _ALIGNMENT
-    packed = storage[start : start + size]
-    library.quire_linear_pack(format_id, weight.contiguous().data_ptr(), num_out, num_in, packed.data_ptr())
-    return packed
+    return storage[start : start + size]
 
 
 def launch_linear(

@@ -25,45 +25,94 @@ template <class T>
 void copy_step(const T* weight, int N, int K, int panel, int step, T (&square)[kPanelColumns][kTileDepth]) {
     const int columns = std::min(kPanelColumns, N - panel * kPanelColumns);
     const int depth = std::min(kTileDepth, K - step * kTileDepth);
-    for (int n = 0; n < kPanelColumns; ++n) {
-        const T* row = weight + size_t(panel * kPanelColumns + n) * K + step * kTileDepth;
-        const int count = n < columns ? depth : 0;
-        std::copy_n(row, count, square[n]);
-        std::fill(square[n] + count, square[n] + kTileDepth, T{});
+    const T* start = weight + size_t(panel) * kPanelColumns * K + size_t(step) * kTileDepth;
+    if (columns == kPanelColumns && depth == kTileDepth) {
+        for (int n = 0; n < kPanelColumns; ++n) std::memcpy(square[n], start + size_t(n) * K, sizeof square[n]);
+        return;
     }
+    std::memset(square, 0, sizeof square);
+    for (int n = 0; n < columns; ++n) std::memcpy(square[n], start + size_t(n) * K, depth * sizeof(T));
 }
 
-inline void pack_bf16(const bf16* weight, int N, int K, bf16* packed) {
+inline void pack_step(const bf16 (&square)[kPanelColumns][kTileDepth], bf16* packed) {
+    constexpr int kPairs = kTileDepth / 2;
+    uint32_t pairs[kPanelColumns][kPairs], turned[2][kPairs][kTileColumns];
+    std::memcpy(pairs, square, sizeof pairs);
+    for (int tile = 0; tile < 2; ++tile)
+        for (int pair = 0; pair < kPairs; ++pair)
+            for (int n = 0; n < kTileColumns; ++n) turned[tile][pair][n] = pairs[tile * kTileColumns + n][pair];
+    std::memcpy(packed, turned, sizeof turned);
+}
+
+// Two's complement in, sign and magnitude out; -128 does not occur.
+inline void pack_step(const int8_t (&square)[kPanelColumns][kTileDepth], uint8_t* packed) {
+    uint8_t numbers[kPanelColumns][kTileDepth];
+    for (int n = 0; n < kPanelColumns; ++n)
+        for (int k = 0; k < kTileDepth; ++k) {
+            const int q = square[n][k];
+            numbers[n][k] = uint8_t(q < 0 ? 0x80 - q : q);
+        }
+    constexpr int kPairs = kTileDepth / 2;
+    uint16_t pairs[kPanelColumns][kPairs], turned[2][kPairs / 2][4][2][4];
+    std::memcpy(pairs, numbers, sizeof pairs);
+    for (int tile = 0; tile < 2; ++tile)
+        for (int pair = 0; pair < kPairs; ++pair)
+            for (int n = 0; n < kTileColumns; ++n)
+                turned[tile][pair / 2][n / 4][pair % 2][n % 4] = pairs[tile * kTileColumns + n][pair];
+    std::memcpy(packed, turned, sizeof turned);
+}
+
+template <class T, class Packed>
+void pack_panels(const T* weight, int N, int K, Packed* packed) {
     const int steps = count_steps(K), panels = count_panels(N);
 #pragma omp parallel for schedule(static)
     for (int panel = 0; panel < panels; ++panel)
         for (int step = 0; step < steps; ++step) {
-            alignas(64) bf16 square[kPanelColumns][kTileDepth];
+            T square[kPanelColumns][kTileDepth];
             copy_step(weight, N, K, panel, step, square);
-            bf16* to = packed + (size_t(panel) * steps + step) * kStepSize;
-            for (int tile = 0; tile < 2; ++tile)
-                for (int pair = 0; pair < kTileDepth / 2; ++pair, to += 2 * kTileColumns)
-                    for (int n = 0; n < kTileColumns; ++n)
-                        std::memcpy(to + 2 * n, square[tile * kTileColumns + n] + 2 * pair, 2 * sizeof(bf16));
+            pack_step(square, packed + (size_t(panel) * steps + step) * kStepSize);
         }
 }
 
-inline void pack_int8(const int8_t* weight, int N, int K, uint8_t* packed) {
+// The scale of a row: its largest magnitude is 127; 1 for a row of zeros.
+template <class T>
+float find_scale(const T* row, int K) {
+    Vec largest{};
+    int k = 0;
+    for (; k + kLanes <= K; k += kLanes) {
+        const Vec value = load(row + k), size = value < 0.0f ? -value : value;
+        largest = size > largest ? size : largest;
+    }
+    float result = max(largest);
+    for (; k < K; ++k) result = std::max(result, std::fabs(widen(row[k])));
+    return result > 0.0f ? result / 127.0f : 1.0f;
+}
+
+// As linear_int8.quantize_int8, then packed: q = W / scale, rounded to nearest, ties to even.
+template <class T>
+void quantize_panels(const T* weight, int N, int K, uint8_t* packed, float* scales) {
     const int steps = count_steps(K), panels = count_panels(N);
 #pragma omp parallel for schedule(static)
-    for (int panel = 0; panel < panels; ++panel)
-        for (int step = 0; step < steps; ++step) {
-            int8_t square[kPanelColumns][kTileDepth];
-            copy_step(weight, N, K, panel, step, square);
-            uint8_t* to = packed + (size_t(panel) * steps + step) * kStepSize;
-            for (int i = 0; i < kStepSize; ++i) {
-                // Position i, read from its highest digit: tile, two pairs, lane of 4 columns, pair, column, k.
-                const int n = i / kTileSize * kTileColumns + i / 16 % 4 * 4 + i / 2 % 4;
-                const int k = i % kTileSize / 64 * 4 + i / 8 % 2 * 2 + i % 2;
-                const int q = square[n][k];
-                to[i] = uint8_t(q < 0 ? 0x80 | -q : q);
-            }
+    for (int panel = 0; panel < panels; ++panel) {
+        float scale[kPanelColumns];
+        std::fill_n(scale, kPanelColumns, 1.0f);
+        for (int n = 0; n < std::min(kPanelColumns, N - panel * kPanelColumns); ++n) {
+            const int row = panel * kPanelColumns + n;
+            scales[row] = scale[n] = find_scale(weight + size_t(row) * K, K);
         }
+        for (int step = 0; step < steps; ++step) {
+            T square[kPanelColumns][kTileDepth];
+            int8_t quantized[kPanelColumns][kTileDepth];
+            copy_step(weight, N, K, panel, step, square);
+            for (int n = 0; n < kPanelColumns; ++n)
+                for (int k = 0; k < kTileDepth; ++k) {
+                    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+                    const float q = (widen(square[n][k]) / scale[n] + shift) - shift;
+                    quantized[n][k] = int8_t(std::min(127.0f, std::max(-127.0f, q)));
+                }
+            pack_step(quantized, packed + (size_t(panel) * steps + step) * kStepSize);
+        }
+    }
 }
 
 }  // namespace quire

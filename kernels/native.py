@@ -37,6 +37,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
     "quire_linear_has_variant": (_INT,),
     "quire_linear_packed_bytes": (_INT, _INT, _INT),
     "quire_linear_pack": (_INT, _POINTER, _INT, _INT, _POINTER),
+    "quire_linear_quantize": (_INT, _POINTER, _INT, _INT, _POINTER, _POINTER),
     "quire_linear": (_INT, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER),
     "quire_rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _FLOAT),
     "quire_silu_and_multiply": (_INT, _POINTER, _POINTER, _INT, _INT),

@@ -41,6 +41,7 @@ def test_every_argument_reaches_its_place():
         max_model_len=100,
         seed=None,
         load_format="dummy",
+        quantization="int8",
         gpu_memory_utilization=0.5,
         kv_cache_memory_bytes="2MiB",
         num_gpu_blocks_override=7,
@@ -63,6 +64,7 @@ def test_every_argument_reaches_its_place():
         100,
     )
     assert (config.model.seed, config.model.load_format, config.model.max_logprobs) == (0, "dummy", -1)
+    assert config.model.quantization == "int8"
     cache = config.cache
     assert (cache.gpu_memory_utilization, cache.kv_cache_memory_bytes, cache.num_gpu_blocks_override) == (
         0.5,
@@ -93,6 +95,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
     [
         ({"dtype": "int8"}, "dtype='int8': one of auto, float32, bfloat16, float16"),
         ({"load_format": "pt"}, "load_format='pt': one of auto, safetensors, dummy"),
+        ({"quantization": "awq"}, "quantization='awq': one of int8"),
         ({"device": "tpu"}, "device='tpu': one of auto, cpu, cuda"),
         ({"distributed_executor_backend": "ray"}, "one of mp, uni"),
         ({"scheduling_policy": "random"}, "one of fcfs, priority, fair"),
@@ -220,6 +223,6 @@ def test_names_of_other_commands_in_a_namespace_are_ignored():
 def test_vllms_arguments_are_taken_at_the_value_that_asks_for_nothing() -> None:
     off = {"tokenizer_mode": "auto", "quantization": None, "enable_lora": False, "pipeline_parallel_size": 1}
     assert EngineArgs.from_dict({"max_num_seqs": 3, **off}) == EngineArgs(max_num_seqs=3)
-    for name, value in {"quantization": "awq", "enable_lora": True, "pipeline_parallel_size": True}.items():
+    for name, value in {"enable_lora": True, "pipeline_parallel_size": True}.items():
         with pytest.raises(ConfigError, match=name):
             EngineArgs.from_dict({name: value})

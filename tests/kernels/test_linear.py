@@ -17,7 +17,9 @@ from quire.kernels.linear import (
     launch_linear,
     linear_reference,
     pack_linear,
+    quantize_and_pack_linear,
 )
+from quire.kernels.linear_int8 import linear_int8_reference, quantize_int8
 from quire.kernels.native import load_library
 from torch import Tensor
 
@@ -177,3 +179,38 @@ def test_int8_weights_multiply_as_the_same_numbers_in_bfloat16(
 def test_the_best_variant_is_the_last_that_runs_here(library: ctypes.CDLL) -> None:
     assert choose_variant(library) == find_variants(library)[-1]
     assert find_variants(library)[0] == Variant.VECTOR
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantized_weights_are_within_half_a_scale(dtype: torch.dtype) -> None:
+    weight = random(70, 300, dtype=dtype) * torch.logspace(-6, 6, 70).unsqueeze(1).to(dtype)
+    weight[5] = 0
+    before = weight.clone()
+    quantized, scales = quantize_int8(weight)
+    assert torch.equal(weight, before)
+    assert torch.equal(quantized.abs().amax(dim=1), torch.where(torch.arange(70) == 5, 0, 127).to(torch.int8))
+    error = (quantized.double() * scales.double().unsqueeze(1) - weight.double()).abs().amax(dim=1)
+    assert (error <= scales * (0.5 + 127 * EPS)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packing_quantizes_as_torch_does(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    weight = random(70, 300, dtype=dtype)
+    weight[5] = 0
+    quantized, scales = quantize_int8(weight)
+    packed, actual_scales = quantize_and_pack_linear(library, weight)
+    assert torch.equal(actual_scales, scales)
+    assert torch.equal(packed, pack_linear(library, quantized))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_int8_reference_is_the_product_with_the_scaled_weight(dtype: torch.dtype) -> None:
+    x, quantized = random(9, 64, dtype=dtype), random(33, 64, dtype=torch.int8)
+    scales, bias = random(33, seed=1).abs(), random(33, seed=2)
+    weight = quantized.double() * scales.double().unsqueeze(1)
+    expected = linear_reference(x.double(), weight, bias.double())
+    actual = linear_int8_reference(x, quantized, scales, bias)
+    assert actual.dtype == dtype
+    magnitude = linear_reference(x.double().abs(), weight.abs(), bias.double().abs())
+    rounding = 3 * BF16_ROUNDING if dtype == torch.bfloat16 else 70 * EPS
+    assert ((actual.double() - expected).abs() <= rounding * magnitude).all()

@@ -9,12 +9,22 @@ from __future__ import annotations
 import ctypes
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...ipc.config import Quantization
 from ...kernels.decoder import LinearTable
-from ...kernels.linear import FORMATS, choose_variant, launch_linear, pack_linear
+from ...kernels.linear import (
+    FORMATS,
+    choose_variant,
+    launch_linear,
+    pack_linear,
+    quantize_and_pack_linear,
+)
+from ...kernels.linear_int8 import linear_int8_reference, quantize_int8
 from ...kernels.native import find_library
+from ...kernels.triton_runtime import can_use_triton
 
 
 class Linear(Protocol):
@@ -52,32 +62,86 @@ class TorchLinear:
         return F.linear(x, self.weight, self._bias)
 
 
+class TorchInt8Linear:
+    """int8 weights on any device, made wide for every call: half the memory, slower than the plain form."""
+
+    is_exact = False
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._scales, self._bias = weight, scales, bias
+
+    @property
+    def size_bytes(self) -> int:
+        return _count_bytes(self._weight, self._scales, self._bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear_int8_reference(x, self._weight, self._scales, self._bias)
+
+
+class TritonLinear:
+    """Batch-invariant on a GPU, and the one for int8 weights there (kernels/linear_triton.py)."""
+
+    is_exact = True
+
+    def __init__(self, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> None:
+        from ...kernels.linear_triton import launch_linear
+
+        self._launch = launch_linear
+        self._weight, self._scales, self._bias = weight, scales, bias
+
+    @property
+    def size_bytes(self) -> int:
+        return _count_bytes(self._weight, self._scales, self._bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._launch(x, self._weight, self._bias, self._scales)
+
+
 class NativeLinear:
     """Our own kernels on the CPU (kernels/linear.py)."""
 
     is_exact = True
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None,
+        quantization: Quantization | None = None,
+    ) -> None:
         self._library = library
         self._variant = choose_variant(library)
-        self._dtype = weight.dtype
         self._num_out, self._num_in = weight.shape
-        self._packed = pack_linear(library, weight)
+        self._scales: Tensor | None = None
+        if quantization == "int8":
+            self._dtype = torch.int8
+            self._packed, self._scales = quantize_and_pack_linear(library, weight)
+        else:
+            self._dtype = weight.dtype
+            self._packed = pack_linear(library, weight)
         self._bias = bias
 
     @property
     def size_bytes(self) -> int:
-        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        return _count_bytes(self._packed, self._scales, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return launch_linear(
-            self._library, self._variant, x, self._packed, self._num_out, self._bias, self._dtype
+            self._library,
+            self._variant,
+            x,
+            self._packed,
+            self._num_out,
+            self._bias,
+            self._dtype,
+            self._scales,
         )
 
     def to_table(self) -> LinearTable:
         """The layer as the native forward pass takes it: addresses that hold while this object lives."""
         return LinearTable(
             packed=self._packed.data_ptr(),
+            scales=None if self._scales is None else self._scales.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             num_in=self._num_in,
             num_out=self._num_out,
@@ -86,9 +150,26 @@ class NativeLinear:
         )
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest form for this weight's device and type. The caller gives the weight away."""
+def make_linear(
+    weight: Tensor,
+    bias: Tensor | None = None,
+    quantization: Quantization | None = None,
+    is_strict: bool = False,
+) -> Linear:
+    """The fastest form for this weight's device and type. The caller gives the weight away.
+
+    `is_strict` asks for an exact form where there is one: on the CPU the fastest is, on a GPU it costs time.
+    """
     library = find_library(weight.dtype, weight.device)
     if library is not None:
-        return NativeLinear(library, weight, bias)
-    return TorchLinear(weight, bias)
+        return NativeLinear(library, weight, bias, quantization)
+    has_triton = can_use_triton(weight.device)
+    if quantization == "int8":
+        quantized, scales = quantize_int8(weight)
+        form = TritonLinear if has_triton else TorchInt8Linear
+        return form(quantized, scales, bias)
+    return TritonLinear(weight, None, bias) if has_triton and is_strict else TorchLinear(weight, bias)
+
+
+def _count_bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ipc.config import NATIVE_ARCHITECTURES, EngineConfig, ModelShape
+from ...ipc.config import NATIVE_ARCHITECTURES, EngineConfig, ModelShape, Quantization
 from ...ipc.errors import ModelError
 from ..attention import QKNorm, choose_attention
 from ..attention.metadata import AttentionMetadata, KVCaches
@@ -120,7 +120,7 @@ def load_decoder(config: EngineConfig, device: torch.device) -> Decoder:
         raise ModelError("architecture", shape.architecture, f"one of {', '.join(NATIVE_ARCHITECTURES)}")
     dtype = _TORCH_DTYPES[config.model.dtype]
     weights = open_weights(config.model, dtype, device)
-    builder = _Builder(shape, weights, dtype, device, config.wants_exact)
+    builder = _Builder(shape, weights, dtype, device, config.wants_exact, config.model.quantization)
     rotary = RotaryEmbedding(
         shape.rope, shape.head_size, shape.max_position_embeddings, config.model.max_model_len, device
     )
@@ -139,7 +139,10 @@ class _Builder:
         dtype: torch.dtype,
         device: torch.device,
         wants_exact: bool,
+        quantization: Quantization | None,
     ) -> None:
+        self._wants_exact = wants_exact
+        self._quantization: Quantization | None = quantization
         self._shape = shape
         self._weights = weights
         self._dtype = dtype
@@ -204,11 +207,12 @@ class _Builder:
         bias = None
         if has_bias:
             bias = self._weights.take_stacked([f"{name}.bias" for name in names], sizes, None)
-        linear = self._note_exactness(make_linear(weight, bias))
+        linear = self._make_linear(weight, bias)
         self._size_bytes += linear.size_bytes
         return linear
 
-    def _note_exactness(self, linear: Linear) -> Linear:
+    def _make_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        linear = make_linear(weight, bias, self._quantization, is_strict=self._wants_exact)
         if not linear.is_exact:
             self._inexact_because = INEXACT_LINEAR
         return linear
@@ -226,9 +230,10 @@ class _Builder:
         name = "lm_head.weight"
         if self._shape.tie_word_embeddings:
             self._weights.skip(name)
-            linear = make_linear(table)
+            linear = self._make_linear(table)
         else:
-            linear = make_linear(self._weights.take(name, (self._shape.vocab_size, self._shape.hidden_size)))
+            weight = self._weights.take(name, (self._shape.vocab_size, self._shape.hidden_size))
+            linear = self._make_linear(weight)
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes
-        return self._note_exactness(linear)
+        return linear
