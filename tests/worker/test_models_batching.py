@@ -10,9 +10,10 @@ from quire.worker.attention import torch_attention
 from quire.worker.models import decoder, load_model
 
 CPU = torch.device("cpu")
+DTYPES = ["float32", "bfloat16"]
 RECIPES = {
     "llama": Recipe(rope="llama3"),
-    "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1),
+    "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1, head_size=32),
     "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic", tied=True),
     "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
 }
@@ -28,17 +29,20 @@ def tokens_of(checkpoint: Checkpoint, length: int, seed: int) -> list[int]:
     return torch.randint(checkpoint.shape.vocab_size, (length,), generator=generator).tolist()
 
 
-def run_alone(checkpoint: Checkpoint, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
-    config = checkpoint.engine_config()
+def run_alone(
+    checkpoint: Checkpoint, token_ids: list[int], chunk: int | None = None, dtype: str = "float32"
+) -> torch.Tensor:
+    config = checkpoint.engine_config(dtype)
     run = PagedRun(load_model(config, CPU), config, seed=9)
     run.add("alone", token_ids)
     return run.run("alone", chunk)
 
 
-def test_float32_logits_have_the_same_bits_alone_in_chunks_and_in_a_mixed_batch(
-    checkpoint: Checkpoint,
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_have_the_same_bits_alone_in_chunks_and_in_a_mixed_batch(
+    checkpoint: Checkpoint, dtype: str
 ) -> None:
-    config = checkpoint.engine_config()
+    config = checkpoint.engine_config(dtype)
     lengths = {"a": 45, "b": 70, "c": 9, "d": 33}
     prompts = {name: tokens_of(checkpoint, length, length) for name, length in lengths.items()}
     run = PagedRun(load_model(config, CPU), config)
@@ -56,12 +60,28 @@ def test_float32_logits_have_the_same_bits_alone_in_chunks_and_in_a_mixed_batch(
             parts[name].append(logits)
     for name, token_ids in prompts.items():
         together = torch.cat(parts[name])
-        assert torch.equal(together, run_alone(checkpoint, token_ids))
-        assert torch.equal(together, run_alone(checkpoint, token_ids, chunk=1))
+        for chunk in (None, 1, 16):
+            assert torch.equal(together, run_alone(checkpoint, token_ids, chunk, dtype))
 
 
-def test_a_step_may_read_blocks_that_another_request_fills_in_that_very_step(checkpoint: Checkpoint) -> None:
-    config = checkpoint.engine_config()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_have_the_same_bits_among_64_requests(checkpoint: Checkpoint, dtype: str) -> None:
+    config = checkpoint.engine_config(dtype)
+    run = PagedRun(load_model(config, CPU), config, num_blocks=200)
+    token_ids = tokens_of(checkpoint, 40, 6)
+    names = ["a", *(f"neighbour {index}" for index in range(63))]
+    for index, name in enumerate(names):
+        run.add(name, token_ids if name == "a" else tokens_of(checkpoint, 40, 100 + index))
+    parts = [run.step({name: 37 if name == "a" else 1 + index % 34 for index, name in enumerate(names)})["a"]]
+    parts += [run.step(dict.fromkeys(names, 1))["a"] for _ in range(3)]
+    assert torch.equal(torch.cat(parts), run_alone(checkpoint, token_ids, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_may_read_blocks_that_another_request_fills_in_that_very_step(
+    checkpoint: Checkpoint, dtype: str
+) -> None:
+    config = checkpoint.engine_config(dtype)
     run = PagedRun(load_model(config, CPU), config)
     token_ids = tokens_of(checkpoint, 40, 3)
     run.add("first", token_ids)
@@ -71,7 +91,7 @@ def test_a_step_may_read_blocks_that_another_request_fills_in_that_very_step(che
     second.blocks, second.num_computed = list(first.blocks), 32
     logits = run.step({"second": 8, "first": 40})
     assert torch.equal(logits["second"], logits["first"][32:])
-    assert torch.equal(logits["first"], run_alone(checkpoint, token_ids))
+    assert torch.equal(logits["first"], run_alone(checkpoint, token_ids, dtype=dtype))
 
 
 def test_bfloat16_stays_near_transformers_in_bfloat16(checkpoint: Checkpoint) -> None:
