@@ -67,13 +67,17 @@ def make_engine_facts(
     )
 
 
+def format_phases(phases: list[tuple[str, float]]) -> str:
+    """'ready in 1.20 s: import torch 1.00, load weights 0.20'."""
+    seconds = sum(seconds for _, seconds in phases)
+    return f"ready in {seconds:.2f} s: " + ", ".join(f"{phase} {took_s:.2f}" for phase, took_s in phases)
+
+
 def format_startup(facts: EngineFacts) -> list[str]:
     """Lines for a person: what runs where, how the start took its time, and the device's memory ledger."""
-    seconds = sum(seconds for _, seconds in facts.startup)
-    phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in facts.startup)
     num_tokens = facts.num_gpu_blocks * facts.block_size
     lines = [
-        f"{facts.served_model_name} ({facts.dtype}) on {facts.device}, ready in {seconds:.2f} s: {phases}",
+        f"{facts.served_model_name} ({facts.dtype}) on {facts.device}, {format_phases(facts.startup)}",
         f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
         f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
     ]

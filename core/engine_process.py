@@ -49,7 +49,7 @@ from ..ipc.step import (
 from .clients import LeaseWatch
 from .death_journal import DeathJournal
 from .engine_core import EngineCore
-from .engine_facts import StartupClock, format_startup, make_engine_facts
+from .engine_facts import StartupClock, format_phases, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
 from .reception import Reception
 
@@ -263,6 +263,7 @@ class EngineCoreProcess:
             return
         _log.error("%s; starting another", lost.reason)
         self._has_worker = False
+        self._startup = StartupClock("start worker", time.time())
         self._executor.start()
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
@@ -273,6 +274,7 @@ class EngineCoreProcess:
             self._reception.facts = msgspec.structs.replace(self._reception.facts, pids=pids)
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
                 self._end("the restarted worker has room for fewer KV blocks than before", EXIT_WORKER_LOST)
+            _log.info("another worker is %s", format_phases(self._startup.measure()))
             return
         core = EngineCore(self._config, ready.num_gpu_blocks, num_deaths_alone=self._journal.num_deaths)
         facts = make_engine_facts(self._config, ready, pids, self._startup)

@@ -23,9 +23,10 @@ from ..ipc.codec import make_step_codec
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.launch import WORKER_MODULE, WorkerLaunch
+from ..ipc.launch import SPARE_ROLE, WORKER_MODULE, WorkerLaunch
 from ..ipc.process import ChildProcess
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
+from ..ipc.spare import AdoptedProcess, find_spare_path
 from ..ipc.step import (
     ModelRunnerOutput,
     ResetRows,
@@ -125,7 +126,9 @@ class ProcessExecutor(Executor):
         self._num_starts = 0
         self._socket: zmq.Socket[bytes] | None = None
         self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
-        self._child: ChildProcess | None = None
+        self._child: ChildProcess | AdoptedProcess | None = None
+        self._spare: ChildProcess | None = None
+        self._spare_path = find_spare_path(address)
         self._watch = StepWatch(config.step_timeout_s, config.ready_timeout_s)
         self._doom: str | None = None  # why the worker was given up
         self._kill_at: float | None = None  # when it will be killed for that; None once it was
@@ -138,8 +141,7 @@ class ProcessExecutor(Executor):
         self._bind()
         config = self._config if self._num_starts == 1 else self._config.for_replacement()
         launch = WorkerLaunch(address=self._worker_address, rank=0, config=config)
-        env = {name: os.environ.get(name, value) for name, value in WORKER_ENV.items()}
-        self._child = ChildProcess.start(WORKER_MODULE, "worker", msgspec.msgpack.encode(launch), env)
+        self._child = self._start_worker(msgspec.msgpack.encode(launch))
         self._watch.begin_start(time.monotonic())
         self._doom = self._kill_at = None
         self._is_garbled = False
@@ -177,6 +179,9 @@ class ProcessExecutor(Executor):
                 poller.register(one, zmq.POLLIN)
 
     def stop(self, grace_s: float) -> None:
+        if self._spare is not None:
+            self._spare.stop(0.0)
+            self._spare = None
         self._forget_child(grace_s)
         self._unbind()
 
@@ -188,6 +193,28 @@ class ProcessExecutor(Executor):
     def _worker_address(self) -> str:
         # libzmq removes a closed socket's file some time later, so the next one has another name.
         return f"{self._address}{self._num_starts % 10}"
+
+    def _start_worker(self, launch: bytes) -> ChildProcess | AdoptedProcess:
+        """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
+        if self._config.recovery.warm_spare:
+            adopted = AdoptedProcess.adopt(self._spare_path, "worker", launch)
+            if adopted is not None:
+                if self._spare is not None and self._spare.pid == adopted.pid:
+                    self._spare.detach()
+                    self._spare = None
+                return adopted
+        return ChildProcess.start(WORKER_MODULE, "worker", launch, _make_worker_env())
+
+    def _keep_spare(self) -> None:
+        """See to it that a spare starts or waits."""
+        if not self._config.recovery.warm_spare:
+            return
+        if self._spare is not None and self._spare.exit_code is not None:
+            self._spare.stop(0.0)
+            self._spare = None
+        if self._spare is None:
+            path = self._spare_path.encode()
+            self._spare = ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path, _make_worker_env())
 
     def _bind(self) -> None:
         timeout_ms = WORKER_HEARTBEAT_TIMEOUT_MS if self._config.step_timeout_s else None
@@ -226,10 +253,12 @@ class ProcessExecutor(Executor):
                 self._give_up(f"it sent a frame that does not decode: {error}")
                 break
             self._watch.note(event, time.monotonic())
+            if isinstance(event, WorkerReady):
+                self._keep_spare()
             events.append(event)
         return events
 
-    def _look_after(self, child: ChildProcess) -> None:
+    def _look_after(self, child: ChildProcess | AdoptedProcess) -> None:
         """Give a worker up that does not get on; kill it when its stacks are written."""
         now = time.monotonic()
         if self._doom is None and (overdue := self._watch.find_overdue(now)) is not None:
@@ -276,6 +305,10 @@ class ProcessExecutor(Executor):
         except zmq.ZMQError as error:
             # The worker is gone or stuck; its end, or the step's time-out, is what the core acts on.
             _log.warning("step not delivered to the worker: %s", error)
+
+
+def _make_worker_env() -> dict[str, str]:
+    return {name: os.environ.get(name, value) for name, value in WORKER_ENV.items()}
 
 
 class InProcessExecutor(Executor):

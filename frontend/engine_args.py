@@ -156,6 +156,9 @@ class EngineArgs:
         MAX_WORKER_LOSSES, "process", "most lost workers that one engine core replaces within the same time"
     )
     restart_window_s: float = _arg(LOSS_WINDOW_S, "process", "seconds after which a loss is forgotten")
+    warm_spare: bool = _arg(
+        False, "process", "keep a process with torch loaded, so that a lost worker or core is back sooner"
+    )
     fault_hooks: str = _arg("", "process", argparse.SUPPRESS)
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
@@ -200,6 +203,7 @@ class EngineArgs:
                 max_core_restarts=self.max_core_restarts,
                 max_worker_restarts=self.max_worker_restarts,
                 restart_window_s=self.restart_window_s,
+                warm_spare=self.warm_spare,
             ),
             exact=self.exact,
             log_level=self.log_level.upper(),

@@ -209,6 +209,7 @@ class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_core_restarts: int = MAX_LOSSES
     max_worker_restarts: int = MAX_WORKER_LOSSES  # by one core, without those that a request explains
     restart_window_s: float = LOSS_WINDOW_S
+    warm_spare: bool = False  # keep a process that has imported torch, for the next worker
 
     def __post_init__(self) -> None:
         _check_range("max_core_restarts", self.max_core_restarts, 0)

@@ -10,6 +10,7 @@ from .config import EngineConfig
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
+SPARE_ROLE = "spare-worker"
 PACKAGE_DIR = str(Path(__file__).resolve().parents[1])
 
 

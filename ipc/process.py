@@ -165,6 +165,7 @@ class Lifeline:
         os.dup2(null, 0)
         os.close(null)
         self._parent_pid = os.getppid()
+        self._is_let_go = False
         self.launch = self._read_launch()
 
     def watch(self, grace_s: float) -> None:
@@ -174,6 +175,10 @@ class Lifeline:
         """
         threading.Thread(target=self._watch, args=(grace_s,), name="lifeline", daemon=True).start()
 
+    def let_go(self) -> None:
+        """The process has another owner: `watch` no longer ends it."""
+        self._is_let_go = True
+
     def _watch(self, grace_s: float) -> None:
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
@@ -181,7 +186,8 @@ class Lifeline:
             if poller.poll(_PARENT_CHECK_INTERVAL_S * 1000):
                 break
         time.sleep(grace_s)
-        os._exit(EXIT_PARENT_LOST)
+        if not self._is_let_go:
+            os._exit(EXIT_PARENT_LOST)
 
     def _read_launch(self) -> bytes:
         (size,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))

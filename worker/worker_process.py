@@ -5,9 +5,11 @@ ipc/step.py and Worker's three methods, nothing of models.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import signal
+import sys
 import time
 import traceback
 from collections import deque
@@ -19,9 +21,10 @@ import zmq
 from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.launch import WorkerLaunch
+from ..ipc.launch import SPARE_ROLE, WorkerLaunch
 from ..ipc.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..ipc.sockets import connect_dealer
+from ..ipc.spare import SPARE_GRACE_S, wait_for_adoption
 from ..ipc.step import (
     ModelRunnerOutput,
     ResetRows,
@@ -132,11 +135,16 @@ class WorkerProcess:
 def main() -> None:
     """Entry point of `python -m quire.worker`."""
     lifeline = Lifeline()
+    is_spare = SPARE_ROLE in sys.argv[1:]
     # A worker owns nothing that anybody would miss: without a core it leaves at once.
-    lifeline.watch(grace_s=0.0)
+    lifeline.watch(grace_s=SPARE_GRACE_S if is_spare else 0.0)
     enable_stack_dumps()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch = msgspec.msgpack.decode(lifeline.launch, type=WorkerLaunch)
+    payload = lifeline.launch
+    if is_spare:
+        importlib.import_module(".worker", __package__)  # torch, which takes most of a start
+        payload = wait_for_adoption(payload.decode(), lifeline)
+    launch = msgspec.msgpack.decode(payload, type=WorkerLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire worker: %(message)s")
     code = WorkerProcess(launch).run()
     os._exit(code)  # torch's teardown takes 0.3 s and frees nothing that the kernel would not

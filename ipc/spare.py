@@ -1,0 +1,172 @@
+"""A spare process: it has done what takes long at a start, and waits for somebody who needs it.
+
+It listens on a Unix socket. Who connects and sends a launch payload adopts it: the connection is its lifeline
+from then on. Until then it belongs to the process that started it, and outlives that by SPARE_GRACE_S: long
+enough for the next engine core to find it, too short to be left behind. Only the same user is served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+from pathlib import Path
+
+from .process import EXIT_NAMES, EXIT_PARENT_LOST, Lifeline
+
+SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
+_HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
+_LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("iii")  # struct ucred: pid, uid, gid
+
+
+def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
+    """In the spare: the launch payload of who adopts it; the process ends with that one from then on."""
+    hidden = f"{path}{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(hidden)
+        listener.listen(1)
+        os.replace(hidden, path)  # whoever finds it can connect
+        while True:
+            connection, _ = listener.accept()  # without a deadline: the lifeline's end is the end
+            launch = _take_launch(connection)
+            if launch is not None:
+                break
+            connection.close()
+    os.unlink(path)
+    lifeline.let_go()
+    threading.Thread(target=_end_with, args=(connection,), name="adopter", daemon=True).start()
+    return launch
+
+
+def _take_launch(connection: socket.socket) -> bytes | None:
+    connection.settimeout(_HANDOVER_TIMEOUT_S)
+    try:
+        if _read_peer(connection)[1] != os.getuid():
+            return None
+        (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+        launch = _receive(connection, size)
+    except OSError:
+        return None
+    connection.settimeout(None)
+    return launch
+
+
+def _end_with(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    os._exit(EXIT_PARENT_LOST)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError("the launch is not complete")
+        data += part
+    return data
+
+
+def _read_peer(connection: socket.socket) -> tuple[int, int]:
+    """pid and user id of the other end."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+class AdoptedProcess:
+    """A spare in use: as ChildProcess, though this process may not be its parent."""
+
+    def __init__(self, role: str, connection: socket.socket) -> None:
+        self.role = role
+        self._connection = connection
+        self.pid, _ = _read_peer(connection)
+        self.pid_fd = os.pidfd_open(self.pid)
+        self._exit_code: int | None = None
+        self._killed_because: str | None = None
+
+    @classmethod
+    def adopt(cls, path: str, role: str, launch: bytes) -> AdoptedProcess | None:
+        """Take the spare that waits at `path`; None if there is none."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(_HANDOVER_TIMEOUT_S)
+        try:
+            connection.connect(path)
+            connection.sendall(_LENGTH.pack(len(launch)) + launch)
+            return cls(role, connection)
+        except OSError:
+            connection.close()
+            return None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal; EXIT_PARENT_LOST if nobody can know."""
+        if self._exit_code is None and self.pid_fd >= 0:
+            self._exit_code = _find_exit_code(self.pid_fd)
+        return self._exit_code
+
+    def describe_exit(self) -> str:
+        """As ChildProcess.describe_exit."""
+        code, who = self.exit_code, f"{self.role} (pid {self.pid})"
+        if code is None:
+            return f"{who} is running"
+        because = "" if self._killed_because is None else f": {self._killed_because}"
+        if code < 0:
+            return f"{who} was killed by {signal.Signals(-code).name}{because}"
+        if code == EXIT_PARENT_LOST:
+            return f"{who} has ended{because}"
+        name = EXIT_NAMES.get(code)
+        return f"{who} exited with code {code}" + (f" ({name})" if name else "")
+
+    def dump_stacks(self) -> None:
+        """As ChildProcess.dump_stacks."""
+        self._signal(signal.SIGUSR1)
+
+    def kill(self, because: str) -> None:
+        """As ChildProcess.kill."""
+        if self.exit_code is None:
+            self._killed_because = because
+            self._signal(signal.SIGKILL)
+
+    def stop(self, grace_s: float) -> int:
+        """As ChildProcess.stop."""
+        self._connection.close()
+        if self.pid_fd >= 0:
+            if not _has_ended(self.pid_fd, grace_s):
+                self._signal(signal.SIGKILL)
+                _has_ended(self.pid_fd, None)
+            self._exit_code = self.exit_code
+            os.close(self.pid_fd)
+            self.pid_fd = -1
+        assert self._exit_code is not None
+        return self._exit_code
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pid_fd, number)
+
+
+def _find_exit_code(pid_fd: int) -> int | None:
+    try:
+        result = os.waitid(os.P_PIDFD, pid_fd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:  # another process's child
+        return EXIT_PARENT_LOST if _has_ended(pid_fd, 0.0) else None
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def _has_ended(pid_fd: int, timeout_s: float | None) -> bool:
+    poller = select.poll()
+    poller.register(pid_fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+def find_spare_path(worker_address: str) -> str:
+    """Where the spare of an engine listens: beside its worker's socket."""
+    return str(Path(worker_address.removeprefix("ipc://")).with_name("spare.sock"))
