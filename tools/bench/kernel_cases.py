@@ -1,13 +1,13 @@
-"""The rows of `quire bench kernels`: every operation in the shapes of two models, as the worker runs it.
+"""The rows of `quire bench kernels`: the operations in the shapes of two models, as the worker runs them.
 
 The forms are those that the worker's own choosers pick for the device (C++ on a CPU, Triton on CUDA, torch
 elsewhere), beside torch. Weights and caches rotate through more memory than a cache holds, as they do in a
-model; activations stay where the operation before has left them. Legend: T tokens, m rows, K in, N out.
+model; activations stay where the operation before has left them. Legend: T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -24,67 +24,14 @@ from ...worker.attention import QKNorm, choose_attention
 from ...worker.attention.metadata import AttentionMetadata
 from ...worker.layers.activation import GatedActivation
 from ...worker.layers.embedding import Embedding
-from ...worker.layers.linear import make_linear
 from ...worker.layers.norm import RMSNorm
 from ...worker.sampler import SamplingBatch, sample
-from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, Case
+from .kernel_case import QWEN3_600M, TINY, Bench, Case
+from .linear_cases import make_linear_cases
 
 _BLOCK_SIZE = 16  # tokens
 _NORM_EPS = 1e-6
 _MAX_INDEXES = 2048  # of the embedding's rows, which are spread over a table of 311 MB
-
-
-def make_linear_cases(bench: Bench) -> Iterator[Case]:
-    """bfloat16 and float32, from a single row to a prompt's."""
-    rows = (1, 8, 32, 256, 1024)
-    for name, num_in, num_out in _list_linears(QWEN3_600M):
-        yield from _make_linear(bench, name, num_in, num_out, torch.bfloat16, rows)
-    for name, num_in, num_out in _list_linears(QWEN3_600M)[2:3]:
-        yield from _make_linear(bench, name, num_in, num_out, torch.float32, rows)
-    for name, num_in, num_out in _list_linears(TINY)[:3]:
-        yield from _make_linear(bench, f"tiny {name}", num_in, num_out, torch.bfloat16, (1, 32, 256), True)
-    if bench.device.type == "cuda":
-        for name, num_in, num_out in _list_linears(LLAMA_8B):
-            yield from _make_linear(bench, f"8B {name}", num_in, num_out, torch.bfloat16, (1, 256))
-
-
-def _list_linears(shape: ModelShape) -> list[tuple[str, int, int]]:
-    """(name, K, N) of a model's projections, fused as the worker fuses them."""
-    q_size, kv_size = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-    return [
-        ("qkv", shape.hidden_size, q_size + 2 * kv_size),
-        ("o", q_size, shape.hidden_size),
-        ("gate_up", shape.hidden_size, 2 * shape.intermediate_size),
-        ("down", shape.intermediate_size, shape.hidden_size),
-        ("head", shape.hidden_size, shape.vocab_size),
-    ]
-
-
-def _make_linear(
-    bench: Bench,
-    name: str,
-    num_in: int,
-    num_out: int,
-    dtype: torch.dtype,
-    rows: Sequence[int],
-    is_resident: bool = False,
-) -> Iterator[Case]:
-    weight = bench.noise(num_out, num_in, dtype=dtype)
-    count = 1 if is_resident else bench.count_copies(weight.nbytes)
-    plain = [weight.clone() for _ in range(count)]
-    layers = [make_linear(weight.clone()) for _ in range(count)]
-    for m in rows:
-        x = bench.noise(m, num_in, dtype=dtype)
-        yield Case(
-            op="linear",
-            shape=f"{name} {num_in} x {num_out}, m {m}",
-            dtype=dtype,
-            calls=[lambda layer=layer, x=x: layer(x) for layer in layers],
-            torch_calls=[lambda other=other, x=x: F.linear(x, other) for other in plain],
-            num_bytes=weight.nbytes + x.nbytes + m * num_out * x.element_size(),
-            num_flops=2 * m * num_in * num_out,
-            is_resident=is_resident,
-        )
 
 
 def make_attention_cases(bench: Bench) -> Iterator[Case]:

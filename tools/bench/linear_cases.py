@@ -1,0 +1,84 @@
+"""The linear layers of `quire bench kernels`. Legend: m rows, K in, N out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from ...ipc.config import ModelShape
+from ...worker.layers.linear import make_linear
+from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, Case
+
+_ROWS = (1, 8, 32, 256, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A layer; `dtype` is its weight's. `is_exact`: rows do not depend on the batch, also on a GPU."""
+
+    name: str
+    num_in: int
+    num_out: int
+    dtype: torch.dtype = torch.bfloat16
+    is_resident: bool = False
+    is_exact: bool = False
+
+
+def make_linear_cases(bench: Bench) -> Iterator[Case]:
+    """bfloat16, int8 weights and float32, from a single row to a prompt's."""
+    for name, num_in, num_out in _list_linears(QWEN3_600M):
+        yield from _make_linear(bench, _Kind(name, num_in, num_out), _ROWS)
+    for dtype in (torch.int8, torch.float32):
+        for name, num_in, num_out in _list_linears(QWEN3_600M)[2:3]:
+            yield from _make_linear(bench, _Kind(name, num_in, num_out, dtype), _ROWS)
+    for name, num_in, num_out in _list_linears(TINY)[:3]:
+        yield from _make_linear(bench, _Kind(f"tiny {name}", num_in, num_out, is_resident=True), (1, 32, 256))
+    if bench.device.type == "cuda":
+        yield from _make_gpu_cases(bench)
+
+
+def _make_gpu_cases(bench: Bench) -> Iterator[Case]:
+    """A model that fills a GPU, and the form whose rows do not depend on the batch."""
+    for name, num_in, num_out in _list_linears(LLAMA_8B):
+        yield from _make_linear(bench, _Kind(f"8B {name}", num_in, num_out), (1, 256))
+    for name, num_in, num_out in _list_linears(QWEN3_600M)[2:3]:
+        yield from _make_linear(bench, _Kind(f"exact {name}", num_in, num_out, is_exact=True), _ROWS)
+
+
+def _list_linears(shape: ModelShape) -> list[tuple[str, int, int]]:
+    """(name, K, N) of a model's projections, fused as the worker fuses them."""
+    q_size, kv_size = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    return [
+        ("qkv", shape.hidden_size, q_size + 2 * kv_size),
+        ("o", q_size, shape.hidden_size),
+        ("gate_up", shape.hidden_size, 2 * shape.intermediate_size),
+        ("down", shape.intermediate_size, shape.hidden_size),
+        ("head", shape.hidden_size, shape.vocab_size),
+    ]
+
+
+def _make_linear(bench: Bench, kind: _Kind, rows: Sequence[int]) -> Iterator[Case]:
+    """Torch's column for int8 is bfloat16, which it stands in for."""
+    is_int8 = kind.dtype is torch.int8
+    x_dtype = torch.bfloat16 if is_int8 else kind.dtype
+    weight = bench.noise(kind.num_out, kind.num_in, dtype=x_dtype)
+    num_bytes = weight.numel() * kind.dtype.itemsize
+    count = 1 if kind.is_resident else bench.count_copies(num_bytes)
+    plain = [weight.clone() for _ in range(1 if kind.is_resident else bench.count_copies(weight.nbytes))]
+    quantization = "int8" if is_int8 else None
+    layers = [make_linear(weight.clone(), None, quantization, kind.is_exact) for _ in range(count)]
+    for m in rows:
+        x = bench.noise(m, kind.num_in, dtype=x_dtype)
+        yield Case(
+            op="linear",
+            shape=f"{kind.name} {kind.num_in} x {kind.num_out}, m {m}",
+            dtype=kind.dtype,
+            calls=[lambda layer=layer, x=x: layer(x) for layer in layers],
+            torch_calls=[lambda other=other, x=x: F.linear(x, other) for other in plain],
+            num_bytes=num_bytes + x.nbytes + m * kind.num_out * x.element_size(),
+            num_flops=2 * m * kind.num_in * kind.num_out,
+            is_resident=kind.is_resident,
+        )
