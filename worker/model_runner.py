@@ -44,20 +44,26 @@ _PROMPT_LOGITS_ELEMENTS = 1 << 23
 _SLACK_BLOCKS = 1
 
 
+@dataclass(frozen=True, slots=True)
+class LatePlaces:
+    """Where a step's tokens go once they are on the host."""
+
+    launch: int  # of this runner's launches, from 1
+    positions: Int64s  # [S] in their rows
+    generations: Int64s  # [S] whose the rows were
+
+
 @dataclass(slots=True)
 class LaunchedStep:
     """A step whose results are on their way to the host."""
 
-    number: int  # of this runner's launches, from 1
     step_id: int
     rows: Int64s  # [S]
-    positions: Int64s  # [S] where each sampled token stands in its row
-    generations: Int64s  # [S] whose the rows were
+    late: LatePlaces | None  # None once the tokens are in their rows
     copies: HostCopies  # token ids, is_bad, then three tensors for each entry of the two lists below
     sample_groups: list[list[int]]  # logprobs of these among the S
     prompt_rows: list[int]  # rows with prompt logprobs
     execute_s: float
-    is_committed: bool = False
 
 
 class GPUModelRunner:
@@ -122,8 +128,6 @@ class GPUModelRunner:
             sampling_rows, logits, prompt_logprobs = self._compute(step)
         sampled = self._sample(sampling_rows, logits)
         launched = self._advance(step.step_id, sampling_rows, sampled, prompt_logprobs)
-        if not self.reads_late:
-            self._commit_through(launched)
         launched.execute_s = time.perf_counter() - started
         return launched
 
@@ -241,40 +245,44 @@ class GPUModelRunner:
         sampled: SampledTokens,
         prompt_logprobs: list[tuple[int, LogprobsTensors]],
     ) -> LaunchedStep:
-        """Make room for the sampled tokens in their rows and start the copies to the host."""
-        rows = self._rows
-        self._num_launches += 1
-        positions = rows.num_known[row_ids]
-        rows.num_known[row_ids] += 1
-        rows.late_launch[row_ids] = self._num_launches
-        if self.reads_late:
-            self._last_tokens[to_device(row_ids, self._device)] = sampled.token_ids
+        """Enter the sampled tokens in their rows, or make room for them, and start the copies to the host."""
         tensors = [sampled.token_ids, sampled.is_bad]
         for _, logprobs in (*sampled.logprobs, *prompt_logprobs):
             tensors += logprobs
         launched = LaunchedStep(
-            number=self._num_launches,
             step_id=step_id,
             rows=row_ids,
-            positions=positions,
-            generations=rows.generation[row_ids],
+            late=None,
             copies=HostCopies(tensors),
             sample_groups=[group for group, _ in sampled.logprobs],
             prompt_rows=[row for row, _ in prompt_logprobs],
             execute_s=0.0,
         )
-        self._in_flight.append(launched)
+        if self.reads_late:
+            self._make_room(launched, sampled.token_ids)
+        else:
+            self._rows.append_sampled(row_ids, launched.copies.wait()[0])
         return launched
+
+    def _make_room(self, launched: LaunchedStep, token_ids: Tensor) -> None:
+        """Advance the rows by tokens that only the device knows."""
+        rows, row_ids = self._rows, launched.rows
+        self._num_launches += 1
+        launched.late = LatePlaces(self._num_launches, rows.num_known[row_ids], rows.generation[row_ids])
+        rows.num_known[row_ids] += 1
+        rows.late_launch[row_ids] = self._num_launches
+        self._last_tokens[to_device(row_ids, self._device)] = token_ids
+        self._in_flight.append(launched)
 
     def _commit_through(self, launched: LaunchedStep) -> None:
         """Write the tokens of `launched` and of the steps before it into the rows of their requests."""
-        while not launched.is_committed and self._in_flight:
+        while launched.late is not None and self._in_flight:
             oldest = self._in_flight.popleft()
+            late = oldest.late
+            assert late is not None
             token_ids = oldest.copies.wait()[0]
-            self._rows.append_tokens(
-                oldest.rows, oldest.positions, token_ids, oldest.generations, oldest.number
-            )
-            oldest.is_committed = True
+            self._rows.append_late(oldest.rows, late.positions, token_ids, late.generations, late.launch)
+            oldest.late = None
 
 
 def _pack_rows(launched: LaunchedStep, arrays: list[NDArray[Any]]) -> list[RowLogprobs]:

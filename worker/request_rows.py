@@ -77,7 +77,14 @@ class RequestRows:
         self.late_launch[row] = 0
         self._enter_edits(row, None)
 
-    def append_tokens(
+    def append_sampled(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """Append one token to each of `rows`."""
+        known = self.num_known[rows]
+        self.token_ids[rows, known] = token_ids
+        self.num_known[rows] = known + 1
+        self._note_history(rows, token_ids)
+
+    def append_late(
         self,
         rows: NDArray[np.int64],
         positions: NDArray[np.int64],
@@ -93,6 +100,9 @@ class RequestRows:
         rows, positions, token_ids = rows[is_same], positions[is_same], token_ids[is_same]
         self.token_ids[rows, positions] = token_ids
         self.late_launch[rows[self.late_launch[rows] == launch]] = 0
+        self._note_history(rows, token_ids)
+
+    def _note_history(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         for place in np.flatnonzero(self.needs_history[rows]).tolist():
             edits = self.edits[int(rows[place])]
             if edits is not None and edits.penalties is not None:
