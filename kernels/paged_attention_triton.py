@@ -36,6 +36,8 @@ STRICT_SPLIT_KEYS = 1024
 _MAX_SPLITS = 32
 # Programs that a launch should have for each processor of the device before splitting stops to pay.
 _PROGRAMS_PER_PROCESSOR = 2
+# Elements of a tile's sums in float32, which is multiplied without tensor cores: more leave the registers.
+_MAX_FLOAT32_TILE = 32 * 256
 _LOG2_E = math.log2(math.e)
 
 
@@ -63,8 +65,10 @@ def find_uncovered(num_heads: int, num_kv_heads: int, head_size: int, dtype: tor
         return f"dtype {dtype}: float32, bfloat16 and float16 are covered"
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
         return f"head size {head_size}: even ones from 2 to {MAX_HEAD_SIZE} are covered"
-    if num_heads // num_kv_heads > MAX_GROUP:
-        return f"{num_heads // num_kv_heads} query heads a kv head: up to {MAX_GROUP} are covered"
+    group = num_heads // num_kv_heads
+    largest = MAX_GROUP if dtype != torch.float32 else min(MAX_GROUP, _MAX_FLOAT32_TILE // _pad(head_size))
+    if group > largest:
+        return f"{group} query heads a kv head, {dtype} of size {head_size}: up to {largest} are covered"
     return None
 
 
@@ -127,14 +131,14 @@ def launch_paged_attention(
         parts, sums = _new_parts(query, num_requests, num_heads, plan.num_splits, head_size)
         _paged_attention_kernel[(num_requests, num_kv_heads, plan.num_splits)](
             query, out, parts, sums, *tensors, num_requests, *scalars, **constants,
-            IS_SINGLE=True, NUM_SPLITS=plan.num_splits, M=shape.rows, N=shape.keys,
+            IS_SINGLE=True, IS_SPLIT=plan.num_splits > 1, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
         if plan.num_splits > 1:
             _combine_kernel[(num_requests, num_heads)](
-                out, parts, sums, query_starts, seq_lens,
+                out, parts, sums, query_starts, seq_lens, plan.num_splits,
                 NUM_HEADS=num_heads, HEAD_SIZE=head_size, PADDED_SIZE=_pad(head_size),
-                NUM_SPLITS=plan.num_splits, SPLIT_KEYS=plan.split_keys, WINDOW=window or 0, N=shape.keys,
+                SPLIT_KEYS=plan.split_keys, WINDOW=window or 0, N=shape.keys,
                 num_warps=2, enable_fp_fusion=plan.split_keys == 0,
             )  # fmt: skip
     if plan.num_chunks:
@@ -142,7 +146,7 @@ def launch_paged_attention(
         num_tiles = query.shape[0] // (shape.rows // group) + num_requests
         _paged_attention_kernel[(num_tiles, num_kv_heads, 1)](
             query, out, out, out, *tensors, num_requests, *scalars, **constants,
-            IS_SINGLE=False, NUM_SPLITS=1, M=shape.rows, N=shape.keys,
+            IS_SINGLE=False, IS_SPLIT=False, M=shape.rows, N=shape.keys,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
     return out
@@ -159,7 +163,8 @@ def _single_shape(dtype: torch.dtype, head_size: int, group: int, is_strict: boo
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return _TileShape(rows, 32 if _pad(head_size) <= 128 else 16, num_warps=4, num_stages=2)
-    return _TileShape(rows, 32 if _pad(head_size) > 128 else 64, num_warps=4, num_stages=3)
+    num_warps = 8 if rows > 64 else 4
+    return _TileShape(rows, 32 if _pad(head_size) > 128 else 64, num_warps, num_stages=3)
 
 
 def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, is_strict: bool) -> _TileShape:
@@ -169,9 +174,9 @@ def _chunk_shape(dtype: torch.dtype, head_size: int, group: int, is_strict: bool
         keys = 32 if _pad(head_size) <= 128 else 16
         return _TileShape(max(16, least), keys, num_warps=4, num_stages=2)
     if _pad(head_size) > 128:
-        return _TileShape(max(64, least), 32, num_warps=4, num_stages=2)
+        return _TileShape(max(64, least), 32, num_warps=8 if least > 64 else 4, num_stages=2)
     if is_strict:
-        return _TileShape(max(64, least), 64, num_warps=4, num_stages=3)
+        return _TileShape(max(64, least), 64, num_warps=8 if least > 64 else 4, num_stages=3)
     return _TileShape(max(128, least), 64, num_warps=8, num_stages=3)
 
 
@@ -204,14 +209,14 @@ def _find_request(
 
 @_jit
 def _split_range(
-    first_key: typing.Any, last_key: typing.Any, NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    first_key: typing.Any, last_key: typing.Any, num_splits: typing.Any, SPLIT_KEYS: tl.constexpr,
     N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """(key at which split 0 begins, keys of a split) for keys first_key..last_key-1."""
     if SPLIT_KEYS > 0:
         return 0, SPLIT_KEYS
     base = first_key // N * N
-    return base, tl.cdiv(tl.cdiv(last_key - base, N), NUM_SPLITS) * N
+    return base, tl.cdiv(tl.cdiv(last_key - base, N), num_splits) * N
 
 
 @_jit
@@ -283,7 +288,8 @@ def _attend_keys(
     return top, total, sums
 
 
-@_jit
+# Numbers that vary from step to step do not make the compiler specialize.
+@_jit(do_not_specialize=["num_requests", "table_stride"])
 def _paged_attention_kernel(
     query: typing.Any, out: typing.Any, parts: typing.Any, part_sums: typing.Any, k_cache: typing.Any,
     v_cache: typing.Any, block_tables: typing.Any,
@@ -291,7 +297,7 @@ def _paged_attention_kernel(
     soft_cap: typing.Any, query_stride: typing.Any,
     table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT_KEYS: tl.constexpr,
-    IS_SINGLE: tl.constexpr, NUM_SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    IS_SINGLE: tl.constexpr, IS_SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (tiles, G, S). A request that is not of this launch's kind is left to the other launch."""
     TILE_TOKENS: tl.constexpr = M // GROUP
@@ -333,13 +339,13 @@ def _paged_attention_kernel(
     first_key = 0
     if WINDOW > 0:
         first_key = tl.maximum(0, first_position - WINDOW + 1) // N * N
-    base, split_size = _split_range(first_key, last_key, NUM_SPLITS, SPLIT_KEYS, N)
+    base, split_size = _split_range(first_key, last_key, tl.num_programs(2), SPLIT_KEYS, N)
     first_split = (first_key - base) // split_size
-    num_splits = tl.cdiv(last_key - base, split_size)
-    if NUM_SPLITS > 1:
+    end_split = tl.cdiv(last_key - base, split_size)
+    if IS_SPLIT:
         first_split = tl.maximum(first_split, tl.program_id(2))
-        num_splits = tl.minimum(num_splits, tl.program_id(2) + 1)
-        if first_split >= num_splits:
+        end_split = tl.minimum(end_split, tl.program_id(2) + 1)
+        if first_split >= end_split:
             return
     positions = first_position + rows // GROUP
     row_at = (begin + token).to(tl.int64) * query_stride + head * HEAD_SIZE
@@ -349,7 +355,7 @@ def _paged_attention_kernel(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     sums = tl.zeros([M, PADDED_SIZE], tl.float32)
-    for split in range(first_split, num_splits):
+    for split in range(first_split, end_split):
         split_top = tl.full([M], float("-inf"), tl.float32)
         split_total = tl.zeros([M], tl.float32)
         split_sums = tl.zeros([M, PADDED_SIZE], tl.float32)
@@ -368,13 +374,13 @@ def _paged_attention_kernel(
             kv_head, num_kv_heads, masked_from, end, seq_len, scale, soft_cap,
             True, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, N,
         )  # fmt: skip
-        if NUM_SPLITS == 1 and SPLIT_KEYS > 0:
+        if not IS_SPLIT and SPLIT_KEYS > 0:
             top, total, sums = _merge(top, total, sums, split_top, split_total, split_sums)
         else:
             top, total, sums = split_top, split_total, split_sums
     # 5. The result, or this split's part of it.
-    if NUM_SPLITS > 1:
-        part = (request * num_kv_heads * GROUP + head).to(tl.int64) * NUM_SPLITS + tl.program_id(2)
+    if IS_SPLIT:
+        part = (request * num_kv_heads * GROUP + head).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
         tl.store(parts + part[:, None] * HEAD_SIZE + dims[None, :], sums, mask=is_element)
         tl.store(part_sums + part * 2, top, mask=is_row)
         tl.store(part_sums + part * 2 + 1, total, mask=is_row)
@@ -383,11 +389,11 @@ def _paged_attention_kernel(
         tl.store(out + out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_element)
 
 
-@_jit
+@_jit(do_not_specialize=["num_splits"])
 def _combine_kernel(
     out: typing.Any, parts: typing.Any, part_sums: typing.Any, query_starts: typing.Any, seq_lens: typing.Any,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    num_splits: typing.Any, NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (R, H): the splits of one head of a single-token request, merged in the order of their keys."""
@@ -400,14 +406,14 @@ def _combine_kernel(
     first_key = 0
     if WINDOW > 0:
         first_key = tl.maximum(0, seq_len - WINDOW) // N * N
-    base, split_size = _split_range(first_key, seq_len, NUM_SPLITS, SPLIT_KEYS, N)
+    base, split_size = _split_range(first_key, seq_len, num_splits, SPLIT_KEYS, N)
     one = tl.arange(0, 1)
     dims = tl.arange(0, PADDED_SIZE)
     is_element = ((one >= 0)[:, None]) & (dims < HEAD_SIZE)[None, :]
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, PADDED_SIZE], tl.float32)
-    first_part = (request * NUM_HEADS + head).to(tl.int64) * NUM_SPLITS
+    first_part = (request * NUM_HEADS + head).to(tl.int64) * num_splits
     for split in range((first_key - base) // split_size, tl.cdiv(seq_len - base, split_size)):
         part = first_part + split + one
         part_top = tl.load(part_sums + part * 2)

@@ -235,4 +235,5 @@ def test_what_the_kernels_do_not_cover_is_named_with_what_they_do() -> None:
     assert find_uncovered(32, 8, 128, torch.bfloat16) is None
     assert find_uncovered(2, 1, 320, torch.bfloat16) == "head size 320: even ones from 2 to 256 are covered"
     assert "float64" in (find_uncovered(2, 1, 64, torch.float64) or "")
-    assert "129 query heads" in (find_uncovered(129, 1, 64, torch.float32) or "")
+    assert "129 query heads" in (find_uncovered(129, 1, 64, torch.bfloat16) or "")
+    assert (find_uncovered(33, 1, 256, torch.float32) or "").endswith("of size 256: up to 32 are covered")
