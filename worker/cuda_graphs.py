@@ -146,10 +146,15 @@ class DecodeGraphs:
 def make_decode_graphs(
     config: EngineConfig, model: CausalLM, kv_caches: KVCaches, last_tokens: Tensor
 ) -> DecodeGraphs | None:
-    """None on a CPU, under `enforce_eager`, and for a model whose attention reads lengths on the host."""
-    if last_tokens.device.type != "cuda" or config.model.enforce_eager or not model.is_capturable:
+    """The device's graphs, None where `can_capture` says no."""
+    if not can_capture(config, model, last_tokens.device):
         return None
     return DecodeGraphs(config, model, kv_caches, last_tokens, make_cuda_capture())
+
+
+def can_capture(config: EngineConfig, model: CausalLM, device: torch.device) -> bool:
+    """False on a CPU, under `enforce_eager`, and for a model whose attention reads lengths on the host."""
+    return device.type == "cuda" and not config.model.enforce_eager and model.is_capturable
 
 
 def make_cuda_capture() -> Capture:

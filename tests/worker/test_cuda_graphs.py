@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -15,10 +16,17 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
+from quire.frontend.engine_args import EngineArgs
 from quire.ipc.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.kernels import triton_runtime
-from quire.worker.cuda_graphs import DecodeGraphs, choose_size, make_decode_graphs, make_ladder
+from quire.worker.cuda_graphs import (
+    DecodeGraphs,
+    can_capture,
+    choose_size,
+    make_decode_graphs,
+    make_ladder,
+)
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.model_runner import GPUModelRunner
 from quire.worker.models import CausalLM, load_model
@@ -150,13 +158,24 @@ def test_a_failed_capture_costs_one_log_line_and_no_token(
     ]
 
 
-def test_a_cpu_has_no_graphs(model: CausalLM, checkpoint: Checkpoint) -> None:
-    assert make_decode_graphs(make_config(checkpoint), model, [], torch.zeros(5)) is None
+@dataclass
+class FakeModel:
+    """Only says whether it can be captured."""
+
+    is_capturable: bool
 
 
-def test_enforce_eager_and_attention_on_the_host_leave_graphs_out(
-    model: CausalLM, checkpoint: Checkpoint
-) -> None:
-    on_cuda = torch.zeros(5, device="meta")
-    config = make_config(checkpoint)
-    assert make_decode_graphs(config, model, [], on_cuda) is None
+def test_a_cpu_enforce_eager_and_attention_on_the_host_leave_graphs_out(checkpoint: Checkpoint) -> None:
+    config, cuda = make_config(checkpoint), torch.device("cuda")
+    eager_model = msgspec.structs.replace(config.model, enforce_eager=True)
+    eager = msgspec.structs.replace(config, model=eager_model)
+    assert can_capture(config, FakeModel(True), cuda)
+    assert not can_capture(eager, FakeModel(True), cuda)
+    assert not can_capture(config, FakeModel(False), cuda)
+    assert not can_capture(config, FakeModel(True), CPU)
+    assert make_decode_graphs(config, FakeModel(True), [], torch.zeros(5)) is None
+
+
+def test_enforce_eager_is_an_engine_argument() -> None:
+    assert EngineArgs(enforce_eager=True).create_engine_config().model.enforce_eager
+    assert not EngineArgs().create_engine_config().model.enforce_eager
