@@ -35,7 +35,6 @@ from ..ipc.messages import (
 )
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient
 from .engine_link import (
-    LAST_WORDS_MS,
     Conversation,
     DaemonEngine,
     Engine,
@@ -296,7 +295,7 @@ class AsyncMPClient(EngineCoreClient):
 
     def _on_engine_exit(self) -> None:
         self._loop.remove_reader(self._engine.exit_fd)
-        self._loop.call_later(LAST_WORDS_MS / 1000, self._replace_engine)
+        self._loop.call_later(self._engine.last_words_ms / 1000, self._replace_engine)
 
     def _replace_engine(self) -> None:
         """Start another engine if this client may, else end."""

@@ -38,7 +38,6 @@ from ..ipc.messages import (
 )
 from ..ipc.sockets import until_ms
 from .engine_link import (
-    LAST_WORDS_MS,
     Conversation,
     DaemonEngine,
     Engine,
@@ -304,7 +303,7 @@ class SyncMPClient(SyncClient):
                 self._follow_connection()
             self._check_silence()
             # What an ended engine said last may still be on its way.
-            if self._engine.exit_fd in ready and self._socket.poll(LAST_WORDS_MS):
+            if self._engine.exit_fd in ready and self._socket.poll(self._engine.last_words_ms):
                 continue
             if self._engine.exit_fd in ready or not self._conversation.is_open:
                 self._look_after_engine(error_class)

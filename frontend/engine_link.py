@@ -56,7 +56,7 @@ from ..ipc.sockets import connect_dealer, make_ipc_address
 from .request_ledger import RequestLedger
 
 STOP_GRACE_S = 1.5  # what the core gets to end itself and its worker before it is killed
-LAST_WORDS_MS = 100  # what an ended engine said may still be on its way through the socket
+LAST_WORDS_MS = 100
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
 _CLIENT_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
 _GOODBYE = make_client_codec().encode(Goodbye())
@@ -94,6 +94,11 @@ class Engine(ABC):
     @abstractmethod
     def describe_end(self) -> str | None:
         """How it has ended, None while it lives."""
+
+    @property
+    def last_words_ms(self) -> int:
+        """It has ended: how long what it said last may be on its way through the socket."""
+        return LAST_WORDS_MS
 
     def plan_restart(self) -> PlannedRestart | None:
         """It has ended: how this client starts another, None if it is gone for good."""
@@ -140,6 +145,11 @@ class EngineProcess(Engine):
             return None
         often = f", {self._budget.excess}" if self._has_been_lost_too_often else ""
         return self.child.describe_exit() + often
+
+    @property
+    def last_words_ms(self) -> int:
+        was_killed = (self.child.exit_code or 0) < 0  # what it had to say the next one will say
+        return 0 if was_killed else LAST_WORDS_MS
 
     def plan_restart(self) -> PlannedRestart | None:
         if self.child.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
