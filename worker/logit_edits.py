@@ -6,7 +6,7 @@ Legend: S sampling rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
+from ..kernels.penalties import penalize_reference
+from ..kernels.triton_runtime import can_use_triton
 from .penalties import TokenPenalties
 from .staging import to_device
 
@@ -148,14 +150,25 @@ def _penalize(logits: Tensor, rows: list[EditedRow]) -> None:
     places = _joined([state.ids + row.index * logits.shape[1] for row, state in indexes], device)
     counts = _joined([state.counts for state in states], device)
     sizes = [len(state.ids) for state in states]
-    repetition = to_device(_spread([state.repetition for state in states], sizes), device)
-    frequency = to_device(_spread([state.frequency for state in states], sizes), device)
-    presence = to_device(_spread([state.presence for state in states], sizes), device)
-    flat = logits.view(-1)
-    seen = flat[places]
-    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-    seen = seen - frequency * counts - presence * (counts > 0)
-    flat[places] = seen
+    penalties = to_device(
+        np.stack(
+            [
+                _spread([state.repetition for state in states], sizes),
+                _spread([state.frequency for state in states], sizes),
+                _spread([state.presence for state in states], sizes),
+            ]
+        ),
+        device,
+    )
+    _choose_penalize(device)(logits.view(-1), places, counts, penalties)
+
+
+def _choose_penalize(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    if can_use_triton(device):
+        from ..kernels.penalties_triton import launch_penalties
+
+        return launch_penalties
+    return penalize_reference
 
 
 def _joined(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:

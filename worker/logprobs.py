@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ipc.messages import LogprobsBlock
+from ..kernels.triton_runtime import can_use_triton
 from .row_ops import block_sums, largest_ids, row_slices
 
 
@@ -43,13 +44,22 @@ def pack_logprobs(token_ids: NDArray[Any], logprobs: NDArray[Any], ranks: NDArra
 
 
 def _compute_slice(logits: Tensor, token_ids: Tensor, num_alternatives: int) -> LogprobsTensors:
+    log_totals, ranks = _sum_and_rank(logits, token_ids)
+    own = token_ids[:, None]
+    ids = torch.cat((own, largest_ids(logits, num_alternatives)), dim=1) if num_alternatives else own
+    logprobs = (logits.gather(1, ids).double() - log_totals[:, None]).float()
+    return LogprobsTensors(ids.to(torch.int32), logprobs, ranks)
+
+
+def _sum_and_rank(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """See kernels/log_totals.py."""
+    if can_use_triton(logits.device):
+        from ..kernels.log_totals_triton import launch_log_totals
+
+        return launch_log_totals(logits, token_ids)
     top = logits.amax(dim=1, keepdim=True)
     sums = block_sums((logits - top).exp_()).cumsum(dim=1)
-    log_total = top.double() + sums[:, -1:].log()
-    own = token_ids[:, None]
     # Counted in float32, which is exact up to 2**24 tokens and 5 times faster than summing booleans.
-    is_above = torch.gt(logits, logits.gather(1, own), out=torch.empty_like(logits))
+    is_above = torch.gt(logits, logits.gather(1, token_ids[:, None]), out=torch.empty_like(logits))
     ranks = 1 + is_above.sum(dim=1)
-    ids = torch.cat((own, largest_ids(logits, num_alternatives)), dim=1) if num_alternatives else own
-    logprobs = (logits.gather(1, ids).double() - log_total).float()
-    return LogprobsTensors(ids.to(torch.int32), logprobs, ranks.to(torch.int32))
+    return top[:, 0].double() + sums[:, -1].log(), ranks.to(torch.int32)

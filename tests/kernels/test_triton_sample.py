@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from quire.kernels import triton_runtime
+from quire.worker.logit_edits import EditedRow, LogitEdits
+from quire.worker.penalties import TokenPenalties
 from quire.worker.sampler import SampledTokens, SamplingBatch, sample
 from torch import Tensor
 
@@ -139,3 +141,32 @@ def test_forbidden_tokens_are_never_drawn(filters: dict[str, Any], monkeypatch: 
     sampled = sample_with_triton(logits, make_batch(3, 400, **filters), monkeypatch)
     assert set(sampled.token_ids.tolist()) <= set(allowed)
     assert len(set(sampled.token_ids.tolist())) > 1
+
+
+def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, output = np.array([5, 6, 7], dtype=np.int32), np.array([9, 9, 11], dtype=np.int32)
+    none = np.zeros(0, dtype=np.int64)
+    edits = LogitEdits(
+        allowed_ids=None,
+        banned_ids=np.array([3]),
+        bad_words=[],
+        min_tokens=0,
+        stop_ids=none,
+        bias_ids=np.array([8]),
+        bias_values=np.array([2.0], dtype=np.float32),
+        penalties=TokenPenalties(prompt, output, repetition=1.4, frequency=0.3, presence=0.2),
+    )
+    batch = make_batch(3, 200, temperature=0.5)
+    batch.edited = [EditedRow(1, edits, np.concatenate((prompt, output)), 3)]
+    batch.logprob_groups = {0: [0], 4: [1, 2]}
+    logits = make_logits(3, 200)
+    ours, theirs = logits.to(DEVICE, copy=True), logits.clone()
+    expected = sample(theirs, batch)
+    monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
+    actual = sample(ours, batch)
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-6, atol=0)
+    assert actual.token_ids.tolist() == expected.token_ids.tolist()
+    for (_, mine), (_, reference) in zip(actual.logprobs, expected.logprobs, strict=True):
+        assert torch.equal(mine.token_ids.cpu(), reference.token_ids)
+        assert torch.equal(mine.ranks.cpu(), reference.ranks)
+        torch.testing.assert_close(mine.logprobs.cpu(), reference.logprobs, rtol=1e-6, atol=1e-5)

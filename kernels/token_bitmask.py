@@ -1,0 +1,25 @@
+"""Tokens that a row may take, one bit each: bit t % 32 of word t // 32, the layout of grammar engines.
+
+Applying a mask sets the logits of all other tokens to minus infinity. Bytes: reads V / 8, writes up to 4 V a
+row. Legend: S rows of logits, R rows with a mask, V vocabulary, W = ceil(V / 32) words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def pack_token_bitmask(token_ids: Tensor, vocab_size: int) -> Tensor:
+    """int32 [W] with the bits of int64 `token_ids` [n] set, all below `vocab_size`."""
+    bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.int64, device=token_ids.device)
+    bits[token_ids] = 1
+    words = (bits.view(-1, 32) << torch.arange(32, device=token_ids.device)).sum(dim=1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def apply_token_bitmask_reference(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
+    """Edit float32 `logits` [S, V] in place: row rows[i] by bitmask[i]; int32 [R, W], distinct int64 [R]."""
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    is_allowed = (bitmask[:, ids // 32] >> (ids % 32)) & 1
+    logits[rows] = torch.where(is_allowed > 0, logits[rows], -torch.inf)
