@@ -114,8 +114,9 @@ class ChildProcess:
         self._process.send_signal(number)
 
     def dump_stacks(self) -> None:
-        """Have a child that called `enable_stack_dumps` write its threads' stacks to its standard error."""
-        self.send_signal(_STACK_DUMP_SIGNAL)
+        """Have a child that called `enable_stack_dumps` write its stacks to standard error; others live on."""
+        if self._catches(_STACK_DUMP_SIGNAL):
+            self.send_signal(_STACK_DUMP_SIGNAL)
 
     def kill(self, because: str) -> None:
         """SIGKILL, without waiting; `describe_exit` will give the reason. Unless it has ended by itself."""
@@ -131,6 +132,15 @@ class ChildProcess:
                 return file.read().rpartition(b") ")[2][:1].decode() in _COMPUTING_STATES
         except OSError:
             return False
+
+    def _catches(self, number: signal.Signals) -> bool:
+        """Whether it has a handler for a signal that would end it otherwise (proc(5), SigCgt)."""
+        try:
+            with open(f"/proc/{self.pid}/status") as file:
+                masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+        except OSError:
+            return False
+        return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
 
     def detach(self) -> None:
         """Let it live on its own: nobody waits for it here any more."""

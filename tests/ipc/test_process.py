@@ -45,6 +45,17 @@ def test_a_child_gets_its_launch_and_leaves_when_the_lifeline_closes(module: str
     assert "lost its parent" in child.describe_exit()
 
 
+def test_a_child_that_cannot_write_its_stacks_yet_is_not_ended_by_being_asked(
+    module: str, tmp_path: Path
+) -> None:
+    child = ChildProcess.start(module, str(tmp_path / "seen"), b"x")
+    child.dump_stacks()
+    _wait_for_text(tmp_path / "seen", child)
+    child.dump_stacks()
+    assert not select.select([child.pid_fd], [], [], 0.2)[0], child.describe_exit()
+    child.stop(0.0)
+
+
 def test_a_child_that_does_not_leave_is_killed(module: str, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     child = ChildProcess.start(module, str(seen), b"x")
