@@ -114,7 +114,7 @@ class ChildProcess:
         self._process.send_signal(number)
 
     def dump_stacks(self) -> None:
-        """Have a child that called `enable_stack_dumps` write its stacks to standard error; others live on."""
+        """Have a child that called `enable_stack_dumps` write its stacks to standard error; spare others."""
         if self._catches(_STACK_DUMP_SIGNAL):
             self.send_signal(_STACK_DUMP_SIGNAL)
 
