@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import EngineDeadError
-from ...ipc.liveness import LISTEN_TIMEOUT_S, ChildWatch
+from ...ipc.liveness import ChildWatch
 from ...ipc.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.restarts import RestartBudget
 from ...ipc.sockets import until_ms
@@ -28,6 +28,7 @@ from .options import ServerOptions
 HTTP_MODULE = "quire.frontend.openai"
 EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
 PING, ALIVE, SERVES = b"?", b".", b"!"  # what is said over an HTTP process's socket
+_SPEAK_TIMEOUT_S = 60.0  # from an HTTP process's start to its first word: a second's imports, if left alone
 _STOP_GRACE_S = 5.0  # beyond the drain time
 _COMPUTING_STATES = ("R", "D")  # proc(5)
 _logger = logging.getLogger("quire.serve")
@@ -63,7 +64,7 @@ class HttpProcess:
             self.child = ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(launch), pass_fds=fds)
         self.serves = False
         self._watch = ChildWatch(self, time.monotonic())
-        self._must_speak_by: float | None = time.monotonic() + LISTEN_TIMEOUT_S  # None once it has
+        self._must_speak_by: float | None = time.monotonic() + _SPEAK_TIMEOUT_S  # None once it has
 
     @property
     def next_check_at(self) -> float | None:
@@ -79,7 +80,6 @@ class HttpProcess:
             return False
         if self._must_speak_by is not None:
             self._must_speak_by = None
-            self._watch.note_listening()
             self._watch.start(time.monotonic())
         self._watch.note_heard(time.monotonic())
         self.serves = self.serves or SERVES in said
@@ -88,8 +88,9 @@ class HttpProcess:
     def look(self) -> None:
         """Ask it after a silence; kill it when it does not answer, or has not got as far as its loop."""
         now = time.monotonic()
-        self._watch.check_listening(now)
-        if self._watch.look(now):
+        if self._must_speak_by is not None and now >= self._must_speak_by:
+            self.kill(f"it did not start within {_SPEAK_TIMEOUT_S:g} s")
+        elif self._watch.look(now):
             with contextlib.suppress(OSError):
                 self.control.send(PING)
 

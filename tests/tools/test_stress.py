@@ -121,7 +121,7 @@ def test_every_arrival_goes_to_one_client_and_an_endless_plan_numbers_on():
 def test_kills_as_fast_as_the_pace_allows_end_no_engine(seed: int):
     pace, budget = KillPace(RecoveryConfig()), RestartBudget()
     now, worker_deaths = 0.0, list[float]()
-    for kill in draw_exact_kills(seed, {"core": 30, "worker": 60}, 0.1):
+    for kill in draw_exact_kills(seed, {"core": 30, "worker": 60}):
         now += 0.1 + pace.find_delay_s(kill.role, now + 0.1)
         is_core_ready = kill.which % 4 > 0
         pace.note(kill.role, now, is_core_ready)

@@ -22,18 +22,26 @@ Method = Literal["KILL", "TERM", "STOP", "STOP+CONT"]
 METHODS: tuple[Method, ...] = ("KILL", "TERM", "STOP", "STOP+CONT")
 _MAX_STOP_S = 2.0
 _NO_LIMIT = 1 << 30
+_EARLY_SHARE = 0.25
+_START_S, _SPREAD_S = 2.0, 0.5
+_ENOUGH_ENDED = 8  # requests: with 64 at once, a request lives through about six kills
 _MARGIN_S = 2.0  # a death is counted when it is seen, which is after the kill
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One signal that is due. `which` chooses among processes of the role; STOP+CONT goes on after stop_s."""
+    """One signal that is due. `which` chooses among processes of the role; STOP+CONT goes on after stop_s.
+
+    due_s counts from the start of the load; with `after_ended` from when that many requests have ended since
+    the kill before, so that on a slow machine too there is something to lose.
+    """
 
     due_s: float
     role: Role
     method: Method
     which: int
     stop_s: float
+    after_ended: int | None = None
 
 
 @dataclass(slots=True)
@@ -102,12 +110,18 @@ def draw_kills(
     return kills
 
 
-def draw_exact_kills(seed: int, counts: dict[Role, int], interval_s: float) -> list[Kill]:
-    """That many SIGKILLs of each role, in a drawn order, one in each interval."""
+def draw_exact_kills(seed: int, counts: dict[Role, int]) -> list[Kill]:
+    """That many SIGKILLs of each role, in a drawn order.
+
+    Most come at any moment of half a second once requests have ended again, some at any moment of the start
+    that the kill before made necessary.
+    """
     rng = random.Random(f"exact kills/{seed}")
     roles: list[Role] = [role for role, count in counts.items() for _ in range(count)]
     rng.shuffle(roles)
-    return [
-        Kill((place + rng.random()) * interval_s, role, "KILL", rng.randrange(64), 0.0)
-        for place, role in enumerate(roles)
-    ]
+    kills: list[Kill] = []
+    for role in roles:
+        is_early = rng.random() < _EARLY_SHARE
+        due_s = rng.uniform(0.0, _START_S if is_early else _SPREAD_S)
+        kills.append(Kill(due_s, role, "KILL", rng.randrange(64), 0.0, 0 if is_early else _ENOUGH_ENDED))
+    return kills

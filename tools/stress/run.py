@@ -22,6 +22,7 @@ from .site import Site, wait_until
 from .victims import Victims
 
 _FIND_TIMEOUT_S = 30.0  # for a process to be killed to be there again
+_PROGRESS_TIMEOUT_S = 60.0  # for requests to end after a kill
 
 
 @dataclass(slots=True)
@@ -47,12 +48,23 @@ class Killer:
         self._pace = KillPace(site.recovery)
         self.strikes: list[Strike] = []
 
-    def run(self, kills: Sequence[Kill], start: float, is_over: Callable[[], bool]) -> None:
-        """All of them, in their order; ends early when the load is over.
+    def run(
+        self,
+        kills: Sequence[Kill],
+        start: float,
+        is_over: Callable[[], bool],
+        count_ended: Callable[[], int],
+    ) -> None:
+        """All of them, in their order; ends early when the load is over. `count_ended`: requests by now.
 
-        What the pace delays delays all that follow: each kill is to be felt alone.
+        What the pace delays delays all that follow: each kill is to be felt alone. Raises QuireError when no
+        request ends for a long time.
         """
+        num_ended = 0  # at the kill before
         for kill in kills:
+            if kill.after_ended is not None:
+                self._await_progress(num_ended + kill.after_ended, is_over, count_ended)
+                start = time.monotonic()
             now = time.monotonic()
             wait_s = max(0.0, start + kill.due_s - now)
             delay_s = max(0.0, self._pace.find_delay_s(kill.role, now) - wait_s)
@@ -62,6 +74,14 @@ class Killer:
             is_core_ready = self._site.is_ready
             self.strikes.append(self._strike(kill))
             self._pace.note(kill.role, time.monotonic(), is_core_ready)
+            num_ended = count_ended()
+
+    def _await_progress(
+        self, num_ended: int, is_over: Callable[[], bool], count_ended: Callable[[], int]
+    ) -> None:
+        if not wait_until(lambda: is_over() or count_ended() >= num_ended, _PROGRESS_TIMEOUT_S):
+            missing = num_ended - count_ended()
+            raise QuireError(f"{_PROGRESS_TIMEOUT_S:g} s after a kill {missing} requests too few have ended")
 
     def _strike(self, kill: Kill) -> Strike:
         """Send the signal. Raises QuireError when there is no such process for a long time."""
@@ -116,7 +136,12 @@ def run_load(
             one.begin()
         killer = Killer(site, victims)
         try:
-            killer.run(kills, result.started_at, lambda: not any(one.is_running for one in clients))
+            killer.run(
+                kills,
+                result.started_at,
+                lambda: not any(one.is_running for one in clients),
+                lambda: sum(len(one.records) for one in clients),
+            )
         except QuireError as error:
             result.broken.append(f"{error}; the daemon's last words: {site.read_last_words()}")
         result.strikes = killer.strikes
