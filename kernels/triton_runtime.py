@@ -19,12 +19,12 @@ DEVICE_TYPES = frozenset({"cuda"})
 
 def can_use_triton(device: torch.device) -> bool:
     """True if kernels can be compiled for this device and run on it. Why they cannot costs one log line."""
-    return device.type in DEVICE_TYPES and _find_fault(device.type) is None
+    return device.type in DEVICE_TYPES and find_fault(device.type) is None
 
 
 @functools.cache
-def _find_fault(device_type: str) -> str | None:
-    """None after the smallest kernel has run; Triton needs a C compiler at the first launch."""
+def find_fault(device_type: str) -> str | None:
+    """Why the smallest kernel does not run, logged once; None if it does. Triton needs a C compiler."""
     try:
         from .gather_rows_triton import launch_gather_rows
 

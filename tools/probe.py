@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..kernels import native
+from ..kernels import native, triton_runtime
 
 
 def probe_torch() -> dict[str, Any]:
@@ -47,6 +47,16 @@ def probe_cpu_kernels() -> dict[str, Any]:
     return {"is_native": is_native, "detail": " ".join(detail.split())}
 
 
+def probe_triton() -> dict[str, Any]:
+    """Whether Triton's kernels run on the GPU here, and why not; nothing is tried without a GPU."""
+    if not torch.cuda.is_available():
+        return {"is_needed": False, "is_usable": False, "detail": "not needed without a GPU"}
+    logging.getLogger(triton_runtime.__name__).propagate = False
+    fault = triton_runtime.find_fault("cuda")
+    detail = "its kernels run on the GPU" if fault is None else f"torch operations take its place: {fault}"
+    return {"is_needed": True, "is_usable": fault is None, "detail": detail}
+
+
 def _describe_gpu(index: int) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
     return {"name": properties.name, "memory_bytes": properties.total_memory}
@@ -54,7 +64,8 @@ def _describe_gpu(index: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON object."""
-    print(json.dumps({**probe_torch(), "cpu_kernels": probe_cpu_kernels()}))
+    report = {**probe_torch(), "cpu_kernels": probe_cpu_kernels(), "triton": probe_triton()}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

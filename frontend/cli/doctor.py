@@ -127,6 +127,9 @@ def check_torch() -> Iterator[Check]:
         yield Check("gpu", Status.OK, f"none; models run on the CPU (this torch is built for {built})")
     kernels: dict[str, Any] = report["cpu_kernels"]
     yield Check("cpu kernels", Status.OK if kernels["is_native"] else Status.NOTE, kernels["detail"])
+    triton: dict[str, Any] = report["triton"]
+    is_well = triton["is_usable"] or not triton["is_needed"]
+    yield Check("triton", Status.OK if is_well else Status.NOTE, triton["detail"])
 
 
 def check_pocket_model() -> Iterator[Check]:

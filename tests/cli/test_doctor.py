@@ -24,6 +24,7 @@ def test_this_machine_can_generate() -> None:
     assert by_name["run directory"]["status"] == "ok"
     assert by_name["torch"]["detail"].split(",")[0].startswith("2.")
     assert "cpu kernels" in by_name
+    assert by_name["triton"]["status"] == "ok"
 
 
 def test_what_is_missing_is_named_and_the_exit_code_is_1(

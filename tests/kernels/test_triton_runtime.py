@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from quire.kernels import triton_runtime
+from quire.tools import probe
 from quire.worker.layers.norm import RMSNorm
 
 CPU = torch.device("cpu")
@@ -19,9 +20,9 @@ CPU = torch.device("cpu")
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Triton asked to serve the CPU, as if it had never been tried."""
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu"})
-    triton_runtime._find_fault.cache_clear()
+    triton_runtime.find_fault.cache_clear()
     yield
-    triton_runtime._find_fault.cache_clear()
+    triton_runtime.find_fault.cache_clear()
 
 
 def test_a_cpu_worker_never_loads_triton() -> None:
@@ -63,3 +64,12 @@ def test_a_working_triton_serves_the_layers() -> None:
     pytest.importorskip("triton")
     assert triton_runtime.can_use_triton(CPU)
     assert RMSNorm(torch.ones(4), 1e-6)._kernel.__module__ == "quire.kernels.rms_norm_triton"
+
+
+def test_the_doctor_says_why_a_gpu_has_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(triton_runtime, "find_fault", {"cuda": "no C compiler"}.get)
+    report = probe.probe_triton()
+    assert report["is_needed"]
+    assert not report["is_usable"]
+    assert report["detail"] == "torch operations take its place: no C compiler"
