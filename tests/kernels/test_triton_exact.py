@@ -1,0 +1,65 @@
+"""A whole tiny bfloat16 model on strict Triton kernels: right, and with the same bits in any company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from checkpoints import Checkpoint, Recipe, make_checkpoint
+from paged import PagedRun
+from quire.kernels import native, triton_runtime
+from quire.worker.models import CausalLM, load_model
+
+pytest.importorskip("triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PROMPTS = {"a": list(range(40, 53)), "b": [7] * 9, "c": [1, 2, 3, 4]}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    return make_checkpoint(folder, Recipe(family="qwen3", num_layers=1))
+
+
+@pytest.fixture
+def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
+    monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
+    monkeypatch.setattr(native, "load_library", lambda: None)
+    if DEVICE.type == "cpu":
+        triton_interpreter = pytest.importorskip("triton_interpreter")
+        builder = triton_interpreter.interpreter.InterpreterBuilder
+        monkeypatch.setattr(builder, "create_dot", triton_interpreter.multiply_in_order)
+    config = msgspec.structs.replace(checkpoint.engine_config("bfloat16"), exact=True)
+    loaded = load_model(config, DEVICE)
+    assert not loaded.inexact_because
+    return loaded
+
+
+def run(
+    checkpoint: Checkpoint, model: CausalLM, steps: list[dict[str, int]], seed: int
+) -> dict[str, torch.Tensor]:
+    """Logits of every token of the prompts that `steps` compute."""
+    paged = PagedRun(model, checkpoint.engine_config("bfloat16"), seed=seed, device=DEVICE)
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name in {name for step in steps for name in step}:
+        paged.add(name, PROMPTS[name])
+    for step in steps:
+        for name, logits in paged.step(step).items():
+            parts.setdefault(name, []).append(logits.cpu())
+    return {name: torch.cat(logits) for name, logits in parts.items()}
+
+
+def test_a_model_of_strict_kernels_gives_the_same_bits_in_any_company(
+    checkpoint: Checkpoint, model: CausalLM
+) -> None:
+    alone = run(checkpoint, model, [{"a": 13}], seed=0)["a"]
+    chunks = run(checkpoint, model, [{"a": 5, "b": 9}, {"c": 4, "a": 7}, {"a": 1}], seed=1)
+    assert torch.equal(chunks["a"], alone)
+    with torch.inference_mode():
+        expected = checkpoint.reference(torch.tensor([PROMPTS["a"]])).logits[0]
+    # A layer rounds its values to bfloat16 some 20 times, each an independent 2^-9 of what is there.
+    bound = 4 * 20**0.5 * 2**-9 * expected.abs().max()
+    assert (alone - expected).abs().max() < bound
