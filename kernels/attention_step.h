@@ -134,15 +134,4 @@ inline void weigh_row(float* scores, Seen seen, float scale, float soft_cap, flo
     *weight += sum(total);
 }
 
-// Memory of this thread, kept from call to call; what was in it before is lost. 64-byte aligned.
-inline float* thread_memory(size_t count) {
-    static thread_local Floats memory;
-    static thread_local size_t size = 0;
-    if (count > size) {
-        memory = allocate(count);
-        size = count;
-    }
-    return memory.get();
-}
-
 }  // namespace quire::attention

@@ -49,6 +49,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
         _FLOAT,
     ),
     "quire_attention_variant": (_INT,),
+    "quire_sample": (_POINTER, _INT, _INT, *[_POINTER] * 7),
     "quire_force_attention_variant": (_INT,),
 }
 # What they return, where it is not nothing.

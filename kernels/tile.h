@@ -205,4 +205,15 @@ inline Floats allocate(size_t count) {
     return Floats(static_cast<float*>(std::aligned_alloc(64, bytes ? bytes : 64)));
 }
 
+// Memory of this thread, kept from call to call; what was in it before is lost. 64-byte aligned.
+inline float* thread_memory(size_t count) {
+    static thread_local Floats memory;
+    static thread_local size_t size = 0;
+    if (count > size) {
+        memory = allocate(count);
+        size = count;
+    }
+    return memory.get();
+}
+
 }  // namespace quire

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.native import find_library
+from ..kernels.sample import launch_sample
 from ..kernels.triton_runtime import can_use_triton
 from .logit_edits import EditedRow, apply_logit_edits
 from .logprobs import LogprobsTensors, compute_logprobs
@@ -104,6 +106,10 @@ def _choose_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor
     """(token ids int64 [S], the largest logit of each row [S])."""
     if can_use_triton(logits.device):
         return _choose_with_triton(logits, batch)
+    library = find_library(logits.dtype, logits.device)
+    if library is not None:
+        noise = uniform_noise(batch.seeds, batch.output_positions)
+        return launch_sample(library, logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, noise)
     token_ids = argmax_rows(logits)
     top = logits.gather(1, token_ids[:, None])  # [S, 1]
     is_random = batch.temperature > 0
@@ -113,7 +119,7 @@ def _choose_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor
 
 
 def _choose_with_triton(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    from ..kernels.sample_triton import launch_sample
+    from ..kernels import sample_triton
 
     has_filters = (batch.top_k < logits.shape[1]) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
     is_random = batch.temperature > 0
@@ -121,7 +127,7 @@ def _choose_with_triton(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, T
     noise = uniform_noise(batch.seeds, batch.output_positions)
     columns = (scale, batch.top_k, batch.top_p, batch.min_p, noise)
     parameters = to_device(np.stack(columns, axis=1, dtype=np.float64), logits.device)
-    return launch_sample(logits, parameters, bool((has_filters & is_random).any()))
+    return sample_triton.launch_sample(logits, parameters, bool((has_filters & is_random).any()))
 
 
 def _index(indexes: list[int], device: torch.device) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from quire.kernels.native import find_library
+from quire.worker import sampler
 from quire.worker.noise import uniform_noise
 from quire.worker.sampler import SampledTokens, SamplingBatch, sample
 
@@ -18,6 +20,16 @@ from quire.worker.sampler import SampledTokens, SamplingBatch, sample
 CHI_SQUARE = {7: 29.9, 3: 21.1}
 # float32 weights of a row may move the sum of any part of it by this much of the total.
 EDGE = 1e-5
+
+
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs with the compiled sampler and without it."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler, "find_library", lambda *_arguments: None)
+    else:
+        assert sampler.find_library(torch.float32, torch.device("cpu")) is not None
+    return request.param
 
 
 def _batch(num_rows: int, vocab_size: int, **columns: Any) -> SamplingBatch:
@@ -217,3 +229,21 @@ def test_tokens_that_are_ruled_out_are_never_sampled() -> None:
     logits[:, [7, 190]] = 0.0
     tokens = _sample(logits, seeds=np.arange(500), temperature=2.0).token_ids
     assert set(tokens.tolist()) == {7, 190}
+
+
+def test_the_compiled_sampler_draws_the_tokens_of_the_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(5)
+    num_rows, size = 400, 3001
+    logits = torch.from_numpy(generator.normal(0, 3, (num_rows, size)).astype(np.float32))
+    columns = {
+        "temperature": generator.choice([0.0, 0.5, 1.0, 1.7], num_rows),
+        "top_k": generator.choice([1, 7, 200, 1500, size], num_rows),
+        "top_p": generator.choice([0.3, 0.95, 0.9999, 1.0], num_rows),
+        "min_p": generator.choice([0.0, 0.2], num_rows),
+        "seeds": generator.integers(0, 2**62, num_rows),
+    }
+    monkeypatch.setattr(sampler, "find_library", find_library)
+    compiled = _sample(logits, **columns).token_ids
+    monkeypatch.setattr(sampler, "find_library", lambda *_arguments: None)
+    # Weights differ by a few float32 roundings: less than one draw in a hundred thousand falls between.
+    assert (compiled != _sample(logits, **columns).token_ids).sum() <= 1

@@ -1,0 +1,238 @@
+// The rule is in sample.py. A row is read once for its largest logit and once for its weights, whose sums over
+// blocks of 128 find the noise's quantile; with top-k or top-p the weights are kept, and their threshold is selected
+// among the few that a bound leaves.
+// Legend: S rows, V vocabulary.
+#include "sample.h"
+
+#include "tile.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+namespace {
+
+using namespace quire;
+
+constexpr int kBlock = 128;
+constexpr int64_t kMinParallelSize = 1 << 16;
+
+struct Largest {
+    float value;
+    int place;  // the lowest of equals, or the first NaN
+};
+
+Largest find_largest(const float* row, int size) {
+    const float kLowest = -std::numeric_limits<float>::infinity();
+    Vec high = splat(kLowest);
+    IntVec nans = IntVec{}, lane, place;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    place = lane;
+    int i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        const Vec x = load(row + i);
+        place = x > high ? lane + i : place;  // of equals in one lane the first stays
+        high = x > high ? x : high;
+        nans |= x != x;
+    }
+    Largest best{high[0], place[0]};
+    bool has_nan = nans[0] != 0;
+    for (int j = 1; j < kLanes; ++j) {
+        if (high[j] > best.value || (high[j] == best.value && place[j] < best.place)) best = {high[j], place[j]};
+        has_nan |= nans[j] != 0;
+    }
+    for (; i < size; ++i) {
+        if (row[i] > best.value) best = {row[i], i};
+        has_nan |= row[i] != row[i];
+    }
+    for (int j = 0; has_nan && j < size; ++j)
+        if (row[j] != row[j]) return {row[j], j};
+    return best;
+}
+
+// The weight at which the largest, taken in falling order and each worth `worth(w)`, add up to `target`; 0 if all
+// together do not. Rearranges `values`. Selection by halves: each pass keeps one side of a pivot.
+template <typename Worth>
+float select(float* values, int count, double target, Worth worth) {
+    double above = 0.0;
+    while (count > 0) {
+        float samples[9];
+        for (int i = 0; i < 9; ++i) samples[i] = values[size_t(count - 1) * i / 8];
+        std::nth_element(samples, samples + 4, samples + 9);
+        const float pivot = samples[4];
+        // [0, larger) are above the pivot, [larger, other) equal it.
+        float* larger = std::partition(values, values + count, [=](float w) { return w > pivot; });
+        double sum = 0.0;
+        for (const float* w = values; w < larger; ++w) sum += worth(*w);
+        if (larger > values && above + sum >= target) {
+            count = int(larger - values);
+            continue;
+        }
+        float* smaller = std::partition(larger, values + count, [=](float w) { return w == pivot; });
+        above += sum + double(smaller - larger) * worth(pivot);
+        if (above >= target) return pivot;
+        count -= int(smaller - values);
+        values = smaller;
+    }
+    return 0.0f;
+}
+
+// How one row is sampled, and a thread's memory for it.
+struct Row {
+    const float* logits;
+    int size;
+    float top, scale, least;  // least: weights below it count as 0
+    float* weights;           // [V rounded up to kBlock], or null if they are not kept
+    double* sums;             // of each block
+
+    // Weights of the block that begins at `start`, zeros past the row: the most likely token has weight 1.
+    void weigh(int start, float* to) const {
+        const int count = std::min(kBlock, size - start);
+        if (count < kBlock) std::fill_n(to, kBlock, kNothing);
+        for (int i = 0; i < kBlock; i += kLanes) {
+            Vec logit;
+            if (i + kLanes <= count) {
+                logit = load(logits + start + i);
+            } else {
+                float part[kLanes];
+                for (int j = 0; j < kLanes; ++j) part[j] = i + j < count ? logits[start + i + j] : kNothing;
+                logit = load(part);
+            }
+            store(to + i, keep(exp((logit - top) * scale)));
+        }
+    }
+
+    Vec keep(Vec weights) const { return weights >= least ? weights : Vec{}; }
+
+    void weigh_all() {
+        float block[kBlock];
+        for (int start = 0; start < size; start += kBlock) {
+            float* to = weights ? weights + start : block;
+            weigh(start, to);
+            sums[start / kBlock] = add(to);
+        }
+    }
+
+    // The sum of one block's weights.
+    static double add(const float* block) {
+        Vec total = Vec{};
+        for (int i = 0; i < kBlock; i += kLanes) total += load(block + i);
+        return double(quire::sum(total));
+    }
+
+    double add_all() const {
+        double total = 0.0;
+        for (int block = 0; block * kBlock < size; ++block) total += sums[block];
+        return total;
+    }
+
+    // Leaves out weights below `threshold` too.
+    void raise(float threshold) {
+        if (threshold <= least) return;
+        least = threshold;
+        for (int start = 0; start < size; start += kBlock) {
+            for (int i = start; i < start + kBlock; i += kLanes) store(weights + i, keep(load(weights + i)));
+            sums[start / kBlock] = add(weights + start);
+        }
+    }
+
+    // The token at which the sum of weights, in the order of ids, first exceeds `fraction` of the whole; where
+    // rounding leaves the sum short of it, the last token with a weight.
+    int find_quantile(double fraction) const {
+        const double target = fraction * add_all();
+        double before = 0.0, running = 0.0;
+        int block = 0;
+        for (int b = 0; b * kBlock < size && running <= target; ++b) {
+            if (sums[b] == 0.0) continue;
+            block = b;
+            before = running;
+            running += sums[b];
+        }
+        float weights_of_block[kBlock];
+        weigh(block * kBlock, weights_of_block);
+        int place = 0;
+        running = before;
+        for (int i = 0; i < kBlock && running <= target; ++i) {
+            if (weights_of_block[i] == 0.0f) continue;
+            place = i;
+            running += double(weights_of_block[i]);
+        }
+        return block * kBlock + place;
+    }
+
+    static constexpr float kNothing = -1e30f;
+};
+
+// In each lane the largest of a block's weights.
+Vec find_lane_maxima(const float* block) {
+    Vec high = load(block);
+    for (int i = kLanes; i < kBlock; i += kLanes) high = high > load(block + i) ? high : load(block + i);
+    return high;
+}
+
+// The weights of the row that are `least` or more and not 0, and how many they are.
+int copy_weights(const Row& row, float least, float* to) {
+    float* end = to;
+    for (int start = 0; start < row.size; start += kBlock) {
+        const float* block = row.weights + start;
+        if (row.sums[start / kBlock] == 0.0 || max(find_lane_maxima(block)) < least) continue;
+        for (int i = 0; i < kBlock; ++i) {
+            *end = block[i];
+            end += block[i] >= least && block[i] > 0.0f;
+        }
+    }
+    return int(end - to);
+}
+
+// A weight that at least `count` tokens reach, as each of so many groups has one that does: blocks, or lanes of
+// blocks. 0 if there are fewer groups.
+float find_reached(const Row& row, int64_t count, float* maxima) {
+    const int blocks = (row.size + kBlock - 1) / kBlock, per_block = count > blocks ? kLanes : 1;
+    if (count > int64_t(blocks) * per_block) return 0.0f;
+    for (int b = 0; b < blocks; ++b) {
+        const Vec high = find_lane_maxima(row.weights + b * kBlock);
+        if (per_block == 1)
+            maxima[b] = max(high);
+        else
+            store(maxima + b * kLanes, high);
+    }
+    std::nth_element(maxima, maxima + count - 1, maxima + blocks * per_block, std::greater<float>());
+    return maxima[count - 1];
+}
+
+int sample_row(Row& row, int64_t top_k, double top_p, double noise, float* memory) {
+    row.weigh_all();
+    if (top_k < row.size) {
+        const int count = copy_weights(row, find_reached(row, top_k, memory), memory);
+        row.raise(select(memory, count, double(top_k), [](float) { return 1.0; }));
+    }
+    if (top_p < 1.0) {
+        // Weights below this cannot matter: all of them together are less than what top-p leaves out.
+        const double total = row.add_all(), least = 0.999 * (1.0 - top_p) * total / row.size;
+        const int count = copy_weights(row, float(least), memory);
+        row.raise(select(memory, count, top_p * total, [](float w) { return double(w); }));
+    }
+    return row.find_quantile(noise);
+}
+
+}  // namespace
+
+extern "C" void quire_sample(const float* logits, int rows, int size, const float* temperature,
+                             const int64_t* top_k, const double* top_p, const float* min_p, const double* noise,
+                             int64_t* token_ids, float* top) {
+    const int padded = round_up(size, kBlock);
+#pragma omp parallel for schedule(dynamic, 1) if (int64_t(rows) * size > kMinParallelSize)
+    for (int r = 0; r < rows; ++r) {
+        const float* values = logits + size_t(r) * size;
+        const Largest largest = find_largest(values, size);
+        token_ids[r] = largest.place;
+        top[r] = largest.value;
+        if (!(temperature[r] > 0.0f) || !std::isfinite(largest.value)) continue;
+        const bool is_kept = top_k[r] < size || top_p[r] < 1.0;
+        float* memory = thread_memory(2 * size_t(padded / kBlock) + (is_kept ? 2 * size_t(padded) + kBlock : 0));
+        double* sums = reinterpret_cast<double*>(memory);
+        float* weights = is_kept ? memory + 2 * size_t(padded / kBlock) : nullptr;
+        Row row{values, size, largest.value, 1.0f / temperature[r], min_p[r], weights, sums};
+        token_ids[r] = sample_row(row, top_k[r], top_p[r], noise[r], weights + (is_kept ? padded : 0));
+    }
+}
