@@ -206,6 +206,7 @@ class GPUModelRunner:
             if first < last:
                 targets = self._rows.token_ids[row, first:last].astype(np.int64)
                 scored.append((row, self._score(row, hidden[start : start + last - first], targets)))
+            self._rows.has_prompt_logprobs[row] = last < self._rows.num_prompt[row]
         return scored
 
     def _score(self, row: int, hidden: Tensor, targets: Int64s) -> LogprobsTensors:

@@ -45,6 +45,7 @@ class RequestRows:
         self.num_prompt_logprobs: list[int | None] = [None] * max_num_seqs
         self.edits: list[LogitEdits | None] = [None] * max_num_seqs
         self.has_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        # Until the last of its prompt's tokens is scored.
         self.has_prompt_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.has_edits: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)

@@ -1,8 +1,9 @@
 """How many torch threads a CPU worker uses for a step. Small steps lose more by joining than a core brings.
 
-Measured on 2 cores, tokens/s with 1 and 2 threads: the pocket model (3 M weights) one request 600 and 550,
-256 requests 5,200 and 8,100; the bench's `tiny` (0.9 M) one request 900 and 700, 256 requests 15,000 and
-20,000.
+Measured on 2 cores, least time of a decode step in us with 1 and 2 threads that share each kernel's work: the
+bench's `tiny` (1.3 M weights) 8 requests 270 and 303, 16 requests 356 and 453; the pocket model (3.2 M) 8
+requests 905 and 1,012, 16 requests 1,316 and 1,437, 24 requests 1,957 and 2,074. From MIN_SHARED_TOKENS on,
+threads share the step's tokens instead (kernels/decoder.cpp) and meet once a layer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import psutil
 MAX_SINGLE_THREAD_WEIGHT_BYTES = 32 << 20
 # Multiply-adds of a step below which it takes about half a millisecond on one core.
 MAX_SINGLE_THREAD_WORK = 50_000_000
+# What two threads need for a tile of 16 rows each.
+MIN_SHARED_TOKENS = 32
 
 
 class ThreadRule:
@@ -27,8 +30,8 @@ class ThreadRule:
 
     def choose(self, num_tokens: int) -> int:
         """Threads for a step of so many tokens."""
-        is_large = self._is_fixed or num_tokens * self._num_weights > MAX_SINGLE_THREAD_WORK
-        return self._most if is_large else 1
+        is_large = num_tokens * self._num_weights > MAX_SINGLE_THREAD_WORK
+        return self._most if self._is_fixed or (is_large and num_tokens >= MIN_SHARED_TOKENS) else 1
 
 
 def count_cores() -> int:

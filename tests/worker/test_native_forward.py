@@ -169,6 +169,7 @@ def test_prompt_logprobs_are_scored_where_the_model_has_a_native_pass(checkpoint
     outputs = [runner.execute(SchedulerOutput(0, [0], [33], [request])) for runner in (native, python)]
     assert outputs[0].logprobs[0].prompt is not None
     assert outputs[0].logprobs == outputs[1].logprobs
+    assert not native._rows.has_prompt_logprobs.any()  # the next steps take the short way
 
 
 def test_a_piece_without_a_kernel_leaves_the_whole_pass_to_python(checkpoint: Checkpoint) -> None:

@@ -28,9 +28,7 @@ from ...kernels.paged_attention import NO_WINDOW
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..attention.native_attention import NativeAttention
 from ..layers.linear import Linear, NativeLinear
-
-# Up to here each thread can read all weights from its own cache; above, one reading must serve all threads.
-MAX_CACHED_WEIGHT_BYTES = 32 << 20
+from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 
 if TYPE_CHECKING:  # it imports this module
     from .decoder import Decoder, DecoderLayer
@@ -137,7 +135,7 @@ def _make_decoder(decoder: Decoder, shape: ModelShape, layers: ctypes.Array[Laye
         head_size=shape.head_size,
         norm_eps=decoder.norm.eps,
         qk_norm_eps=0.0 if qk_norm is None else qk_norm[2],
-        splits_tokens=decoder.weight_bytes <= MAX_CACHED_WEIGHT_BYTES,
+        splits_tokens=decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES,
     )
 
 
