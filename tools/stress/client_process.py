@@ -57,8 +57,6 @@ class ClientProcess:
     def kill(self) -> None:
         """End it at once, and read what it has written."""
         self._process.kill()
-        if self._reader.is_alive():
-            self._reader.join()
         self.close()
 
     def stop_sending(self) -> None:
@@ -69,10 +67,7 @@ class ClientProcess:
     def end(self, timeout_s: float, golden: Sequence[Golden]) -> list[str]:
         """Wait for its last record; returns what is broken."""
         self._reader.join(timeout_s)
-        if self._reader.is_alive():
-            self.kill()
-        else:
-            self.close()
+        self.close()
         kind = self.plan.kind
         if self.sent is None:
             why = f"within {timeout_s:g} s after the last kill, with {len(self.records)} requests ended"
@@ -80,7 +75,10 @@ class ClientProcess:
         return check_records(self.sent, self.records, golden)
 
     def close(self) -> None:
-        """Leave no process and no pipe."""
+        """Leave no process and no pipe; one that still writes is killed, and what it wrote is read."""
+        if self._reader.is_alive():
+            self._process.kill()
+            self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
