@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for a GPU that is not here: `compile_launches` takes launchers' calls instead of a GPU.
+"""Compiles Triton kernels for a GPU that is not here: `compile_launches` takes launchers' calls instead.
 
 For a process of its own: Triton must not interpret, and nothing is run.
 """
@@ -40,7 +40,7 @@ class Compiled:
 
 
 def compile_launches(call: Callable[[], object]) -> list[Compiled]:
-    """Compile for sm_90 what `call` launches; launches return at once and leave their tensors as they were."""
+    """Compile for sm_90 what `call` launches; launches return at once and leave their tensors alone."""
     assert not triton.knobs.runtime.interpret
     found: list[Compiled] = []
 
