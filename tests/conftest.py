@@ -8,6 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+# Models that a test runs in this process (the "uni" backend, transformers) share the cores with engines in
+# others; threads that spin while they wait take those cores. OpenMP reads this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Without a GPU, Triton's kernels are interpreted on CPU tensors. Triton reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -278,7 +278,12 @@ def test_a_frame_that_does_not_decode_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "hooks", ["core.schedule:hang@20", "core.outputs_frame:corrupt@3", "core.schedule:raise@20"]
+    "hooks",
+    [
+        pytest.param("core.schedule:hang@20", marks=pytest.mark.slow),
+        "core.outputs_frame:corrupt@3",
+        "core.schedule:raise@20",
+    ],
 )
 def test_an_async_client_does_the_same(hooks: str) -> None:
     async def run() -> None:

@@ -226,6 +226,7 @@ def ask_server(served: Served, params: list[SamplingParams]) -> list[str]:
     return [answer.choices[0].text for answer in answers]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_killed_core_cost_no_token(daemon: Daemon, llm: LLM) -> None:
     mine, theirs = make_params(300, 5, 200), make_params(400, 5, 200)
     alone = generate(llm, mine), generate(llm, theirs)

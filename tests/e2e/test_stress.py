@@ -85,6 +85,7 @@ def test_requests_of_a_killed_http_process_are_answered_by_the_next_try(site: Si
     assert any(record.broken_at for record in result.records)
 
 
+@pytest.mark.slow
 def test_a_stopped_http_process_is_noticed_and_replaced(site: Site, golden: list[Golden]):
     plan = msgspec.structs.replace(make_plan(site, POOL, seed=4), kind="http", max_concurrency=8)
     before = site.find_pids("http")

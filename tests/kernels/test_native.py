@@ -21,6 +21,7 @@ def test_the_library_compiles_and_adds_no_second_openmp_runtime() -> None:
     assert len(mapped) == 1
 
 
+@pytest.mark.slow
 def test_a_second_build_finds_the_first_ones_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = native._build_library()

@@ -159,7 +159,9 @@ def test_a_mixed_step_equals_the_reference(window: int | None, num_processors: i
     assert_near_reference(step, actual, step.reference(window))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("shape", SHAPES[1:])
 def test_every_shape_and_type_equals_the_reference(
     shape: tuple[int, int, int, int], dtype: torch.dtype
