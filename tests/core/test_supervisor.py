@@ -205,6 +205,7 @@ def test_a_killed_core_costs_64_streams_no_token(daemon: Daemon) -> None:
         assert client.call_utility(UtilityMethod.CHECK_INTEGRITY).error is None
 
 
+@pytest.mark.slow
 def test_a_core_killed_five_times_at_any_moment_costs_no_token(daemon: Daemon) -> None:
     rng = random.Random(7)
     with under_load(daemon.name, 16, 400) as loads:

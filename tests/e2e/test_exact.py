@@ -37,7 +37,7 @@ def generate(llm: LLM, first: int, count: int) -> Replay:
     return replays
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> str:
     if load_library() is None:
         pytest.skip("no compiler for the native kernels")
