@@ -40,6 +40,18 @@ _STACK_DUMP_SIGNAL = signal.SIGUSR1
 _COMPUTING_STATES = "RD"  # proc(5): running or ready to, and in a system call that nothing interrupts
 
 
+def describe_exit(role: str, pid: int, exit_code: int | None, killed_because: str | None) -> str:
+    """How a child process ended, for a log line; `killed_because` is what its owner killed it for."""
+    who = f"{role} (pid {pid})"
+    if exit_code is None:
+        return f"{who} is running"
+    because = "" if killed_because is None else f": {killed_because}"
+    if exit_code < 0:
+        return f"{who} was killed by {signal.Signals(-exit_code).name}{because}"
+    name = EXIT_NAMES.get(exit_code)
+    return f"{who} exited with code {exit_code}" + (f" ({name})" if name else "")
+
+
 class ChildProcess:
     """A running child. `pid_fd` becomes readable when it ends (for a poller)."""
 
@@ -92,15 +104,7 @@ class ChildProcess:
 
     def describe_exit(self) -> str:
         """'worker (pid 7) was killed by SIGKILL' or '... exited with code 1 (crashed)'."""
-        code = self.exit_code
-        who = f"{self.role} (pid {self.pid})"
-        if code is None:
-            return f"{who} is running"
-        if code < 0:
-            because = "" if self._killed_because is None else f": {self._killed_because}"
-            return f"{who} was killed by {signal.Signals(-code).name}{because}"
-        name = EXIT_NAMES.get(code)
-        return f"{who} exited with code {code}" + (f" ({name})" if name else "")
+        return describe_exit(self.role, self.pid, self.exit_code, self._killed_because)
 
     def close_lifeline(self) -> None:
         """Ask the child to end, without waiting. Idempotent."""

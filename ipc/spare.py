@@ -16,7 +16,7 @@ import struct
 import threading
 from pathlib import Path
 
-from .process import EXIT_NAMES, EXIT_PARENT_LOST, Lifeline
+from .process import EXIT_PARENT_LOST, Lifeline, describe_exit
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
 _HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
@@ -112,16 +112,10 @@ class AdoptedProcess:
 
     def describe_exit(self) -> str:
         """As ChildProcess.describe_exit."""
-        code, who = self.exit_code, f"{self.role} (pid {self.pid})"
-        if code is None:
-            return f"{who} is running"
-        because = "" if self._killed_because is None else f": {self._killed_because}"
-        if code < 0:
-            return f"{who} was killed by {signal.Signals(-code).name}{because}"
-        if code == EXIT_PARENT_LOST:
-            return f"{who} has ended{because}"
-        name = EXIT_NAMES.get(code)
-        return f"{who} exited with code {code}" + (f" ({name})" if name else "")
+        if self.exit_code == EXIT_PARENT_LOST:  # another process's child: how it ended is not known
+            because = "" if self._killed_because is None else f": {self._killed_because}"
+            return f"{self.role} (pid {self.pid}) has ended{because}"
+        return describe_exit(self.role, self.pid, self.exit_code, self._killed_because)
 
     def dump_stacks(self) -> None:
         """As ChildProcess.dump_stacks."""

@@ -27,8 +27,8 @@ def choose_attention(
 ) -> AttentionBackend:
     """The fastest backend that computes this model on this device.
 
-    `is_strict` asks for rows whose bits do not depend on the batch: the C++ kernels give them in float32, the
-    Triton kernels in every type. Where a kernel does not cover the model, one log line says so and torch
+    `is_strict` asks for rows whose bits do not depend on the batch: the C++ kernels always give them, the
+    Triton kernels when asked. Where a kernel does not cover the model, one log line says so and torch
     operations take its place, which are not strict on a GPU.
     """
     if can_use_triton(device):

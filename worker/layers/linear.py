@@ -56,7 +56,7 @@ class TorchLinear:
 
     @property
     def size_bytes(self) -> int:
-        return self.weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        return _count_bytes(self.weight, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self._bias)
