@@ -25,6 +25,7 @@ from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import SPARE_ROLE, WORKER_MODULE, WorkerLaunch
 from ..ipc.process import ChildProcess
+from ..ipc.process_state import is_stopped
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
 from ..ipc.spare import AdoptedProcess, find_spare_path
 from ..ipc.step import (
@@ -170,7 +171,7 @@ class ProcessExecutor(Executor):
 
     @property
     def next_check_at(self) -> float | None:
-        return self._watch.due_at if self._doom is None else self._kill_at
+        return self._watch.next_check_at if self._doom is None else self._kill_at
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
@@ -261,7 +262,10 @@ class ProcessExecutor(Executor):
     def _look_after(self, child: ChildProcess | AdoptedProcess) -> None:
         """Give a worker up that does not get on; kill it when its stacks are written."""
         now = time.monotonic()
-        if self._doom is None and (overdue := self._watch.find_overdue(now)) is not None:
+        if (
+            self._doom is None
+            and (overdue := self._watch.find_overdue(now, lambda: is_stopped(child.pid))) is not None
+        ):
             self._give_up(overdue)
         if self._doom is None and self._has_lost_connection():
             self._give_up("its connection has ended, or it answered no heartbeat")

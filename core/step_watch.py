@@ -1,13 +1,18 @@
 """StepWatch: what a worker owes the core, and since when. Pure: time is passed in.
 
-A step's time runs from when it was sent, or from the answer before it, whichever is later.
+A step's time runs from when it was sent, or from the answer before it, whichever is later. A worker that
+owes something is looked at meanwhile: one that is stopped will not answer, and need not be waited for.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerReady
+
+LOOK_INTERVAL_S = 0.5
+MAX_LOOKS_STOPPED = 3  # in a row: it is given up within 2 s, and may be stopped and continued for a second
 
 
 class StepWatch:
@@ -20,6 +25,13 @@ class StepWatch:
         self._steps: deque[int] = deque()
         self._awaited = ""
         self.due_at: float | None = None  # None: it owes nothing
+        self._look_at = 0.0
+        self._num_looks_stopped = 0
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `find_overdue` has something to do, None while nothing is owed."""
+        return None if self.due_at is None else min(self.due_at, self._look_at)
 
     def begin_start(self, now: float) -> None:
         """A worker was started; it is to become ready."""
@@ -51,12 +63,20 @@ class StepWatch:
             case _:
                 pass
 
-    def find_overdue(self, now: float) -> str | None:
-        """What took too long, once; None if nothing did."""
-        if self.due_at is None or now < self.due_at:
+    def find_overdue(self, now: float, is_stopped: Callable[[], bool]) -> str | None:
+        """Why the worker is to be given up, once; None if it is not. `is_stopped` is asked only when due."""
+        if self.due_at is None:
             return None
-        self.due_at = None
-        return self._awaited
+        if now >= self.due_at:
+            self.due_at = None
+            return self._awaited
+        if now >= self._look_at:
+            self._look_at = now + LOOK_INTERVAL_S
+            self._num_looks_stopped = self._num_looks_stopped + 1 if is_stopped() else 0
+            if self._num_looks_stopped == MAX_LOOKS_STOPPED:
+                self.due_at = None
+                return "it is stopped"
+        return None
 
     def _await_step(self, now: float) -> None:
         limit_s = self._step_timeout_s
@@ -65,4 +85,6 @@ class StepWatch:
     def _await(self, now: float, limit_s: float, otherwise: str) -> None:
         if self._step_timeout_s:
             self.due_at = now + limit_s
+            self._look_at = now + LOOK_INTERVAL_S
+            self._num_looks_stopped = 0
             self._awaited = otherwise

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
+from .process_state import is_computing
+
 
 class Verdict(Enum):
     """What the owner of a silent process is to do."""
@@ -34,7 +36,7 @@ _LATE_S = 0.5  # a watcher that comes this late was away itself, and has not lis
 
 
 class SilenceWatch:
-    """One process, watched from `start` to `stop`. `is_busy` says whether its main thread computes now."""
+    """One process, watched from `start` to `stop`. `is_busy` says whether it computes now."""
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
@@ -83,8 +85,9 @@ class SilenceWatch:
 class WatchedChild(Protocol):
     """The child process that a ChildWatch is of; ChildProcess is one."""
 
-    def is_computing(self) -> bool:
-        """Whether its main thread computes now."""
+    @property
+    def pid(self) -> int:
+        """Its process id."""
         ...
 
     def dump_stacks(self) -> None:
@@ -100,7 +103,7 @@ class ChildWatch(SilenceWatch):
     """A SilenceWatch that does what silence calls for, all but the asking. `child` has just been started."""
 
     def __init__(self, child: WatchedChild, now: float) -> None:
-        super().__init__(child.is_computing)
+        super().__init__(lambda: is_computing(child.pid))
         self._child = child
         self._must_listen_by: float | None = now + LISTEN_TIMEOUT_S
 

@@ -20,6 +20,8 @@ import sys
 import threading
 import time
 
+from .process_state import has_handler
+
 EXIT_OK = 0
 EXIT_CRASHED = 1  # an exception that nobody expected; the traceback is on stderr
 EXIT_START_FAILED = 10  # told to the parent in a Refusal or WorkerFailed before
@@ -37,7 +39,6 @@ EXIT_NAMES = {
 _LENGTH = struct.Struct("<I")
 _PARENT_CHECK_INTERVAL_S = 0.5
 _STACK_DUMP_SIGNAL = signal.SIGUSR1
-_COMPUTING_STATES = "RD"  # proc(5): running or ready to, and in a system call that nothing interrupts
 
 
 def describe_exit(role: str, pid: int, exit_code: int | None, killed_because: str | None) -> str:
@@ -119,7 +120,7 @@ class ChildProcess:
 
     def dump_stacks(self) -> None:
         """Have a child that called `enable_stack_dumps` write its stacks to standard error; spare others."""
-        if self._catches(_STACK_DUMP_SIGNAL):
+        if has_handler(self.pid, _STACK_DUMP_SIGNAL):
             self.send_signal(_STACK_DUMP_SIGNAL)
 
     def kill(self, because: str) -> None:
@@ -127,24 +128,6 @@ class ChildProcess:
         if self.exit_code is None:
             self._killed_because = because
             self._process.kill()
-
-    def is_computing(self) -> bool:
-        """Whether its main thread runs or is ready to, rather than sleeps, is stopped or has ended."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                # The name is in parentheses and may hold anything; the state is the letter after it.
-                return file.read().rpartition(b") ")[2][:1].decode() in _COMPUTING_STATES
-        except OSError:
-            return False
-
-    def _catches(self, number: signal.Signals) -> bool:
-        """Whether it has a handler for a signal that would end it otherwise (proc(5), SigCgt)."""
-        try:
-            with open(f"/proc/{self.pid}/status") as file:
-                masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
-        except OSError:
-            return False
-        return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
 
     def detach(self) -> None:
         """Let it live on its own: nobody waits for it here any more."""

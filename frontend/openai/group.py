@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -30,7 +29,6 @@ EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
 PING, ALIVE, SERVES = b"?", b".", b"!"  # what is said over an HTTP process's socket
 _SPEAK_TIMEOUT_S = 60.0  # from an HTTP process's start to its first word: a second's imports, if left alone
 _STOP_GRACE_S = 5.0  # beyond the drain time
-_COMPUTING_STATES = ("R", "D")  # proc(5)
 _logger = logging.getLogger("quire.serve")
 
 
@@ -94,13 +92,10 @@ class HttpProcess:
             with contextlib.suppress(OSError):
                 self.control.send(PING)
 
-    def is_computing(self) -> bool:
-        """Whether any thread computes: one that tokenizes may hold the interpreter's lock for seconds."""
-        tasks = Path(f"/proc/{self.child.pid}/task")
-        with contextlib.suppress(OSError):
-            stats = [task.joinpath("stat").read_text() for task in tasks.iterdir()]
-            return any(stat.rpartition(") ")[2].startswith(_COMPUTING_STATES) for stat in stats)
-        return False
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.child.pid
 
     def dump_stacks(self) -> None:
         """Have it write its threads' stacks to its standard error."""

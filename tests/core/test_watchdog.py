@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +34,7 @@ from quire.ipc.liveness import (
     Verdict,
 )
 from quire.ipc.messages import EngineCoreOutput
-from quire.ipc.process import ChildProcess
+from quire.ipc.process_state import is_computing, is_stopped
 from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerProgress, WorkerReady
 
 NUM_TOKENS = 60
@@ -115,8 +118,8 @@ def test_a_steps_time_runs_from_the_answer_before_it() -> None:
     assert steps.due_at == 105.0
     steps.note(answer(1), 104.0)
     assert steps.due_at == 109.0
-    assert steps.find_overdue(108.0) is None
-    assert steps.find_overdue(109.0) == "step 2 took longer than step_timeout_s=5"
+    assert steps.find_overdue(108.0, lambda: False) is None
+    assert steps.find_overdue(109.0, lambda: False) == "step 2 took longer than step_timeout_s=5"
     steps.note(StepFailed(2, "late"), 110.0)
     assert steps.due_at is None
 
@@ -131,12 +134,34 @@ def test_forgotten_steps_and_their_late_answers_owe_nothing() -> None:
     assert steps.due_at == 108.0
 
 
+def test_a_worker_that_owes_an_answer_is_given_up_when_it_stays_stopped() -> None:
+    steps = StepWatch(300.0, 60.0)
+    steps.add_step(1, 100.0)
+    assert steps.next_check_at == 100.5
+    assert steps.find_overdue(100.4, lambda: True) is None, "looked too early"
+    looks = [True, True, False, True, True, True]
+    verdicts = [steps.find_overdue(100.5 + 0.5 * i, lambda look=look: look) for i, look in enumerate(looks)]
+    assert verdicts == [None] * 5 + ["it is stopped"]
+    assert steps.next_check_at is None
+
+
+def test_answers_put_off_the_look_and_an_idle_worker_is_not_looked_at() -> None:
+    steps = StepWatch(300.0, 60.0)
+    assert steps.next_check_at is None
+    steps.add_step(1, 100.0)
+    steps.add_step(2, 100.0)
+    steps.note(answer(1), 100.4)
+    assert steps.next_check_at == 100.9
+    steps.note(answer(2), 100.5)
+    assert steps.next_check_at is None
+
+
 def test_a_start_has_a_deadline_until_the_worker_is_ready() -> None:
     steps = StepWatch(5.0, 60.0)
     steps.begin_start(100.0)
     steps.note(WorkerProgress("load weights", 1.0), 101.0)
     assert steps.due_at == 160.0
-    assert steps.find_overdue(160.0) == "it was not ready within 60 s"
+    assert steps.find_overdue(160.0, lambda: False) == "it was not ready within 60 s"
     steps.begin_start(200.0)
     steps.note(WorkerReady(1, "cpu", []), 201.0)
     assert steps.due_at is None
@@ -208,7 +233,7 @@ def test_a_stopped_worker_is_lost_within_two_seconds_and_the_next_one_is_heard(
     began = time.monotonic()
     event = follow(executor, lambda event: isinstance(event, WorkerLost), 3.0)
     assert isinstance(event, WorkerLost)
-    assert "its connection has ended" in event.reason
+    assert "it is stopped" in event.reason
     assert time.monotonic() - began < 2.0
     executor.start()
     follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
@@ -345,10 +370,36 @@ def test_a_daemons_stopped_core_is_replaced_within_two_seconds_though_nobody_wai
         daemon.wait_until_ready(num_restarts=1)
 
 
-def test_what_a_main_thread_does_is_read_from_the_kernel() -> None:
-    child = ChildProcess.start("fake_core", "engine-core", b"")
-    assert wait_until(lambda: not child.is_computing(), 5.0)
-    os.kill(child.pid, signal.SIGSTOP)
-    assert wait_until(lambda: not child.is_computing(), 5.0)
-    child.stop(0.0)
-    assert not child.is_computing()
+@contextlib.contextmanager
+def run_python(program: str) -> Iterator[int]:
+    """The pid of a process that runs `program`."""
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_what_a_process_does_is_read_from_the_kernel() -> None:
+    with run_python("import time; time.sleep(60)") as pid:
+        assert wait_until(lambda: is_computing(pid), 5.0), "it starts"
+        assert wait_until(lambda: not is_computing(pid), 5.0)
+        assert not is_stopped(pid)
+        os.kill(pid, signal.SIGSTOP)
+        assert wait_until(lambda: is_stopped(pid), 5.0)
+        assert not is_computing(pid)
+    assert not is_computing(pid)
+    assert not is_stopped(pid)
+
+
+def test_a_thread_that_computes_makes_a_process_busy_though_its_main_thread_waits() -> None:
+    program = """
+import threading
+def spin():
+    while True: pass
+thread = threading.Thread(target=spin)
+thread.start()
+thread.join()
+"""
+    with run_python(program) as pid:
+        main_thread = Path(f"/proc/{pid}/stat")
+        assert wait_until(lambda: len(os.listdir(f"/proc/{pid}/task")) == 2, 5.0)
+        assert wait_until(lambda: ") S " in main_thread.read_text() and is_computing(pid), 5.0)
