@@ -11,13 +11,22 @@ It knows requests and the scheduler's queue; not errors, clients or outputs.
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import Enum, auto
 
 from .request import Request, RequestStatus, drop_finished
 from .scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
 SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
-MAX_DEATHS = 64  # of one search; more are not about a request, and count as the worker's own
+MAX_DEATHS = 64  # without a step that went well; more are not about a request, but the worker's own
+
+
+class WorkerDeath(Enum):
+    """What a worker's death says about the worker."""
+
+    UNEXPLAINED = auto()
+    SEARCHED = auto()  # it was part of a search: nothing
+    CONVICTED = auto()  # a request did it, and the deaths before it too
 
 
 class Blame:
@@ -49,8 +58,8 @@ class Blame:
 
     @property
     def explains_deaths(self) -> bool:
-        """True while a worker's death is part of a search, and not yet one too many."""
-        return self.is_searching and self._num_deaths <= MAX_DEATHS
+        """False after deaths that are too many to be about requests."""
+        return self._num_deaths <= MAX_DEATHS
 
     @property
     def alone(self) -> str | None:
@@ -96,8 +105,8 @@ class Blame:
         """A worker has died with `suspects` in flight. As `take_failure`; the next worker has no rows."""
         self._preempt_all()
         self._must_reset = False
+        self._num_deaths += 1
         if self._groups:
-            self._num_deaths += 1
             if not any(one in suspects for one in self._groups[-1]):
                 self._begin_test()  # it had not begun again
                 return None
@@ -110,8 +119,13 @@ class Blame:
         """A step was too large for the device's memory: every running request waits, and nobody is judged."""
         self._preempt_all()
 
+    def note_step(self) -> None:
+        """A step went well: its tokens have been taken."""
+        self._num_deaths = 0
+        self.note_progress()
+
     def note_progress(self) -> None:
-        """After a step's result, or when requests have ended: a cleared group makes way for the next."""
+        """Requests have got on or have ended: a cleared group makes way for the next."""
         if not self._groups or not all(map(self._is_cleared, self._groups[-1])):
             return
         self._groups.pop()
@@ -164,7 +178,6 @@ class Blame:
             self._scheduler.waiting.add(request)
         self._parked = {}
         self._num_known = {}
-        self._num_deaths = 0
 
     def _is_cleared(self, request: Request) -> bool:
         is_further = request.num_output_tokens > self._num_known[request.request_id]

@@ -27,7 +27,7 @@ from ..ipc.messages import (
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
 from ..ipc.token_ids import count_token_ids
 from .admission import find_refusal
-from .blame import FAILURES_ALONE, Blame
+from .blame import FAILURES_ALONE, Blame, WorkerDeath
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
 from .deadlines import Deadlines
@@ -215,7 +215,7 @@ class EngineCore:
         if output.bad_rows:
             self._fail_bad_rows(step, output.bad_rows)
         self._accept_tokens(step, output.token_ids, logprobs, began)
-        self._blame.note_progress()
+        self._blame.note_step()
         if self._limits.note_success():
             self._scheduler.limit_steps(self._limits.max_tokens, self._limits.max_rows)
         self.counters.update_s += self._clock() - began
@@ -237,11 +237,10 @@ class EngineCore:
             self._convict(culprit, ErrorCode.POISON_REQUEST, "step", failed.error, failed.step_id)
         return True
 
-    def lose_worker(self, reason: str) -> bool:
+    def lose_worker(self, reason: str) -> WorkerDeath:
         """The worker was lost: its rows, steps and cache are gone, and every request waits again.
 
-        A request that was alone at several deaths ends with `reason`. True: the death was part of the search
-        for such a request, so it says nothing about the worker.
+        A request that was alone at several deaths ends with `reason`.
         """
         was_searching = self._blame.is_searching
         steps = self._scheduler.in_flight
@@ -250,7 +249,11 @@ class EngineCore:
         self._pool.unregister_all()
         if culprit is not None:
             self._convict(culprit, ErrorCode.POISON_REQUEST, "worker death", reason)
-        return was_searching and self._blame.explains_deaths
+        if not self._blame.explains_deaths:
+            return WorkerDeath.UNEXPLAINED
+        if culprit is not None:
+            return WorkerDeath.CONVICTED
+        return WorkerDeath.SEARCHED if was_searching else WorkerDeath.UNEXPLAINED
 
     def take_reset(self) -> bool:
         """True once after the worker's rows have become void: send it ResetRows before the next step."""

@@ -46,6 +46,7 @@ from ..ipc.step import (
     WorkerProgress,
     WorkerReady,
 )
+from .blame import WorkerDeath
 from .clients import LeaseWatch
 from .death_journal import DeathJournal
 from .engine_core import EngineCore
@@ -257,8 +258,10 @@ class EngineCoreProcess:
         if self._core is None:
             self._refuse_all(f"the engine did not start: {lost.reason}", "EngineStartError")
             return
-        is_explained = self._core.lose_worker(lost.reason)
-        if not is_explained and self._worker_budget.note_loss(time.monotonic()) is None:
+        death = self._core.lose_worker(lost.reason)
+        if death is WorkerDeath.CONVICTED:
+            self._worker_budget.forgive()
+        elif death is WorkerDeath.UNEXPLAINED and self._worker_budget.note_loss(time.monotonic()) is None:
             self._end(f"{lost.reason}, {self._worker_budget.excess}", EXIT_WORKER_LOST)
             return
         _log.error("%s; starting another", lost.reason)

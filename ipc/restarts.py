@@ -25,6 +25,10 @@ class RestartBudget:
             return None
         return 0.0 if num_before == 0 else min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(num_before - 1, 32))
 
+    def forgive(self) -> None:
+        """The losses up to now have a cause that is gone: they count no more."""
+        self._losses = []
+
     @property
     def excess(self) -> str:
         """What is too many, for a person: '6 times in 60 s'."""

@@ -126,6 +126,13 @@ def _from_failed_request(error: RequestFailedError) -> ApiError:
             )
         case "refused":
             return ApiError(HTTPStatus.BAD_REQUEST, str(error), code=error.code)
+        case "poison_request":  # OpenAI's clients try a 500 twice more, and each try may cost three workers
+            return ApiError(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                str(error),
+                code=error.code,
+                headers={"x-should-retry": "false"},
+            )
         case _:
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), code=error.code or "request_failed")
 

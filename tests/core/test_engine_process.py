@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import zmq
 from fakes import expected_output, make_config, make_request
+from quire.core.blame import MAX_DEATHS
 from quire.frontend import engine_link
 from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.engine_core_client import SyncClient, SyncMPClient, make_sync_client
@@ -172,6 +173,26 @@ def test_a_request_that_kills_every_worker_fails_alone(client: SyncMPClient) -> 
     assert "SIGKILL" in (outputs["lethal-1"][-1].error or "")
     for request in requests:
         assert_undisturbed(request, outputs[request.request_id])
+
+
+def test_requests_that_kill_workers_one_after_the_other_do_not_end_the_engine(client: SyncMPClient) -> None:
+    for i in range(6):
+        lethal, request = make_request(f"lethal-{i}", [1]), make_request(f"r-{i}", [i, 2], max_tokens=9)
+        client.add_request(lethal)
+        outputs = collect(client, {lethal.request_id})
+        assert outputs[lethal.request_id][-1].error_code is ErrorCode.POISON_REQUEST
+        client.add_request(request)
+        assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
+
+
+def test_a_worker_that_no_request_gets_through_ends_the_engine(client: SyncMPClient) -> None:
+    num_failed = 0
+    with pytest.raises(EngineDeadError, match="SIGKILL, 4 times in 60 s"):
+        while True:
+            num_failed += 1
+            client.add_request(make_request(f"lethal-{num_failed}", [1]))
+            collect(client, {f"lethal-{num_failed}"})
+    assert num_failed < MAX_DEATHS
 
 
 def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) -> None:

@@ -20,6 +20,13 @@ def test_losses_are_forgotten_after_the_window() -> None:
     assert budget.note_loss(1e6) == 0.0
 
 
+def test_losses_that_are_forgiven_count_no_more() -> None:
+    budget = RestartBudget(max_losses=1)
+    assert budget.note_loss(1.0) == 0.0
+    budget.forgive()
+    assert [budget.note_loss(2.0), budget.note_loss(3.0)] == [0.0, None]
+
+
 def test_limits_are_counted_and_named_as_given() -> None:
     budget = RestartBudget(max_losses=200, window_s=0.5)
     assert [budget.note_loss(100.0) for _ in range(201)].count(None) == 1

@@ -288,6 +288,7 @@ def test_what_the_engine_says_becomes_a_status_also_of_a_stream_that_has_not_beg
         assert (answer.status, answer.error["code"]) == (status, code)
         assert str(error) in answer.error["message"]
         assert ("retry-after" in answer.headers) == (status in (429, 503))
+        assert (answer.headers.get("x-should-retry") == "false") == (code == "poison_request")
 
     run_with_app(scenario)
 
