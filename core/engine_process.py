@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from ..ipc.codec import make_client_codec
-from ..ipc.errors import ProtocolError
+from ..ipc.errors import USER_ERRORS, ProtocolError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import PACKAGE_DIR, CoreLaunch
 from ..ipc.messages import (
@@ -235,8 +235,7 @@ class EngineCoreProcess:
             case WorkerReady():
                 self._on_worker_ready(event)
             case WorkerFailed():
-                _log.debug("worker start failed\n%s", event.details)
-                self._refuse_all(event.reason, event.kind)
+                self._on_worker_failed(event)
             case WorkerLost():
                 self._on_worker_lost(event)
 
@@ -252,6 +251,14 @@ class EngineCoreProcess:
     def _log_poison(self) -> None:
         for report in self._core.take_poison_reports() if self._core is not None else ():
             _log.error("poison request %s", msgspec.json.encode(report).decode())
+
+    def _on_worker_failed(self, failed: WorkerFailed) -> None:
+        """What is wrong with the model stays so; else one in the place of a lost one is tried again."""
+        _log.debug("worker start failed\n%s", failed.details)
+        if self._core is None or failed.kind in USER_ERRORS:
+            self._refuse_all(failed.reason, failed.kind)
+        else:
+            self._on_worker_lost(WorkerLost(f"the worker did not start again: {failed.reason}"))
 
     def _on_worker_lost(self, lost: WorkerLost) -> None:
         """Start another worker and compute every running request again; too often, and the engine ends."""
@@ -276,7 +283,10 @@ class EngineCoreProcess:
             assert self._reception.facts is not None
             self._reception.facts = msgspec.structs.replace(self._reception.facts, pids=pids)
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
-                self._end("the restarted worker has room for fewer KV blocks than before", EXIT_WORKER_LOST)
+                _log.error("the restarted worker has room for fewer KV blocks than before; starting anew")
+                self._journal.note_alone(None)
+                self._has_worker = False
+                self._exit_code = EXIT_CRASHED  # another core can go on with fewer
             _log.info("another worker is %s", format_phases(self._startup.measure()))
             return
         core = EngineCore(self._config, ready.num_gpu_blocks, num_deaths_alone=self._journal.num_deaths)

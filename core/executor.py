@@ -137,6 +137,7 @@ class ProcessExecutor(Executor):
         self._poller: zmq.Poller | None = None
 
     def start(self) -> None:
+        self._forget_child(grace_s=0.0)  # one that failed to start may still be about to leave
         self._unbind()
         self._num_starts += 1
         self._bind()

@@ -1,9 +1,11 @@
 """`python -m fake_core`: the real engine core process with FakeWorker in place of a worker process.
 
 Faults are asked for by request id: "poison..." makes the step that computes it fail, "lethal..." kills the
-worker each time, "once..." the first time, "crash..." the core itself. The model name "missing" fails the
-start, "refused-later" every start but the first, "unready" never gets a worker; "paced" waits 2 ms a step, so
-that there is time to do something to it. In the role of a supervisor it is the real one, over fake cores.
+worker each time, "once..." the first time, "crash..." the core itself. After "once-fails" the next worker
+does not start, after "once-failsalways" none does. The model name "missing" fails the start, "refused-later"
+every start but the first, "unready" never gets a worker; with "shrinks" the first core's second worker has
+fewer blocks; "paced" waits 2 ms a step, so that there is time to do something to it. In the role of a
+supervisor it is the real one, over fake cores.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ class FakeProcessExecutor(Executor):
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_dead = False
         self._has_died = False
+        self._num_failing_starts = 0
+        shrinks = config.model.served_model_name == "shrinks" and _is_first_start(config)
+        self._num_blocks_later = NUM_BLOCKS - shrinks
+        self._num_blocks = NUM_BLOCKS  # of the next worker
 
     def start(self) -> None:
         name = self._config.model.served_model_name
@@ -45,10 +51,15 @@ class FakeProcessExecutor(Executor):
         if name == "unready":
             self._tell(WorkerProgress("load fake weights", 1.0))
             return
+        if self._num_failing_starts:
+            self._num_failing_starts -= 1
+            self._tell(WorkerFailed("no memory just now", "OutOfMemoryError"))
+            return
         self._is_dead = False
         self._worker.lose()
         self._tell(WorkerProgress("load fake weights", 1.0))
-        self._tell(WorkerReady(NUM_BLOCKS, "fake", [LedgerEntry("weights", 1)]))
+        self._tell(WorkerReady(self._num_blocks, "fake", [LedgerEntry("weights", 1)]))
+        self._num_blocks = self._num_blocks_later
 
     def submit(self, step: SchedulerOutput) -> None:
         if self._is_dead:
@@ -58,6 +69,8 @@ class FakeProcessExecutor(Executor):
             os._exit(7)
         if "lethal" in kinds or ("once" in kinds and not self._has_died):
             self._is_dead = self._has_died = True
+            ids = {new.request_id for new in step.new_requests}
+            self._num_failing_starts = 1000 if "once-failsalways" in ids else int("once-fails" in ids)
             self._tell(WorkerLost("worker (pid 1) was killed by SIGKILL"))
             return
         self._worker.poisoned.update(

@@ -186,13 +186,13 @@ def test_requests_that_kill_workers_one_after_the_other_do_not_end_the_engine(cl
 
 
 def test_a_worker_that_no_request_gets_through_ends_the_engine(client: SyncMPClient) -> None:
-    num_failed = 0
+    def ask_and_lose_workers() -> None:
+        for i in range(MAX_DEATHS):
+            client.add_request(make_request(f"lethal-{i}", [1]))
+            collect(client, {f"lethal-{i}"})
+
     with pytest.raises(EngineDeadError, match="SIGKILL, 4 times in 60 s"):
-        while True:
-            num_failed += 1
-            client.add_request(make_request(f"lethal-{num_failed}", [1]))
-            collect(client, {f"lethal-{num_failed}"})
-    assert num_failed < MAX_DEATHS
+        ask_and_lose_workers()
 
 
 def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) -> None:
@@ -204,6 +204,30 @@ def test_a_lost_worker_is_replaced_and_no_request_notices(client: SyncMPClient) 
     for request in requests:
         assert_undisturbed(request, outputs[request.request_id])
     assert any(out[-1].times.num_preemptions for out in outputs.values() if out[-1].times)
+
+
+def test_a_worker_that_fails_once_to_start_again_is_started_once_more(client: SyncMPClient) -> None:
+    request = make_request("once-fails", [7], max_tokens=20)
+    client.add_request(request)
+    assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
+
+
+def test_a_worker_that_comes_back_with_fewer_blocks_costs_no_token(tmp_path: Path) -> None:
+    model = msgspec.structs.replace(
+        CONFIG.model, served_model_name="shrinks", model=str(tmp_path / "started")
+    )
+    with contextlib.closing(make_sync_client(msgspec.structs.replace(CONFIG, model=model))) as client:
+        core_pid = client.facts.pids["core"]
+        request = make_request("once-1", [7], max_tokens=20)
+        client.add_request(request)
+        assert_undisturbed(request, collect(client, {request.request_id})[request.request_id])
+        assert client.facts.pids["core"] != core_pid
+
+
+def test_a_worker_that_cannot_start_again_ends_the_engine_with_its_cause(client: SyncMPClient) -> None:
+    client.add_request(make_request("once-failsalways", [7]))
+    with pytest.raises(EngineDeadError, match="no memory just now, 4 times in 60 s"):
+        client.get_outputs(timeout_s=10.0)
 
 
 def test_a_worker_lost_more_often_than_allowed_ends_the_engine_with_its_cause() -> None:
