@@ -2,8 +2,9 @@
 
 When a step raises, every request in it is suspected. Suspects run in groups, apart from everybody else, who
 waits meanwhile: a group that fails is halved, the one that fails alone twice is the culprit, and a group is
-cleared when all its members have got a token further. Anybody may kill a worker: at a death only those are
-suspected that were in flight, and had got no further since the death before.
+cleared when all its members have got a token further. A test begins and ends with no step in flight: what
+the last step of a group does to worker or core is not laid on the next group. Anybody may kill a worker: at a
+death only those are suspected that were in flight, and had got no further since the death before.
 
 It knows requests and the scheduler's queue; not errors, clients or outputs.
 """
@@ -35,6 +36,7 @@ class Blame:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._groups: list[list[Request]] = []  # the last is under test
+        self._must_begin = False  # its test waits for the steps in flight, which are of anybody
         self._num_known: dict[str, int] = {}  # output tokens of its members when its test began
         self._parked: dict[str, Request] = {}
         self._died_at: dict[str, int] = {}  # output tokens of requests at the last death, of those in flight
@@ -64,7 +66,13 @@ class Blame:
     @property
     def alone(self) -> str | None:
         """The request under test if it is one: nothing else runs."""
-        return self._groups[-1][0].request_id if self._groups and len(self._groups[-1]) == 1 else None
+        is_alone = bool(self._groups) and len(self._groups[-1]) == 1 and not self._must_begin
+        return self._groups[-1][0].request_id if is_alone else None
+
+    @property
+    def must_wait(self) -> bool:
+        """True while no further step may be formed, because a test begins or ends after those in flight."""
+        return bool(self._scheduler.in_flight) and (self._must_begin or self._has_cleared_group)
 
     def add(self, request: Request) -> None:
         """Let a new request wait: in the scheduler's queue, or aside while a search goes on.
@@ -75,8 +83,8 @@ class Blame:
             self._parked[request.request_id] = request
             self._groups.insert(0, [request])
             if len(self._groups) == 1:
-                self._preempt_all()
-                self._begin_test()
+                self._must_begin = True
+                self.note_progress()
         elif self.is_searching:
             self._parked[request.request_id] = request
         else:
@@ -99,7 +107,8 @@ class Blame:
         Every running request waits afterwards.
         """
         self._preempt_all()
-        return self._judge(self._groups.pop() if self._groups else suspects)
+        is_of_test = bool(self._groups) and not self._must_begin
+        return self._judge(self._groups.pop() if is_of_test else suspects)
 
     def take_death(self, suspects: list[Request]) -> Request | None:
         """A worker has died with `suspects` in flight. As `take_failure`; the next worker has no rows."""
@@ -118,6 +127,7 @@ class Blame:
     def take_shortage(self) -> None:
         """A step was too large for the device's memory: every running request waits, and nobody is judged."""
         self._preempt_all()
+        self.note_progress()
 
     def note_step(self) -> None:
         """A step went well: its tokens have been taken."""
@@ -125,11 +135,14 @@ class Blame:
         self.note_progress()
 
     def note_progress(self) -> None:
-        """Requests have got on or have ended: a cleared group makes way for the next."""
-        if not self._groups or not all(map(self._is_cleared, self._groups[-1])):
+        """Requests have got on or have ended: once nothing is in flight, a cleared group makes way."""
+        if self._scheduler.in_flight:
             return
-        self._groups.pop()
-        self._num_alone = 0
+        if self._has_cleared_group:
+            self._groups.pop()
+            self._num_alone = 0
+        elif not self._must_begin:
+            return
         if self._groups:
             self._preempt_all()
         self._begin_test()
@@ -161,6 +174,7 @@ class Blame:
 
     def _begin_test(self) -> None:
         """Let only the last group's members run; all of them, if there is no group left."""
+        self._must_begin = False
         self._groups = [live for group in self._groups if (live := drop_finished(group))]
         if not self._groups:
             self._unpark()
@@ -178,6 +192,11 @@ class Blame:
             self._scheduler.waiting.add(request)
         self._parked = {}
         self._num_known = {}
+
+    @property
+    def _has_cleared_group(self) -> bool:
+        """Whether the group under test has come through."""
+        return bool(self._groups) and not self._must_begin and all(map(self._is_cleared, self._groups[-1]))
 
     def _is_cleared(self, request: Request) -> bool:
         is_further = request.num_output_tokens > self._num_known[request.request_id]

@@ -185,7 +185,7 @@ class EngineCore:
         began = self._clock()
         if self._requests:
             self._window.note(began, is_start=not self._scheduler.in_flight)
-        output = self._scheduler.schedule()
+        output = None if self._blame.must_wait else self._scheduler.schedule()
         now = self._clock()
         if output is not None:
             self.counters.num_steps += 1

@@ -72,6 +72,37 @@ def test_suspects_run_alone_one_after_the_other_and_then_everybody() -> None:
         assert engine.tokens[request.request_id] == expected_output(request, 128)[0]
 
 
+def test_what_an_ended_suspects_last_step_does_is_not_laid_on_the_next_suspect() -> None:
+    engine = FakeEngine(make_config(), 64)
+    for name in ("r0", "r1"):
+        engine.add(resumed(name, SUSPECT_ATTEMPTS))
+    assert engine.launch() is not None
+    engine.core.abort_requests(b"client", ["r0"])
+    engine.deliver()
+    assert engine.launch() is None
+    assert engine.core.alone == "r0"  # whose step may still be the death of this core
+    engine.finish_step()
+    assert engine.core.alone == "r1"
+    engine.run()
+    assert engine.tokens["r1"] == expected_output(resumed("r1", 0), 128)[0]
+
+
+def test_what_steps_in_flight_do_is_not_laid_on_a_suspect_that_comes() -> None:
+    engine = FakeEngine(make_config(), 64)
+    engine.worker.poisoned.add("r0")
+    for name in ("r0", "r1"):
+        engine.add(resumed(name, 0))
+    assert engine.launch() is not None
+    engine.add(resumed("r2", SUSPECT_ATTEMPTS))
+    assert engine.core.alone is None
+    assert engine.launch() is None
+    engine.run()
+    assert engine.finals["r0"].error_code is ErrorCode.POISON_REQUEST
+    for name in ("r1", "r2"):
+        assert engine.tokens[name] == expected_output(resumed(name, 0), 128)[0]
+    assert engine.core.check_integrity() == []
+
+
 def test_a_request_that_was_alone_at_two_deaths_fails_and_its_report_holds_no_text() -> None:
     engine = FakeEngine(make_config(), 64)
     engine.core = EngineCore(

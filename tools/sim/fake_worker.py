@@ -180,19 +180,19 @@ class FakeWorker:
         self._enter(step)
         self._check_shape(step)
         cause, self.fail_next = self.fail_next, None
-        cause = cause or self.find_poison(step)
-        if cause is not None:
+        failure = self.find_failure(step) if cause is None else StepFailed(step.step_id, cause)
+        if failure is not None:
             self.has_failed = True
-            return StepFailed(step.step_id, cause)
+            return failure
         if self.verify:
             self._write(step)
             self._read(step)
         return self._sample(step)
 
-    def find_poison(self, step: SchedulerOutput) -> str | None:
-        """The cause with which this step fails, once its requests are in their rows; None if it does not."""
+    def find_failure(self, step: SchedulerOutput) -> StepFailed | None:
+        """How this step fails, once its requests are in their rows; None if it does not."""
         found = sorted({self.rows[row].request_id for row in step.rows} & self.poisoned)
-        return f"poisoned by {found}" if found else None
+        return StepFailed(step.step_id, f"poisoned by {found}") if found else None
 
     def _enter(self, step: SchedulerOutput) -> None:
         for row in step.freed_rows:

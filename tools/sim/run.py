@@ -8,9 +8,13 @@ wrong, everything ends.
 from __future__ import annotations
 
 import random
+import tempfile
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ...core.blame import FAILURES_ALONE
+from ...core.step_limits import ATTEMPTS_AT_FLOOR
 from ...frontend.input_processor import EngineInput
 from ...frontend.outputs import RequestOutput
 from ...ipc.messages import EngineCoreRequest
@@ -24,6 +28,7 @@ from .sim_core import SimCore
 MAX_EVENTS = 20_000  # of a run; a usual one has some hundred
 _MAX_REPLIES = 16  # that wait for one client beside its outputs
 _EPSILON_S = 1e-6
+_RESTART_TIMES_S = (0.01, 0.05, 0.2)
 
 
 @dataclass(slots=True)
@@ -47,12 +52,14 @@ class Outcome:
     num_turns: int = 0
     num_requests: int = 0
     num_tokens: int = 0
-    num_core_crashes: int = 0
+    num_core_crashes: int = 0  # accidents and poison
     ends: dict[str, int] = field(default_factory=dict[str, int])  # finish reason or error code -> requests
 
 
 class _Run:
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        """`folder`: for what a core leaves to the next one."""
+        self._journal_path = str(folder / "deaths.json")
         self._scenario = scenario
         self._config = scenario.make_config()
         self._rng = random.Random(scenario.rng_seed)
@@ -64,10 +71,11 @@ class _Run:
             scenario.high_water_mark,
             scenario.repeat_share,
         )
-        self._poisons = {plan.name: plan for plan in scenario.requests if plan.poison is not None}
         self._lives: dict[str, _Life] = {}
         self._was_accepted: dict[str, bool] = {}
-        self._num_accidents = 0  # failures of steps and workers that no request is to blame for
+        self._num_accidents = 0  # most in one core's life, of those that no request is to blame for
+        self._num_shortages = 0  # likewise
+        self._num_core_accidents = 0  # cores that were lost by accident
         self._num_epochs = 0
         self._num_clients = 0
         self.outcome = Outcome()
@@ -95,15 +103,23 @@ class _Run:
         self._num_epochs += 1
         self._core = SimCore(
             f"epoch {self._num_epochs}",
+            self._scenario,
             self._config,
-            self._scenario.num_blocks,
-            self._poisons,
+            self._journal_path,
             self._was_accepted,
             self._network,
             self._timeline,
             self._rng,
             self._check_core,
+            lambda: self._lose_core(self._rng.choice(_RESTART_TIMES_S)),
         )
+
+    def _lose_core(self, lasts_s: float) -> None:
+        if self._core is not None:
+            self._core.crash()
+            self._core = None
+            self.outcome.num_core_crashes += 1
+            self._timeline.call_at(self._timeline.now + lasts_s, self._start_core)
 
     def _make_client(self, number: int) -> SimClient:
         self._num_clients += 1
@@ -117,23 +133,13 @@ class _Run:
         )
 
     def _happen(self, fault: Fault) -> None:
-        back_at = self._timeline.now + fault.lasts_s
         match fault.kind:
             case FaultKind.CORE_CRASH:
+                self._num_core_accidents += self._core is not None
+                self._lose_core(fault.lasts_s)
+            case FaultKind.WORKER_CRASH | FaultKind.STEP_FAILURE | FaultKind.SHORTAGE:
                 if self._core is not None:
-                    self._num_accidents += self._core.num_worker_losses
-                    self._core.crash()
-                    self._core = None
-                    self.outcome.num_core_crashes += 1
-                    self._timeline.call_at(back_at, self._start_core)
-            case FaultKind.WORKER_CRASH:
-                if self._core is not None:
-                    self._num_accidents += 1
-                    self._core.crash_worker()
-            case FaultKind.STEP_FAILURE:
-                if self._core is not None:
-                    self._num_accidents += 1
-                    self._core.fail_next_step()
+                    self._harm_worker(self._core, fault.kind)
             case FaultKind.CLIENT_CRASH:
                 self._clients[fault.client].crash()
                 self._clients[fault.client] = self._make_client(fault.client)
@@ -141,7 +147,18 @@ class _Run:
                 self._clients[fault.client].lose_connection()
             case FaultKind.CLIENT_STOP:
                 client = self._clients[fault.client]
-                client.stopped_until = max(client.stopped_until, back_at)
+                client.stopped_until = max(client.stopped_until, self._timeline.now + fault.lasts_s)
+
+    def _harm_worker(self, core: SimCore, kind: FaultKind) -> None:
+        match kind:
+            case FaultKind.WORKER_CRASH:
+                core.crash_worker()
+            case FaultKind.STEP_FAILURE:
+                core.fail_next_step()
+            case _:
+                core.starve_next_step()
+        self._num_accidents = max(self._num_accidents, core.num_accidents)
+        self._num_shortages = max(self._num_shortages, core.num_shortages)
 
     # -- users
 
@@ -236,7 +253,9 @@ class _Run:
                 timed_out = plan.timeout_s is not None and lasted_s >= plan.timeout_s
                 is_right = plan.abort_at is not None or timed_out
             case "poison_request":
-                is_right = plan.poison in ("step", "death") or self._num_accidents >= 2
+                is_right = self._may_be_convicted(plan, str(final.error))
+            case "out_of_memory":
+                is_right = plan.poison == "memory" or self._num_shortages >= ATTEMPTS_AT_FLOOR
             case "bad_logits":
                 is_right = plan.poison == "logits"
             case "overloaded":
@@ -248,16 +267,23 @@ class _Run:
         _require(is_right, f"{plan.name} ended with {end} ({final.error}) and {len(life.tokens)} tokens")
         return end
 
+    def _may_be_convicted(self, plan: SimRequest, error: str) -> bool:
+        """Only the culprit, unless what nobody is to blame for happened to one request again and again."""
+        if "engine cores died" in error:
+            return plan.poison == "core" or self._num_core_accidents >= FAILURES_ALONE
+        return plan.poison in ("step", "death") or self._num_accidents >= FAILURES_ALONE
+
 
 def run_scenario(scenario: Scenario) -> Outcome:
     """Play it. Raises Violation, also for an exception in the code that is under test."""
-    run = _Run(scenario)
-    try:
-        run.play()
-    except Violation:
-        raise
-    except Exception as error:
-        raise Violation(traceback.format_exc()) from error
+    with tempfile.TemporaryDirectory() as folder:
+        run = _Run(scenario, Path(folder))
+        try:
+            run.play()
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation(traceback.format_exc()) from error
     return run.outcome
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from ...ipc.config import EngineConfig, SchedulerConfig, SchedulingPolicy
 from .fake_worker import make_config
@@ -27,14 +27,14 @@ class FaultKind(Enum):
     CORE_CRASH = "core crash"
     WORKER_CRASH = "worker crash"
     STEP_FAILURE = "step failure"
+    SHORTAGE = "shortage"  # the next step runs out of memory
     CLIENT_CRASH = "client crash"  # its process is gone, and another one comes
     CONNECTION_LOSS = "connection loss"
     CLIENT_STOP = "client stop"  # it reads nothing for a while
 
 
-PoisonKind = Literal[
-    "step", "death", "logits"
-]  # a step with it raises, kills the worker, has no finite logits
+# A step with it raises, kills the worker, has no finite logits, runs out of memory, kills the core.
+PoisonKind = Literal["step", "death", "logits", "memory", "core"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Scenario:
     num_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    capacity: int | None  # tokens of a step that the device has memory for; None: for all
     policy: SchedulingPolicy
     max_num_queued_reqs: int | None
     run_ahead: int
@@ -84,6 +85,11 @@ class Scenario:
     delay_s: float  # a message takes up to this long, one in ten up to ten times
     high_water_mark: int  # messages on the way to one client
     repeat_share: float  # of the messages to clients that arrive again later
+
+    @property
+    def poisons(self) -> dict[str, SimRequest]:
+        """The requests that are poison, by name."""
+        return {request.name: request for request in self.requests if request.poison is not None}
 
     def make_config(self) -> EngineConfig:
         """The engine's configuration."""
@@ -117,6 +123,8 @@ class Scenario:
             yield replace(self, faults=faults)
         if self.repeat_share:
             yield replace(self, repeat_share=0.0)
+        if self.capacity is not None:
+            yield replace(self, capacity=None)
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -132,6 +140,7 @@ def draw_scenario(seed: int) -> Scenario:
         num_blocks=rng.randint(-(-MAX_MODEL_LEN // BLOCK_SIZE), 14),
         max_num_seqs=rng.randint(1, 5),
         max_num_batched_tokens=rng.choice([8, 16, 40, 200]),
+        capacity=rng.choice([None] * 7 + [rng.randint(1, 20)]),
         policy=rng.choice(("fcfs", "priority", "fair", "fair")),
         max_num_queued_reqs=rng.choice([None, None, 2]),
         run_ahead=rng.choice([1, 2, 2]),
@@ -146,7 +155,7 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
     at = rng.choice([0.0, rng.uniform(0.0, _BUSY_S)])
     shared = (7,) * rng.choice([0, 0, 8, 11, 16])
     own = tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 8)))
-    poison = rng.choice(("step", "death", "logits")) if rng.random() < 0.06 else None
+    poison = rng.choice(get_args(PoisonKind)) if rng.random() < 0.08 else None
     return SimRequest(
         name=f"r{index}",
         client=rng.randrange(num_clients),

@@ -1,7 +1,7 @@
 """SimCore: one life of the engine core's process, with the real Reception, EngineCore and Outboxes in it.
 
 It does what `EngineCoreProcess._turn` does, on the simulated network and clock, with a FakeWorker that takes
-its time and dies of poison.
+its time, has little memory and dies of poison, or takes the core with it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from ...core.death_journal import DeathJournal
 from ...core.engine_core import EngineCore
 from ...core.engine_facts import StartupClock, make_engine_facts
 from ...core.reception import Reception
@@ -22,7 +23,7 @@ from ...ipc.messages import EngineCoreRequest, ProtocolNotice
 from ...ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed, WorkerReady
 from .fake_worker import FakeExecutor, FakeWorker
 from .network import Network, Timeline
-from .scenario import SimRequest
+from .scenario import Scenario, SimRequest
 
 _WORKER_START_S = 0.1
 _LONGEST_STEP_S = 0.01
@@ -34,24 +35,44 @@ class WorkerDied(Exception):
     """A step has ended its worker."""
 
 
+class CoreDied(Exception):
+    """A step has ended the engine core."""
+
+
 class PoisonedWorker(FakeWorker):
-    """A FakeWorker for which some requests are poison."""
+    """A FakeWorker for which some requests are poison, and some steps too large."""
 
     poisons: Mapping[str, SimRequest]
+    capacity: int | None
+    is_short: bool = False  # of memory for the next step, however small
 
-    def find_poison(self, step: SchedulerOutput) -> str | None:
+    def find_failure(self, step: SchedulerOutput) -> StepFailed | None:
+        num_tokens = sum(step.num_tokens)
+        if self.is_short or (self.capacity is not None and num_tokens > self.capacity):
+            self.is_short = False
+            return _run_short(step, f"{num_tokens} tokens are too many")
         for number in step.rows:
             row = self.rows[number]
             request = self.poisons.get(row.request_id)
             num_output = len(row.tokens) - row.num_prompt_tokens
             if request is None or num_output < request.poison_from:
                 continue
-            if request.poison == "death":
-                raise WorkerDied(row.request_id)
-            if request.poison == "step":
-                return f"poisoned by {row.request_id}"
-            self.bad.add(row.request_id)
+            match request.poison:
+                case "death":
+                    raise WorkerDied(row.request_id)
+                case "core":
+                    raise CoreDied(row.request_id)
+                case "step":
+                    return StepFailed(step.step_id, f"poisoned by {row.request_id}")
+                case "memory":
+                    return _run_short(step, f"{row.request_id} is too large")
+                case _:
+                    self.bad.add(row.request_id)
         return None
+
+
+def _run_short(step: SchedulerOutput, cause: str) -> StepFailed:
+    return StepFailed(step.step_id, cause, is_out_of_memory=True)
 
 
 class SimCore:
@@ -60,27 +81,32 @@ class SimCore:
     def __init__(
         self,
         epoch: str,
+        scenario: Scenario,
         config: EngineConfig,
-        num_blocks: int,
-        poisons: Mapping[str, SimRequest],
+        journal_path: str,
         was_accepted: dict[str, bool],
         network: Network,
         timeline: Timeline,
         rng: random.Random,
         on_turn: Callable[[SimCore], None],
+        on_poisoned: Callable[[], None],
     ) -> None:
+        """`on_poisoned`: a request has killed this core, which the caller is to `crash`."""
+        self._scenario = scenario
         self._config = config
-        self._num_blocks = num_blocks
-        self._poisons = poisons
+        self._journal = DeathJournal(journal_path)
         self._was_accepted = was_accepted  # request -> whether the first core that got it took it on
         self._network = network
         self._timeline = timeline
         self._rng = rng
         self._on_turn = on_turn
+        self._on_poisoned = on_poisoned
         self._codec = make_client_codec()
         self.reception = Reception(epoch, timeline(), self._send)
         self.is_dead = False
-        self.num_worker_losses = 0
+        self.num_accidents = 0  # steps and workers lost that no request is to blame for
+        self.num_shortages = 0  # of memory, likewise
+        self._worker: PoisonedWorker | None = None
         self._executor: FakeExecutor | None = None
         self._is_worker_known = False  # the core counts on it; it may be dead already
         self._inbox: deque[tuple[bytes, tuple[bytes, ...]]] = deque()
@@ -112,26 +138,36 @@ class SimCore:
     def crash(self) -> None:
         """End at once, with the worker."""
         self.is_dead = True
-        self._executor = None
+        self._executor = self._worker = None
         self._network.lose_all()
 
-    def crash_worker(self, reason: str = "the worker was killed") -> None:
-        """The worker ends with all that it was doing; the core learns of it a little later."""
-        if self._executor is None:
-            return
-        self._executor = None
-        self.num_worker_losses += 1
+    def crash_worker(self) -> None:
+        """The worker ends with all that it was doing."""
+        if self._executor is not None:
+            self.num_accidents += 1
+            self._lose_worker("the worker was killed")
+
+    def fail_next_step(self) -> None:
+        """Let the next step that the worker runs raise."""
+        if self._worker is not None:
+            self.num_accidents += 1
+            self._worker.fail_next = "injected"
+
+    def starve_next_step(self) -> None:
+        """Let the next step that the worker runs be too large for the memory."""
+        if self._worker is not None:
+            self.num_shortages += 1
+            self._worker.is_short = True
+
+    def _lose_worker(self, reason: str) -> None:
+        """The core learns of it a little later."""
+        self._executor = self._worker = None
 
         def note() -> None:
             self._answers.append(reason)
             self._wake()
 
         self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, 0.02), note)
-
-    def fail_next_step(self) -> None:
-        """Let the next step that the worker runs raise."""
-        if self._executor is not None:
-            self._executor.worker.fail_next = "injected"
 
     # -- a turn
 
@@ -194,8 +230,8 @@ class SimCore:
         def on_ready() -> None:
             if self.is_dead:
                 return
-            worker = PoisonedWorker(self._config, self._num_blocks)
-            worker.poisons = self._poisons
+            worker = self._worker = PoisonedWorker(self._config, self._scenario.num_blocks)
+            worker.poisons, worker.capacity = self._scenario.poisons, self._scenario.capacity
             self._executor = FakeExecutor(worker)
             self._is_worker_known = True
             if self.core is None:
@@ -205,16 +241,19 @@ class SimCore:
         self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _WORKER_START_S), on_ready)
 
     def _open(self) -> None:
-        ready = WorkerReady(self._num_blocks, "fake", [])
+        ready = WorkerReady(self._scenario.num_blocks, "fake", [])
         clock = self._timeline
         facts = make_engine_facts(self._config, ready, {}, StartupClock("start", clock()))
-        core = EngineCore(self._config, self._num_blocks, clock, b"simulated", clock)
+        core = EngineCore(
+            self._config, ready.num_gpu_blocks, clock, b"simulated", clock, self._journal.num_deaths
+        )
         self.reception.open(core, facts)
 
     def _submit_steps(self, core: EngineCore) -> None:
         if core.take_reset() and self._executor is not None:
             self._executor.reset_rows()
         while core.num_in_flight < self._config.scheduler.run_ahead:
+            self._journal.note_alone(core.alone)
             step = core.schedule()
             if step is None:
                 return
@@ -230,9 +269,10 @@ class SimCore:
             try:
                 self._answers.append(executor.collect())
             except WorkerDied as died:
-                self.crash_worker(f"the worker died of {died}")
-                self.num_worker_losses -= 1
-                self._wake()
+                self._lose_worker(f"the worker died of {died}")
+                return
+            except CoreDied:
+                self._on_poisoned()
                 return
             self._wake()
             if executor.pending:
