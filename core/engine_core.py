@@ -343,7 +343,8 @@ class EngineCore:
         Under the fair policy a tenant may fill its part of the queue also when others have filled all of it,
         until twice as many wait.
         """
-        bound, num_queued = self._config.scheduler.max_num_queued_reqs, self._scheduler.num_queued
+        bound, num_rows = self._config.scheduler.max_num_queued_reqs, self._config.scheduler.max_num_seqs
+        num_queued = self._scheduler.num_queued + max(0, len(self._blame.parked) - num_rows)
         if bound is None or num_queued < bound or request.is_resumed or request.output_token_ids:
             return None
         if self._config.scheduler.policy == "fair" and num_queued < 2 * bound:

@@ -89,7 +89,7 @@ class Scheduler:
         self._withheld_rows: list[int] = []  # while steps are limited to fewer
         self._rows_to_free: list[int] = []  # the worker hears of them with the next step
         self._max_step_tokens = config.max_num_batched_tokens
-        self._num_untried = 0  # requests that came after the last step was put together
+        self._num_untried = 0  # requests that came, or came back, after the last step was put together
 
     # -- entering and leaving
 
@@ -135,6 +135,7 @@ class Scheduler:
             for request in step.sampled:
                 request.num_placeholders = 0
         self.in_flight.clear()
+        self._num_untried += len(self.running)  # each has a row again in the next step
         while self.running:
             self._preempt_last()
         self._rows_to_free.clear()
@@ -352,7 +353,7 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests that wait, without those that came just now and may find a free row in the next step."""
-        return len(self.waiting) - min(self._num_untried, len(self._free_rows))
+        return max(0, len(self.waiting) - min(self._num_untried, len(self._free_rows)))
 
     def why_waiting(self, request: Request) -> str:
         """Why a request that waits does not run, for a person. Costs no more than one look at the queue."""

@@ -138,6 +138,32 @@ def test_requests_that_find_free_rows_do_not_fill_the_queue():
     assert list(engine.finals) == ["r6", "late"]
 
 
+def test_requests_that_a_lost_worker_has_interrupted_do_not_fill_the_queue():
+    engine = make_engine(max_num_seqs=4, max_num_queued_reqs=2)
+    for i in range(3):
+        engine.add(make_request(f"r{i}", [i + 1], max_tokens=9))
+    engine.turn()
+    engine.lose_worker()
+    for i in range(3, 7):
+        engine.add(make_request(f"r{i}", [i + 1], max_tokens=9))
+    assert list(engine.finals) == ["r6"]
+    assert "2 requests wait already" in (engine.finals["r6"].error or "")
+
+
+def test_a_queue_has_its_bound_also_while_a_poison_request_is_looked_for():
+    engine = make_engine(max_num_seqs=4, max_num_queued_reqs=2)
+    engine.worker.poisoned.add("r0")
+    for i in range(4):
+        engine.add(make_request(f"r{i}", [i + 1], max_tokens=9))
+    engine.turn()
+    for i in range(4, 40):
+        engine.add(make_request(f"r{i}", [i + 1], max_tokens=9))
+    refused = {name for name, final in engine.finals.items() if final.error_code is ErrorCode.OVERLOADED}
+    assert 30 <= len(refused) <= 34  # those under test are in rows already
+    engine.run()
+    assert len(engine.finals) == 40
+
+
 def test_under_fair_a_flood_does_not_keep_others_out_of_the_queue():
     engine = make_engine(max_num_seqs=1, max_num_queued_reqs=8, policy="fair")
     for i in range(40):
