@@ -1,7 +1,8 @@
 """The C++ kernels of this folder, compiled once per machine and source and loaded with ctypes.
 
 They share torch's OpenMP threads: a second OpenMP runtime would spin against the first. Whatever goes
-wrong (no compiler, no write permission, another platform) costs one log line and the torch path is used.
+wrong (no compiler, no write permission, another platform) costs one log line and the torch path is used, as
+it is on demand with QUIRE_NATIVE_KERNELS=0: to find out whether a kernel is at fault.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pathlib import Path
 import torch
 
 _LOGGER = logging.getLogger(__name__)
+
+SWITCH = "QUIRE_NATIVE_KERNELS"
+SWITCH_ALLOWED = "0 (torch operations take the place of the native CPU kernels), 1, or not set"
 
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp")
 _COMPILE_TIMEOUT_S = 120.0
@@ -66,8 +70,13 @@ _RESULTS = {
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled kernels, None where they cannot be had. A machine's first use compiles for seconds."""
+    """The compiled kernels, None where they cannot be had or are switched off.
+
+    A machine's first use compiles for seconds. Raises ValueError as `is_switched_off`.
+    """
     try:
+        if is_switched_off():
+            raise RuntimeError(f"{SWITCH}=0")
         library = _open_library(_build_library())
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         _LOGGER.warning("native CPU kernels are off, torch operations take their place: %s", error)
@@ -84,6 +93,14 @@ def find_library(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return None
     return load_library()
+
+
+def is_switched_off() -> bool:
+    """Whether QUIRE_NATIVE_KERNELS=0. Raises ValueError for another value than 0 and 1."""
+    value = os.environ.get(SWITCH, "1")
+    if value not in ("0", "1"):
+        raise ValueError(f"{SWITCH}={value!r}: {SWITCH_ALLOWED}")
+    return value == "0"
 
 
 def cache_folder() -> Path:

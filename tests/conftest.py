@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,3 +18,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Without a GPU, Triton's kernels are interpreted on CPU tensors. Triton reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session")
+def library() -> ctypes.CDLL:
+    """The compiled CPU kernels; what asks for them is skipped only where they are switched off."""
+    from quire.kernels import native
+
+    if native.is_switched_off():
+        pytest.skip(f"{native.SWITCH}=0")
+    found = native.load_library()
+    assert found is not None
+    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from quire.ipc.config import EngineConfig
+from quire.kernels.native import is_switched_off
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
 from quire.worker.models import CausalLM
 from torch import Tensor
@@ -115,3 +116,20 @@ class PagedRun:
             max_query_len=max(np.diff(starts).tolist()),
             max_seq_len=max(request.num_computed for request in requests),
         )
+
+
+def assert_same_logits(actual: Tensor, expected: Tensor, config: EngineConfig) -> None:
+    """Every bit with the native kernels; torch's sums depend on how many rows there are."""
+    if not is_switched_off():
+        assert torch.equal(actual, expected)
+        return
+    shape = config.model.shape
+    if config.model.dtype == "float32":
+        # Rounding over the sums of every layer, times 8 for the spread.
+        relative = (
+            8 * torch.finfo(torch.float32).eps * (6 * shape.num_layers * shape.intermediate_size) ** 0.5
+        )
+    else:
+        # A layer rounds its values some 20 times, each an independent 2^-9 of what is there.
+        relative = 4 * (20 * shape.num_layers) ** 0.5 * 2**-9
+    torch.testing.assert_close(actual, expected, rtol=0, atol=relative * expected.abs().max().item())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from typing import Any
 
@@ -63,8 +64,11 @@ def _describe_gpu(index: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one JSON object."""
-    report = {**probe_torch(), "cpu_kernels": probe_cpu_kernels(), "triton": probe_triton()}
+    """Print one JSON object, or end with the reason why QUIRE_NATIVE_KERNELS is refused."""
+    try:
+        report = {**probe_torch(), "cpu_kernels": probe_cpu_kernels(), "triton": probe_triton()}
+    except ValueError as error:
+        sys.exit(str(error))
     print(json.dumps(report))
 
 

@@ -5,6 +5,7 @@ Start-up is a row of phases, each announced as it begins; who listens times them
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
+from ..kernels import native
 from .kv_cache import allocate_kv_caches, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
@@ -39,6 +41,7 @@ class Worker:
         Raises ModelError for a model that cannot be loaded and ConfigError for what does not fit the device.
         """
         self._on_phase("set up device")
+        check_switch()
         config, parallel = self._config, self._config.parallel
         device = resolve_device(parallel.device)
         torch.set_grad_enabled(False)
@@ -117,6 +120,14 @@ class Worker:
         if num_tokens < config.model.max_model_len:
             self.execute(SchedulerOutput(1, [0], [1]))
         self.reset_rows()
+
+
+def check_switch() -> None:
+    """Raises ConfigError if QUIRE_NATIVE_KERNELS has a value that it cannot have."""
+    try:
+        native.is_switched_off()
+    except ValueError as error:
+        raise ConfigError(native.SWITCH, os.environ[native.SWITCH], native.SWITCH_ALLOWED) from error
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -40,7 +40,7 @@ def generate(llm: LLM, first: int, count: int) -> Replay:
 @pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> str:
     if load_library() is None:
-        pytest.skip("no compiler for the native kernels")
+        pytest.skip("the native kernels are off, or there is no compiler for them")
     return request.param
 
 

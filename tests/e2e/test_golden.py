@@ -6,6 +6,7 @@ default chain without the sockets; test_process_chain.py holds the two equal.
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from quire import LLM, RequestOutput, SamplingParams
+from quire.kernels import native
 
 RECIPES = {
     "llama": Recipe(family="llama", rope="llama3"),
@@ -124,6 +126,27 @@ def test_greedy_tokens_equal_transformers(
         assert all(output.num_cached_tokens for output in again[-3:])
     if engine == "no prefix cache":
         assert stats.prefix_cache_hits_total == 0
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_without_the_native_kernels_tokens_equal_transformers_too(
+    family: str,
+    checkpoints: dict[str, Checkpoint],
+    expected: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks, preemption and prefix hits at once; `tools/check kernels-off` is the whole matrix."""
+    monkeypatch.setenv(native.SWITCH, "0")
+    monkeypatch.setattr(native, "load_library", functools.cache(native.load_library.__wrapped__))
+    engine = {"num_gpu_blocks_override": 16, "block_size": 8, "max_num_batched_tokens": 24}
+    with make_llm(checkpoints[family], **engine) as llm:
+        params = [greedy(length) for length in OUTPUT_LENGTHS]
+        prompts = make_prompts(checkpoints[family])
+        assert tokens_of(llm.generate(prompts, params, use_tqdm=False)) == expected[family]
+        stats = llm.stats()
+        assert "torch multiplies" in llm.llm_engine.facts.inexact_because
+    assert stats.num_preemptions_total > 0
+    assert stats.prefix_cache_hits_total > 0
 
 
 @pytest.mark.parametrize("family", RECIPES)

@@ -8,15 +8,7 @@ import math
 import pytest
 import torch
 from quire.kernels.argmax import argmax_reference, launch_argmax
-from quire.kernels.native import load_library
 from torch import Tensor
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = load_library()
-    assert found is not None
-    return found
 
 
 def random_logits(num_rows: int, size: int) -> Tensor:

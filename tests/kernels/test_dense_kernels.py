@@ -13,7 +13,6 @@ import pytest
 import torch
 from cache_layout import to_native_layout
 from quire.kernels.gated_activation import gated_activation_reference, launch_gated_activation
-from quire.kernels.native import load_library
 from quire.kernels.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
 from quire.kernels.rotate_and_write import launch_rotate_and_write, rotate_and_write_reference
 from torch import Tensor
@@ -21,13 +20,6 @@ from torch import Tensor
 EPS = torch.finfo(torch.float32).eps
 BF16_ROUNDING = 2.0**-8
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = load_library()
-    assert found is not None
-    return found
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -20,7 +20,6 @@ from quire.kernels.linear import (
     quantize_and_pack_linear,
 )
 from quire.kernels.linear_int8 import linear_int8_reference, quantize_int8
-from quire.kernels.native import load_library
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
@@ -32,13 +31,6 @@ TYPES = [
     (torch.float32, torch.int8),
     (torch.bfloat16, torch.int8),
 ]
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = load_library()
-    assert found is not None
-    return found
 
 
 @pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)

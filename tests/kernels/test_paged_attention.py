@@ -9,19 +9,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from cache_layout import to_native_layout
-from quire.kernels.native import load_library
 from quire.kernels.paged_attention import launch_paged_attention, paged_attention_reference
 from torch import Tensor
 
 VARIANTS = ["amx", "avx512_bf16", "widened"]
 EPS = torch.finfo(torch.float32).eps
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = load_library()
-    assert found is not None
-    return found
 
 
 @pytest.fixture(params=VARIANTS)

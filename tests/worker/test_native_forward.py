@@ -14,13 +14,14 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
 from quire.kernels import decoder as decoder_kernel
-from quire.kernels.native import load_library
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear
 from quire.worker.model_runner import GPUModelRunner
 from quire.worker.models.decoder import Decoder, load_decoder
 from quire.worker.models.native_forward import make_native_forward
 from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("library")
 
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]
@@ -179,12 +180,12 @@ def test_a_piece_without_a_kernel_leaves_the_whole_pass_to_python(checkpoint: Ch
     assert make_native_forward(decoder, checkpoint.shape) is None
 
 
-def test_structs_of_another_size_than_the_library_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_structs_of_another_size_than_the_library_knows_are_refused(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class WrongTable(ctypes.Structure):
         _fields_ = (*decoder_kernel.StepTable._fields_, ("more", ctypes.c_void_p))
 
-    library = load_library()
-    assert library is not None
     decoder_kernel.check_layout(library)
     monkeypatch.setattr(decoder_kernel, "StepTable", WrongTable)
     with pytest.raises(RuntimeError, match=r"structs have .* bytes"):

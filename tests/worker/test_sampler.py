@@ -28,7 +28,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "torch":
         monkeypatch.setattr(sampler, "find_library", lambda *_arguments: None)
     else:
-        assert sampler.find_library(torch.float32, torch.device("cpu")) is not None
+        request.getfixturevalue("library")
     return request.param
 
 
@@ -231,6 +231,7 @@ def test_tokens_that_are_ruled_out_are_never_sampled() -> None:
     assert set(tokens.tolist()) == {7, 190}
 
 
+@pytest.mark.usefixtures("library")
 def test_the_compiled_sampler_draws_the_tokens_of_the_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(5)
     num_rows, size = 400, 3001
