@@ -64,6 +64,7 @@ def make_engine_facts(
         startup=startup.measure(),
         ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
         inexact_because=ready.inexact_because,
+        recovery=config.recovery,
     )
 
 

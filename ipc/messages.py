@@ -36,6 +36,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from .config import RecoveryConfig
 from .sampling_params import SamplingParams
 
 PROTOCOL_VERSION = 2
@@ -147,6 +148,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     startup: list[tuple[str, float]]  # (phase, seconds) of core and worker in order, from started_at to ready
     ledger: list[tuple[str, int]]  # (name, bytes) of the device's memory
     inexact_because: str = ""  # why replays are not promised to be exact; '': they are
+    recovery: RecoveryConfig = RecoveryConfig()  # how often it replaces what it loses
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):

@@ -40,8 +40,10 @@ def run(argv: Sequence[str]) -> int:
     if options.reproduce is not None:
         if options.attach is not None:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
-        return run_reproduction(options.reproduce, options.max_tokens, options.seed)
+        return run_reproduction(options.reproduce, options.max_tokens, options.seed, options.warm_spare)
     if options.attach is not None:
+        if options.warm_spare:
+            raise InputError("warm_spare", True, "not given with --attach: the daemon's engine has its own")
         _check_victims_of_others(options, set(names))
     if options.plot is not None:
         from ...tools.bench.serve_plot import check_plot
@@ -59,6 +61,7 @@ def run(argv: Sequence[str]) -> int:
             methods=methods,
             kill_interval_s=options.kill_interval,
             has_noise=options.noise,
+            warm_spare=options.warm_spare,
             json_path=options.json,
             plot_path=options.plot,
         )
@@ -128,6 +131,9 @@ def _make_parser() -> Parser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="storms of broken connections, and junk to every socket (on)",
+    )
+    parser.add_argument(
+        "--warm-spare", action="store_true", help="the engine keeps a spare for the next worker"
     )
     parser.add_argument(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import socket
-from typing import Any
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
+import msgspec
 import pytest
+from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.cli.entry import run_command
+from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.restarts import MAX_WORKER_LOSSES, RestartBudget
 from quire.tools.sim import simulate
-from quire.tools.stress.asks import ClientPlan, deal, draw_arrivals, draw_pool
+from quire.tools.stress.asks import Arrival, Ask, ClientPlan, deal, draw_arrivals, draw_pool
 from quire.tools.stress.checks import check_records, count_failed
+from quire.tools.stress.client import AsyncClient
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
 from quire.tools.stress.measures import find_gaps, find_recoveries
 from quire.tools.stress.open_files import (
@@ -25,6 +32,7 @@ from quire.tools.stress.open_files import (
 )
 from quire.tools.stress.record import Golden, Record
 from quire.tools.stress.samples import Sample, find_slopes
+from quire.tools.stress.site import is_running, wait_until
 
 GOLDEN = [Golden([7, 8, 9], "abc")]
 
@@ -196,6 +204,32 @@ def test_growth_is_a_request_and_of_the_longest_life_without_its_beginning():
     assert slope.rss_bytes == 0.0
 
 
+def test_a_request_that_the_engine_fails_has_failed_for_its_client_too(
+    capfdbinary: pytest.CaptureFixture[bytes],
+):
+    class FailingLLM:
+        async def generate(self, _prompt: Any, _params: Any) -> AsyncIterator[RequestOutput]:
+            end = CompletionOutput(index=0, text="", token_ids=[], finish_reason="error")
+            yield RequestOutput("r", None, [1], None, [end], finished=True, error="it kills workers")
+
+    ask = Ask(prompt=[1], max_tokens=3, seed=None)
+    arrival = Arrival(number=0, due_s=0.0, ask=0)
+    plan = ClientPlan(
+        kind="async", daemon="d", url="", model="", pool=[ask], arrivals=[arrival], timeout_s=5.0
+    )
+    client = AsyncClient(plan)
+    client._llm = cast(AsyncLLM, FailingLLM())
+    asyncio.run(client._ask_in_time(arrival))
+    record = msgspec.json.decode(capfdbinary.readouterr().out, type=Record)
+    assert (record.end, record.error, record.num_ends) == ("failed", "it kills workers", 1)
+
+
+def test_a_process_that_is_dead_and_unseen_does_not_run():
+    with subprocess.Popen(["true"]) as child:
+        assert wait_until(lambda: not is_running(child.pid), 10.0)
+    assert is_running(os.getpid())
+
+
 def test_sockets_and_shared_memory_are_counted_and_what_is_abandoned_is_found():
     before = find_shm_segments()
     counts = count_open_files(os.getpid())
@@ -241,6 +275,7 @@ def test_simulated_seeds_are_played_from_the_given_one_on(
         (["--duration", "nan"], "duration=nan: a number above 0"),
         (["--reproduce", "800", "--attach", "demo"], "attach='demo': not given with --reproduce"),
         (["--reproduce", "3"], "reproduce=3: at least 8"),
+        (["--warm-spare", "--attach", "demo"], "warm_spare=True: not given with --attach"),
         (["--simulate", "0"], "simulate=0: at least 1 seed"),
         (["--simulate", "9", "--attach", "demo"], "attach='demo': not given with --simulate"),
         (["--plot", "x.txt"], "plot='x.txt'"),

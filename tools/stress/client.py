@@ -137,6 +137,7 @@ class AsyncClient(Client):
                 record.token_ids += output.outputs[0].token_ids
                 record.text += output.outputs[0].text
                 record.num_ends += output.finished
+                record.error = output.error or ""
                 if arrival.behaviour == "leaves" and len(record.token_ids) >= ask.max_tokens // 2:
                     break
                 if arrival.behaviour == "slow":

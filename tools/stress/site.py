@@ -50,10 +50,10 @@ class Site:
     def __init__(self, daemon: str, config: EngineConfig | None = None) -> None:
         self.daemon = daemon
         self.config = config
-        self.recovery = RecoveryConfig() if config is None else config.recovery
         self.supervisor = psutil.Process(find_daemon(daemon))
         with LLM(attach=daemon) as llm:
-            self.model = llm.llm_engine.facts.served_model_name
+            facts = llm.llm_engine.facts
+            self.model, self.recovery = facts.served_model_name, facts.recovery
             _check_private(
                 daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
             )
@@ -67,10 +67,18 @@ class Site:
                 return _find_children(self.server, "http")
             state = read_state(find_named(self.daemon))
             core_pid = None if state is None else state.core_pid
-            if role == "core" or core_pid is None:
-                return [] if core_pid is None else [core_pid]
-            return _find_children(psutil.Process(core_pid), "worker")
+            if core_pid is None or not is_running(core_pid):  # a dead one whose end nobody has seen yet
+                return []
+            if role == "core":
+                return [core_pid]
+            return _find_children(psutil.Process(core_pid), "worker") or self._find_adopted_workers()
         return []
+
+    def _find_adopted_workers(self) -> list[int]:
+        """Those that were a spare, which may be children of a core that is gone: only their core knows."""
+        info = inspect_daemon(self.daemon) if self.recovery.warm_spare else None
+        processes = [] if info is None else info.processes
+        return [one.pid for one in processes if one.role == "worker" and is_running(one.pid)]
 
     @property
     def is_ready(self) -> bool:
@@ -165,7 +173,7 @@ def open_site(
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
-    `recovery` is the own engine's; None takes the defaults, which a running daemon is taken to have too.
+    `recovery` is the own engine's; None takes the defaults.
     """
     if attach is not None:
         with contextlib.closing(Site(attach)) as site:
@@ -206,7 +214,9 @@ def _find_leftovers(folder: Path) -> list[str]:
     """Processes and run directories that a daemon in `folder` has left. Left processes are ended."""
     wait_until(lambda: not _find_processes(folder), _LEFTOVER_TIMEOUT_S)
     left = _find_processes(folder)
-    broken = [f"a process is left: {' '.join(one.cmdline()[-3:])} (pid {one.pid})" for one in left]
+    broken = [
+        f"a process is left, {one.status()}: {' '.join(one.cmdline()[-3:])} (pid {one.pid})" for one in left
+    ]
     for process in left:
         process.kill()
     return broken + [f"a file is left: {path.name}" for path in find_base().iterdir()]
@@ -220,6 +230,11 @@ def _find_processes(folder: Path) -> list[psutil.Process]:
             if is_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether it does more than wait to be buried. Raises psutil.NoSuchProcess."""
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def _find_children(parent: psutil.Process, role: str) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ...ipc.config import RecoveryConfig
 from ...ipc.errors import InputError
 from ..bench.machine import describe_machine, format_machine
 from ..bench.table import format_table
@@ -50,6 +51,7 @@ class StressOptions:
     methods: tuple[Method, ...]
     kill_interval_s: float
     has_noise: bool
+    warm_spare: bool  # of its own engine
     json_path: str | None
     plot_path: str | None
 
@@ -64,7 +66,7 @@ def run_stress(options: StressOptions) -> int:
         options.seed, options.roles, options.methods, options.kill_interval_s, options.duration_s
     )
     left: list[str] = []
-    with open_site(options.attach, left) as site:
+    with open_site(options.attach, left, RecoveryConfig(warm_spare=options.warm_spare)) as site:
         golden = site.compute_golden(pool)
         plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, CLIENT_KINDS).items()]
         endless = [
@@ -94,7 +96,7 @@ def run_stress(options: StressOptions) -> int:
     return BROKEN_EXIT_CODE if result.broken else 0
 
 
-def run_reproduction(num_requests: int, max_tokens: int, seed: int) -> int:
+def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: bool) -> int:
     """Dynamo's table: 8 clients and one death in the middle, once for each kind of process."""
     if num_requests < _USERS:
         raise InputError("reproduce", num_requests, f"at least {_USERS}, a request for each client")
@@ -102,7 +104,7 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int) -> int:
     pool = draw_pool(seed, _POOL_SIZE, max_tokens)
     broken: list[str] = []
     rows: list[list[str]] = []
-    with open_site(None, broken) as site:
+    with open_site(None, broken, RecoveryConfig(warm_spare=warm_spare)) as site:
         golden = site.compute_golden(pool)
         arrivals = list_all(pool, num_requests)
         plan = msgspec.structs.replace(_make_plan(site, "http", pool, arrivals), max_concurrency=_USERS)
