@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import select
 import signal
@@ -164,6 +165,7 @@ class Lifeline:
         self._parent_pid = os.getppid()
         self._is_let_go = False
         self.launch = self._read_launch()
+        continue_at_end(self.fd)
 
     def watch(self, grace_s: float) -> None:
         """From a daemon thread: leave hard `grace_s` after the parent is gone.
@@ -199,6 +201,17 @@ class Lifeline:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def continue_at_end(fd: int) -> None:
+    """Have the kernel continue this process (SIGCONT) at the end-of-file of a pipe or socket.
+
+    A stopped process would not see it, and would keep its memory and device for ever.
+    """
+    with contextlib.suppress(OSError):  # a sandbox may not have it
+        fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGCONT)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def enable_stack_dumps() -> None:

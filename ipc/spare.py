@@ -16,7 +16,7 @@ import struct
 import threading
 from pathlib import Path
 
-from .process import EXIT_PARENT_LOST, Lifeline, describe_exit
+from .process import EXIT_PARENT_LOST, Lifeline, continue_at_end, describe_exit
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
 _HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
@@ -38,6 +38,7 @@ def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
                 break
             connection.close()
     os.unlink(path)
+    continue_at_end(connection.fileno())
     lifeline.let_go()
     threading.Thread(target=_end_with, args=(connection,), name="adopter", daemon=True).start()
     return launch

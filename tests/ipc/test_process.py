@@ -58,11 +58,20 @@ def test_a_child_that_cannot_write_its_stacks_yet_is_not_ended_by_being_asked(
 
 def test_a_child_that_does_not_leave_is_killed(module: str, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
+    (tmp_path / "deaf_child.py").write_text(CHILD.replace("lifeline.watch", "# "))
+    child = ChildProcess.start("deaf_child", str(seen), b"x")
+    _wait_for_text(seen, child)
+    assert child.stop(grace_s=0.05) == -signal.SIGKILL
+    assert "killed by SIGKILL" in child.describe_exit()
+
+
+def test_a_stopped_child_does_not_outlive_its_parent(module: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
     child = ChildProcess.start(module, str(seen), b"x")
     _wait_for_text(seen, child)
     os.kill(child.pid, signal.SIGSTOP)
-    assert child.stop(grace_s=0.05) == -signal.SIGKILL
-    assert "killed by SIGKILL" in child.describe_exit()
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert child.stop(grace_s=10.0) == EXIT_PARENT_LOST
 
 
 def test_a_child_dies_with_its_parent_though_a_fork_holds_the_pipe(module: str, tmp_path: Path) -> None:

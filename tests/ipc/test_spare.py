@@ -64,14 +64,23 @@ def test_who_connects_adopts_it_and_it_ends_with_its_adopter(spare: Spare) -> No
     assert adopted.stop(grace_s=5.0) == EXIT_PARENT_LOST
 
 
-def test_a_killed_one_says_how_and_one_that_stays_is_killed(spare: Spare) -> None:
+def test_a_stopped_one_does_not_outlive_its_adopter(spare: Spare) -> None:
     adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
     assert adopted is not None
     spare.wait_for_launch(1)
     process = psutil.Process(adopted.pid)
     process.suspend()
     assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 5.0)
-    assert adopted.stop(grace_s=0.05) == -signal.SIGKILL
+    assert adopted.stop(grace_s=10.0) == EXIT_PARENT_LOST
+
+
+def test_a_killed_one_says_how(spare: Spare) -> None:
+    adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
+    assert adopted is not None
+    spare.wait_for_launch(1)
+    os.kill(adopted.pid, signal.SIGKILL)
+    assert select.select([adopted.pid_fd], [], [], 5.0)[0]
+    assert adopted.stop(grace_s=0.0) == -signal.SIGKILL
     assert adopted.describe_exit() == f"worker (pid {adopted.pid}) was killed by SIGKILL"
 
 
