@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import subprocess
 import sys
 import tomllib
@@ -64,12 +65,18 @@ MODULES = {
 }
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
 def is_type_checking_block(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+@functools.cache
+def list_imports(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    return list(walk_imports(parse(path)))
 
 
 def walk_imports(node: ast.AST, is_lazy: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
@@ -107,7 +114,7 @@ def list_edges() -> list[tuple[str, str, bool]]:
     return [
         (module, target, is_lazy)
         for module, path in MODULES.items()
-        for node, is_lazy in walk_imports(parse(path))
+        for node, is_lazy in list_imports(path)
         for target in resolve_own(module, node)
     ]
 
@@ -156,7 +163,7 @@ def test_imports_inside_the_package_are_relative() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in SOURCES
-        for node, _ in walk_imports(parse(path))
+        for node, _ in list_imports(path)
         if (
             isinstance(node, ast.ImportFrom)
             and node.level == 0

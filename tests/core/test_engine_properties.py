@@ -10,7 +10,14 @@ import pytest
 from fakes import VOCAB_SIZE, FakeEngine, expected_output, make_config, make_request, token_at
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from quire.core.scheduler import Step
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
@@ -250,12 +257,20 @@ class EngineMachine(RuleBasedStateMachine):
             assert (tokens, final.finish_reason) == (expected, reason)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_times_as_many_examples_hold() -> None:
+    run_state_machine_as_test(
+        EngineMachine, settings=settings(EngineMachine.TestCase.settings, max_examples=1000)
+    )
+
+
 def run_mixed(num_blocks: int, run_ahead: int, policy: str) -> FakeEngine:
-    """1,000 requests of mixed lengths, some sharing prefixes."""
+    """300 requests of mixed lengths, some sharing prefixes."""
     scheduler = SchedulerConfig(
         max_num_seqs=24,
         max_num_batched_tokens=128,
@@ -263,7 +278,7 @@ def run_mixed(num_blocks: int, run_ahead: int, policy: str) -> FakeEngine:
         policy=policy,  # pyright: ignore[reportArgumentType]
     )
     engine = FakeEngine(make_config(scheduler=scheduler), num_blocks)
-    for i in range(1000):
+    for i in range(300):
         prompt = [i % 5] * (i * 7 % 30) + [i % 900 + 10] * (1 + i * 11 % 17)
         engine.add(
             make_request(

@@ -130,9 +130,10 @@ class Timeline:
         return (self.num_flood_tokens - before) / seconds
 
 
-@pytest.mark.parametrize("prompt_len", [64, 400])
-@pytest.mark.parametrize("duration_of", [small_cpu, large_gpu])
-@pytest.mark.parametrize("run_ahead", [1, 2])
+@pytest.mark.parametrize(
+    ("prompt_len", "duration_of", "run_ahead"),
+    [(64, small_cpu, 1), (400, small_cpu, 2), (64, large_gpu, 2), (400, large_gpu, 1)],
+)
 def test_a_flood_at_most_doubles_the_median_time_to_first_token(
     prompt_len: int, duration_of: DurationOf, run_ahead: int
 ):

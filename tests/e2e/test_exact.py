@@ -23,7 +23,14 @@ Replay = list[tuple[list[int], list[dict[int, float]]]]
 
 
 def make_llm(dtype: str, **changes: Any) -> LLM:
-    return LLM(dtype=dtype, exact=True, max_model_len=512, num_gpu_blocks_override=2048, **changes)
+    return LLM(
+        dtype=dtype,
+        exact=True,
+        max_model_len=512,
+        num_gpu_blocks_override=2048,
+        distributed_executor_backend="uni",
+        **changes,
+    )
 
 
 def generate(llm: LLM, first: int, count: int) -> Replay:
@@ -74,7 +81,7 @@ def test_no_size_of_chunks_changes_a_bit(dtype: str, golden: Replay, chunk: int,
 
 def test_a_configuration_that_cannot_promise_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="exact=True: not here, since torch multiplies"):
-        make_llm("float16", device="cpu", distributed_executor_backend="uni")
+        make_llm("float16", device="cpu")
 
 
 def test_without_the_promise_the_same_configuration_starts_and_says_why() -> None:

@@ -35,6 +35,7 @@ def test_a_hung_step_and_a_garbled_step_cost_no_token(capfd: pytest.CaptureFixtu
     assert log.count("starting another") == 2
 
 
+@pytest.mark.slow  # beside test_poison.py's, whose requests are the cause
 def test_a_crash_with_twenty_requests_costs_no_token() -> None:
     with LLM(max_model_len=512, fault_hooks="worker.execute:segfault@30") as llm:
         disturbed = generate(llm)

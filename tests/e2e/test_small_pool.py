@@ -44,7 +44,7 @@ def make_requests(count: int) -> tuple[list[str], list[SamplingParams]]:
 
 def run(count: int, **engine_args: object) -> tuple[list[RequestOutput], int, str | None]:
     prompts, params = make_requests(count)
-    with LLM(max_model_len=128, dtype="float32", **engine_args) as llm:
+    with LLM(max_model_len=128, dtype="float32", distributed_executor_backend="uni", **engine_args) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         llm.reset_prefix_cache()
         return outputs, llm.stats().num_preemptions_total, llm.llm_engine.check_integrity()

@@ -150,9 +150,10 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
-@pytest.mark.parametrize("num_processors", [1, 12])
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(
+    ("window", "num_processors", "is_strict"),
+    [(None, 1, False), (70, 12, False), (None, 12, True), (70, 1, True)],
+)
 def test_a_mixed_step_equals_the_reference(window: int | None, num_processors: int, is_strict: bool) -> None:
     step = make_step(MIXED)
     actual = step.compute(window, num_processors, is_strict)
@@ -191,8 +192,7 @@ def test_a_soft_cap_bends_every_score_before_the_softmax(num_processors: int) ->
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("window", "dtype"), [(None, torch.bfloat16), (70, torch.float32)])
 def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
     window: int | None, dtype: torch.dtype
 ) -> None:

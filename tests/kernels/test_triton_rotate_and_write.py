@@ -13,7 +13,7 @@ from quire.kernels.rotate_and_write_triton import launch_rotate_and_write
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = torch.finfo(torch.float32).eps
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -22,7 +22,7 @@ from quire.tools.sim.scenario import FaultKind, PoisonKind, draw_scenario
 from quire.tools.sim.shrink import find_violation, shrink
 from quire.tools.sim.simulate import describe_failure, simulate
 
-NUM_SEEDS = 1200
+NUM_SEEDS = 500
 
 
 def test_many_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ that were there at the capture, with whatever they then hold, and overwrites one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,13 +102,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_checkpoint(folder, recipe)
 
 
-@pytest.fixture
-def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
+@pytest.fixture(scope="module")
+def model(checkpoint: Checkpoint) -> Iterator[CausalLM]:
     pytest.importorskip("triton")
-    monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu"})
-    loaded = load_model(make_config(checkpoint), CPU)
-    assert loaded.is_capturable
-    return loaded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu"})
+        loaded = load_model(make_config(checkpoint), CPU)
+        assert loaded.is_capturable
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def without_graphs(model: CausalLM, checkpoint: Checkpoint) -> dict[str, list[int]]:
+    return run_three(model, checkpoint, None)
 
 
 def make_config(checkpoint: Checkpoint) -> EngineConfig:
@@ -138,20 +144,25 @@ def run_three(model: CausalLM, checkpoint: Checkpoint, graphs: Graphs | None) ->
     return {name: request.tokens for name, request in driver.requests.items()}
 
 
-def test_tokens_are_the_same_with_graphs_and_without(model: CausalLM, checkpoint: Checkpoint) -> None:
+def test_tokens_are_the_same_with_graphs_and_without(
+    model: CausalLM, checkpoint: Checkpoint, without_graphs: dict[str, list[int]]
+) -> None:
     graphs = Graphs()
-    assert run_three(model, checkpoint, graphs) == run_three(model, checkpoint, None)
+    assert run_three(model, checkpoint, graphs) == without_graphs
     # Five steps of three requests, all on size 4: one runs as it is, the second is captured.
     assert (graphs.num_captures, graphs.num_replays) == (1, 4)
 
 
 def test_a_failed_capture_costs_one_log_line_and_no_token(
-    model: CausalLM, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+    model: CausalLM,
+    checkpoint: Checkpoint,
+    without_graphs: dict[str, list[int]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     graphs = Graphs(fault="operation not permitted")
     with caplog.at_level(logging.WARNING):
         tokens = run_three(model, checkpoint, graphs)
-    assert tokens == run_three(model, checkpoint, None)
+    assert tokens == without_graphs
     assert graphs.num_captures == 1
     assert [record.message for record in caplog.records] == [
         "CUDA graphs are off, steps run without: capture of 4 rows: operation not permitted"

@@ -256,7 +256,7 @@ def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connectio
         await connections.emptied.wait()  # `peer` says nothing and is closed as well
         slow.leave()
 
-    run_with_server(scenario, write_timeout_s=0.3, max_keep_alive_s=1)
+    run_with_server(scenario, write_timeout_s=0.3, max_keep_alive_s=0.3)
 
 
 def test_overload_is_answered_at_once() -> None:
