@@ -17,6 +17,7 @@ import msgspec
 
 from ...ipc.daemon_state import SupervisorLaunch, read_state
 from ...ipc.errors import ConfigError
+from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from ...ipc.run_dir import find_named
 from ..daemon import DaemonStarter, check_name_is_free
 from ..engine_args import EngineArgs
@@ -66,6 +67,7 @@ def run(argv: Sequence[str]) -> int:
                 "api_key_hashes": tuple(hash_key(key) for key in keys),
                 "max_waiting": options.max_waiting,
                 "drain_timeout_s": options.drain_timeout,
+                "max_http_restarts": options.max_http_restarts,
                 "otlp_traces_endpoint": options.otlp_traces_endpoint,
                 "limits": limits,
             },
@@ -188,6 +190,14 @@ def _make_parser() -> Parser:
     )
     group.add_argument(
         "--api-server-count", type=int, default=1, metavar="N", help="HTTP processes on the port (1)"
+    )
+    group.add_argument(
+        "--max-http-restarts",
+        type=int,
+        default=MAX_LOSSES,
+        metavar="N",
+        help=f"lost HTTP processes of several that are replaced in {LOSS_WINDOW_S:g} s "
+        f"({MAX_LOSSES}); one more ends the server",
     )
     group.add_argument(
         "--share-port", action="store_true", help="join servers of yours that listen on the port already"

@@ -121,7 +121,7 @@ class HttpGroup:
         self._options = msgspec.structs.replace(options, accepts_when_ready=True)
         self._listening_socket = listening_socket
         self._processes: list[HttpProcess] = []
-        self._budget = RestartBudget()
+        self._budget = RestartBudget(options.max_http_restarts)
         self._poller = select.poll()
         self._start_times = [0.0] * num_processes  # when those that are missing are due; monotonic
         self._ends_at: float | None = None  # while it drains: when what is left is killed

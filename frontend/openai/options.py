@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from ...ipc.config import MAX_INT
+from ...ipc.restarts import MAX_LOSSES
 from .limits import Limits
 
 HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed
@@ -16,7 +21,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     api_key_hashes: hex sha256 of each key that is let in; empty lets everyone in. max_waiting: sequences of
     this process beyond the engine's max_num_seqs before a new one gets 429. drain_timeout_s: what running
-    requests get after SIGTERM. accepts_when_ready: leave connections to others on the same socket until the
+    requests get after SIGTERM. max_http_restarts: lost processes of a group that are replaced within 60 s;
+    one more ends the server. accepts_when_ready: leave connections to others on the same socket until the
     engine answers; else they are answered 503 meanwhile. otlp_traces_endpoint: where spans
     of requests are sent, None for nowhere.
     """
@@ -26,6 +32,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key_hashes: tuple[str, ...] = ()
     max_waiting: int = 2048
     drain_timeout_s: float = 30.0
+    max_http_restarts: Annotated[int, Meta(ge=0, le=MAX_INT)] = MAX_LOSSES
     accepts_when_ready: bool = False
     otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()

@@ -356,12 +356,25 @@ def test_a_killed_supervisor_ends_everything_and_clients_are_told_at_once(daemon
     assert not find_named(daemon.name).exists()
 
 
-def test_a_daemon_can_be_started_while_the_dead_ones_core_is_still_leaving(daemon: Daemon) -> None:
-    old_core = daemon.core_pid
-    os.kill(old_core, signal.SIGSTOP)  # it leaves late, and then removes the files of its sockets
+def test_a_stopped_core_does_not_outlive_a_killed_supervisor(daemon: Daemon) -> None:
+    os.kill(daemon.core_pid, signal.SIGSTOP)
     os.kill(daemon.pid, signal.SIGKILL)
     os.waitpid(daemon.pid, 0)
-    timer = threading.Timer(0.6, os.kill, (old_core, signal.SIGCONT))
+    wait_for_end(daemon.core_pid, 3.0)
+
+
+def test_a_daemon_can_be_started_while_the_dead_ones_core_is_still_leaving(daemon: Daemon) -> None:
+    old_core = daemon.core_pid
+
+    def send(number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(old_core, number)
+
+    send(signal.SIGSTOP)
+    os.kill(daemon.pid, signal.SIGKILL)
+    os.waitpid(daemon.pid, 0)
+    send(signal.SIGSTOP)  # once more: it leaves late, and then removes the files of its sockets
+    timer = threading.Timer(0.6, send, (signal.SIGCONT,))
     timer.start()
     with Daemon(daemon.name, PACED):
         timer.join()

@@ -6,10 +6,12 @@ QUIRE_STRESS_KILLS sets how many of each the long one kills (200).
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 from quire.frontend.cli.entry import run_command
 from quire.ipc.config import RecoveryConfig
@@ -108,6 +110,18 @@ def test_a_daemon_that_others_reach_is_left_alone(site: Site):
         public.terminate()
 
 
+def test_a_server_that_may_lose_no_http_process_ends_with_its_cause(site: Site):
+    limits = ["--api-server-count", "2", "--max-http-restarts", "0"]
+    command = [*COMMAND, "--attach", site.daemon, *limits]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"Quire is ready\n"
+        os.kill(psutil.Process(server.pid).children()[0].pid, signal.SIGKILL)
+        _, said = server.communicate(timeout=30.0)
+    assert server.returncode != 0
+    assert b"was killed by SIGKILL, once in 60 s" in said
+
+
 def test_a_killed_and_a_stopped_client_cost_the_others_nothing(site: Site, golden: list[Golden]):
     plan = msgspec.structs.replace(make_plan(site, POOL, seed=6), max_concurrency=4)
     victims = Victims([msgspec.structs.replace(plan, kind=kind) for kind in ("async", "llm")])
@@ -129,6 +143,14 @@ def test_hundreds_of_kills_under_64_streams_cost_no_token(site: Site, golden: li
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_at_once_breaks_no_invariant(seed: int):
     assert run_command(["stress", "--seed", str(seed), "--duration", "40", "--kill-interval", "4"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_engine_with_a_warm_spare_breaks_no_invariant_either():
+    # With this seed a core is killed while its worker is stopped.
+    options = ["--kills", "core,worker", "--signals", "KILL,STOP", "--seed", "3"]
+    assert run_command(["stress", "--warm-spare", "--duration", "24", "--kill-interval", "3", *options]) == 0
 
 
 @pytest.mark.slow

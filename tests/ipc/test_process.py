@@ -56,7 +56,8 @@ def test_a_child_that_cannot_write_its_stacks_yet_is_not_ended_by_being_asked(
     child.stop(0.0)
 
 
-def test_a_child_that_does_not_leave_is_killed(module: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("module")
+def test_a_child_that_does_not_leave_is_killed(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     (tmp_path / "deaf_child.py").write_text(CHILD.replace("lifeline.watch", "# "))
     child = ChildProcess.start("deaf_child", str(seen), b"x")
