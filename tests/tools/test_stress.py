@@ -16,6 +16,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.cli.entry import run_command
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.config import RecoveryConfig
+from quire.ipc.errors import InputError
 from quire.ipc.restarts import MAX_WORKER_LOSSES, RestartBudget
 from quire.tools.sim import simulate
 from quire.tools.stress.asks import Arrival, Ask, ClientPlan, deal, draw_arrivals, draw_pool
@@ -33,6 +34,7 @@ from quire.tools.stress.open_files import (
 from quire.tools.stress.record import Golden, Record
 from quire.tools.stress.samples import Sample, find_slopes
 from quire.tools.stress.site import is_running, wait_until
+from quire.tools.stress.stress import check_kills
 
 GOLDEN = [Golden([7, 8, 9], "abc")]
 
@@ -154,6 +156,15 @@ def test_an_engine_that_may_lose_more_is_killed_more_often():
     for at in (5.0, 6.0):
         pace.note("core", at, is_core_ready=True)
     assert pace.find_delay_s("core", 7.0) == 10.0
+
+
+def test_a_process_that_an_engine_may_not_lose_is_not_killed():
+    recovery = RecoveryConfig(max_core_restarts=3, max_worker_restarts=0)
+    check_kills(("core", "http", "client"), recovery)
+    with pytest.raises(InputError, match=r"kills='core,worker': no worker of .*max_worker_restarts=0"):
+        check_kills(("core", "worker"), recovery)
+    with pytest.raises(InputError, match="no worker of"):  # its death may count as its core's
+        check_kills(("worker",), RecoveryConfig(max_core_restarts=0))
 
 
 def strike(role: Any, at: float) -> Strike:

@@ -60,11 +60,13 @@ class KillPace:
     recovery: RecoveryConfig
     _at: dict[Role, list[float]] = field(default_factory=dict[Role, list[float]])
 
+    def allows(self, role: Role) -> bool:
+        """Whether one of this role may die at all."""
+        return all(self._find_limit(one)[0] for one in _list_counted(role))
+
     def find_delay_s(self, role: Role, now: float) -> float:
-        """Seconds until one more death of this role ends nothing; 0.0: at once."""
-        # A worker that dies before its core is ready ends that core's start.
-        roles: tuple[Role, ...] = ("worker", "core") if role == "worker" else (role,)
-        return max(self._find_own_delay_s(one, now) for one in roles)
+        """Seconds until one more death of this role, which is allowed, ends nothing; 0.0: at once."""
+        return max(self._find_own_delay_s(one, now) for one in _list_counted(role))
 
     def note(self, role: Role, now: float, is_core_ready: bool) -> None:
         """One was killed. A new core counts its workers' deaths from none."""
@@ -92,6 +94,11 @@ class KillPace:
                 return MAX_LOSSES, LOSS_WINDOW_S
             case "client":
                 return _NO_LIMIT, 0.0
+
+
+def _list_counted(role: Role) -> tuple[Role, ...]:
+    """As what a death of this role may count: a worker that dies before its core is ready ends that too."""
+    return ("worker", "core") if role == "worker" else (role,)
 
 
 def draw_kills(

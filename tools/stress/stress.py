@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +13,7 @@ from ..bench.machine import describe_machine, format_machine
 from ..bench.table import format_table
 from .asks import CLIENT_KINDS, Arrival, Ask, ClientKind, ClientPlan, deal, draw_arrivals, draw_pool, list_all
 from .checks import count_failed
-from .kills import Kill, Method, Role, draw_kills
+from .kills import Kill, KillPace, Method, Role, draw_kills
 from .last_kill import kill_supervisor
 from .measures import find_gaps, find_recoveries
 from .plot import plot_timeline
@@ -67,6 +68,7 @@ def run_stress(options: StressOptions) -> int:
     )
     left: list[str] = []
     with open_site(options.attach, left, RecoveryConfig(warm_spare=options.warm_spare)) as site:
+        check_kills(options.roles, site.recovery)
         golden = site.compute_golden(pool)
         plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, CLIENT_KINDS).items()]
         endless = [
@@ -94,6 +96,16 @@ def run_stress(options: StressOptions) -> int:
     if options.plot_path is not None:
         plot_timeline(result, f"quire stress, seed {options.seed}", options.plot_path)
     return BROKEN_EXIT_CODE if result.broken else 0
+
+
+def check_kills(roles: Sequence[Role], recovery: RecoveryConfig) -> None:
+    """Raises InputError for a process that an engine with these limits may not lose."""
+    pace = KillPace(recovery)
+    for role in roles:
+        if not pace.allows(role):
+            limits = f"max_core_restarts={recovery.max_core_restarts}"
+            limits += f" and max_worker_restarts={recovery.max_worker_restarts}"
+            raise InputError("kills", ",".join(roles), f"no {role} of an engine with {limits}")
 
 
 def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: bool) -> int:
