@@ -180,6 +180,16 @@ def test_recovery_is_the_silence_after_the_kill_and_not_what_was_on_its_way():
     assert recovery.recovery_s is None
 
 
+def test_a_time_without_requests_is_no_silence():
+    records = [
+        make_record(began_at=9.0, ended_at=10.3, piece_times=[10.2, 10.3]),
+        make_record(began_at=13.0, ended_at=14.0, piece_times=[13.1, 13.9, 14.0]),
+        make_record(client="llm", began_at=10.0, ended_at=13.05, piece_times=[13.05]),
+    ]
+    (recovery,) = find_recoveries(records, [strike("worker", 10.0)], 0.0)
+    assert recovery.recovery_s == pytest.approx(3.9)  # the 0.8 s before it, not the 2.7 s before 13.0
+
+
 def test_recovery_from_a_lost_server_is_until_the_last_broken_request_goes_on():
     records = [
         make_record(client="http", broken_at=[10.0], piece_times=[10.4, 10.5]),

@@ -45,7 +45,8 @@ def find_recoveries(
         if role == "http":
             felt_s = _find_retried_s(records, strike.at, end)
         elif role != "client":
-            felt_s = _find_silence_s(times, strike.at, end)
+            heard = times[bisect_left(times, strike.at) : bisect_left(times, end)]
+            felt_s = _find_silence_s(records, [strike.at, *heard])
         recoveries.append(Recovery(strike.at - started_at, role, strike.kill.method, felt_s))
     return recoveries
 
@@ -58,14 +59,33 @@ def find_gaps(records: Sequence[Record]) -> GapFigures | None:
     return GapFigures(gaps[len(gaps) // 2], gaps[int(0.99 * (len(gaps) - 1))], gaps[-1])
 
 
-def _find_silence_s(times: Sequence[float], begin: float, end: float) -> float | None:
-    """From the kill to the end of the longest silence over all streams that follows it.
+def _find_silence_s(records: Sequence[Record], times: Sequence[float]) -> float | None:
+    """From the first of these times, the kill, to the end of the longest silence over all streams.
 
-    Not to the next token: those that were on their way still come.
+    Not to the next token: those that were on their way still come. A time without streams is no silence.
     """
-    heard = [begin, *times[bisect_left(times, begin) : bisect_left(times, end)]]
-    gaps = [(after - before, after - begin) for before, after in pairwise(heard)]
-    return max(gaps)[1] if gaps else None
+    gaps = sorted(pairwise(times), key=lambda gap: gap[0] - gap[1])
+    longest_s, felt_s = 0.0, None
+    for before, after in gaps:
+        if after - before <= longest_s:
+            break
+        since = _find_awaited_since(records, before, after)
+        if since is not None and after - since > longest_s:
+            longest_s, felt_s = after - since, after - times[0]
+    return felt_s
+
+
+def _find_awaited_since(records: Sequence[Record], before: float, after: float) -> float | None:
+    """Since when somebody waits for the next piece of a stream in this gap; None if nobody does."""
+    return min(
+        (
+            max(before, record.began_at)
+            for record in records
+            if record.client != "llm" and record.began_at < after
+            if before < max([record.ended_at, *record.piece_times[-1:]])
+        ),
+        default=None,
+    )
 
 
 def _find_retried_s(records: Sequence[Record], begin: float, end: float) -> float | None:
