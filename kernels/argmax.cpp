@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "thread_pool.h"
 #include "tile.h"
 
 namespace {
@@ -47,10 +48,9 @@ int64_t find_largest(const float* row, int64_t size) {
 }  // namespace
 
 extern "C" void quire_argmax(const float* rows, int num_rows, int64_t size, int64_t* index, bool* is_bad) {
-#pragma omp parallel for schedule(static) if (num_rows * size > kMinParallelSize)
-    for (int r = 0; r < num_rows; ++r) {
+    parallel_for(num_rows, num_rows * size > kMinParallelSize, [&](int r) {
         const float* row = rows + r * size;
         index[r] = find_largest(row, size);
         is_bad[r] = !std::isfinite(row[index[r]]);
-    }
+    });
 }

@@ -3,21 +3,21 @@
 // worker/models/decoder.py calls them, so both give the same bits. What the last layer computes after its K and V
 // are written is needed for sampled tokens only, and a row does not depend on its neighbours: others are dropped.
 //
-// Where the weights fit a core's cache, each thread computes all layers for a run of the step's tokens; they meet
-// once a layer, when K and V are written, and not in every kernel: a meeting of sleeping threads costs some 20 us.
+// Where the weights fit a core's cache, a thread computes whole layers for a run of the step's tokens, its part; the
+// parts meet once a layer, when K and V are written, and not in every kernel.
 // Legend: T tokens, R requests, S of them that sample, D head size.
 #include "decoder.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "gated_activation.h"
 #include "linear.h"
 #include "paged_attention.h"
 #include "rms_norm.h"
 #include "rotate_and_write.h"
+#include "thread_pool.h"
 #include "tile.h"
 
 namespace {
@@ -37,15 +37,18 @@ void gather_rows(const void* from, const int64_t* index, int count, size_t width
             if (index[i] != i) std::memcpy(target + i * width, source + index[i] * width, width);
         return;
     }
-#pragma omp parallel for schedule(static) if (int64_t(count * width) > kMinParallelBytes)
-    for (int i = 0; i < count; ++i) std::memcpy(target + i * width, source + index[i] * width, width);
+    parallel_runs(count, int64_t(count * width) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) std::memcpy(target + i * width, source + index[i] * width, width);
+    });
 }
 
 void widen_all(const bf16* from, int64_t count, float* to) {
     constexpr int64_t kChunk = 1 << 14;
-#pragma omp parallel for schedule(static) if (count * int64_t(sizeof(float)) > kMinParallelBytes)
-    for (int64_t first = 0; first < count; first += kChunk)
+    const int chunks = int((count + kChunk - 1) / kChunk);
+    parallel_for(chunks, count * int64_t(sizeof(float)) > kMinParallelBytes, [&](int chunk) {
+        const int64_t first = chunk * kChunk;
         copy_floats(to + first, from + first, int(std::min(kChunk, count - first)));
+    });
 }
 
 // Hands out aligned parts of one piece of memory; without memory it only adds up their sizes.
@@ -145,10 +148,9 @@ struct Part {
 
 class Pass {
   public:
-    Pass(const QuireDecoder& decoder, const QuireStep& step, bool has_partners, Arena& arena)
+    Pass(const QuireDecoder& decoder, const QuireStep& step, Arena& arena)
         : decoder_(decoder),
           step_(step),
-          has_partners_(has_partners),
           buffers_(decoder, step, arena),
           rows_(step.num_tokens),
           requests_(step.num_requests),
@@ -156,27 +158,30 @@ class Pass {
           lengths_(step.seq_lens),
           tables_(step.block_tables) {}
 
-    // Everything up to the sums that the last norm takes. Afterwards `rows` of them are there.
-    void run_layers() {
+    void embed() {
         gather_rows(decoder_.embedding, step_.input_ids, rows_, hidden() * element(), buffers_.residual);
         find_angles();
-        for (int i = 0; i < decoder_.num_layers; ++i) {
-            const QuireLayer& layer = decoder_.layers[i];
-            norm(layer.input_norm, i > 0, buffers_.normed);
-            linear(layer.qkv, buffers_.normed, buffers_.qkv);
-            rotate_and_write(layer);
-            if (has_partners_) {
-#pragma omp barrier
-            }
-            if (i == decoder_.num_layers - 1 && step_.sampling) drop_tokens(layer);
-            if (rows_ == 0) return;
-            attend(layer);
-            linear(layer.o, buffers_.attended, buffers_.delta);
-            norm(layer.post_norm, true, buffers_.normed);
-            linear(layer.gate_up, buffers_.normed, buffers_.gate_up);
-            activate(layer.down.num_in);
-            linear(layer.down, buffers_.gated, buffers_.delta);
-        }
+    }
+
+    // Layer `i` up to its K and V, which are in the cache afterwards.
+    void write_keys(int i) {
+        const QuireLayer& layer = decoder_.layers[i];
+        norm(layer.input_norm, i > 0, buffers_.normed);
+        linear(layer.qkv, buffers_.normed, buffers_.qkv);
+        rotate_and_write(layer);
+    }
+
+    // The rest of it, when the keys of all tokens that these see are there. In the last layer `rows_` are left.
+    void finish_layer(int i) {
+        const QuireLayer& layer = decoder_.layers[i];
+        if (i == decoder_.num_layers - 1 && step_.sampling) drop_tokens(layer);
+        if (rows_ == 0) return;
+        attend(layer);
+        linear(layer.o, buffers_.attended, buffers_.delta);
+        norm(layer.post_norm, true, buffers_.normed);
+        linear(layer.gate_up, buffers_.normed, buffers_.gate_up);
+        activate(layer.down.num_in);
+        linear(layer.down, buffers_.gated, buffers_.delta);
     }
 
     // The part of `out` that is these tokens': hidden states of the model's type, or logits.
@@ -264,7 +269,6 @@ class Pass {
 
     const QuireDecoder& decoder_;
     const QuireStep& step_;
-    const bool has_partners_;
     Buffers buffers_;
     int rows_, requests_;
     const float *cos_ = nullptr, *sin_ = nullptr;
@@ -273,7 +277,7 @@ class Pass {
 
 int count_parts(const QuireDecoder& decoder, const QuireStep& step) {
     if (!decoder.splits_tokens) return 1;
-    return std::max(1, std::min(omp_get_max_threads(), step.num_tokens / kMinPartTokens));
+    return std::max(1, std::min(num_threads(), step.num_tokens / kMinPartTokens));
 }
 
 // First token of a part; that of the part after the last is T.
@@ -287,14 +291,19 @@ size_t measure_part(const QuireDecoder& decoder, const QuireStep& step, int part
     return arena.used();
 }
 
-void run_part(const QuireDecoder& decoder, const QuireStep& step, int part, int parts, void* workspace, void* out) {
-    Arena arena(workspace);
-    const int first = find_first(step, part, parts), last = find_first(step, part + 1, parts);
-    const Part cut(step, decoder.head_size, first, last, arena);
-    Pass pass(decoder, cut.step, parts > 1, arena);
-    pass.run_layers();
-    pass.write(out, first, cut.first_sampling);
-}
+// A part of a step on its way through the layers.
+struct Run {
+    Arena arena;
+    const int first;
+    const Part part;
+    Pass pass;
+
+    Run(const QuireDecoder& decoder, const QuireStep& step, int index, int parts, void* memory)
+        : arena(memory),
+          first(find_first(step, index, parts)),
+          part(step, decoder.head_size, first, find_first(step, index + 1, parts), arena),
+          pass(decoder, part.step, arena) {}
+};
 
 }  // namespace
 
@@ -316,16 +325,22 @@ extern "C" int64_t quire_decoder_workspace(const QuireDecoder* decoder, const Qu
 // [T, hidden] of the model's type. K and V of all T tokens are in the caches afterwards.
 extern "C" void quire_decoder_forward(const QuireDecoder* decoder, const QuireStep* step, void* workspace,
                                       void* out) {
-    const int parts = count_parts(*decoder, *step);
-    if (parts == 1) return run_part(*decoder, *step, 0, 1, workspace, out);
-#pragma omp parallel num_threads(parts)
-    {
-        const int part = omp_get_thread_num();
-        char* memory = static_cast<char*>(workspace);
-        for (int i = 0; i < part; ++i) memory += measure_part(*decoder, *step, i, parts);
-        if (omp_get_num_threads() == parts)
-            run_part(*decoder, *step, part, parts, memory, out);
-        else if (part == 0)  // the system gave fewer threads
-            run_part(*decoder, *step, 0, 1, memory, out);
+    const int parts = count_parts(*decoder, *step), layers = decoder->num_layers;
+    std::deque<Run> runs;
+    for (int i = 0; i < parts; ++i) {
+        runs.emplace_back(*decoder, *step, i, parts, workspace);
+        workspace = static_cast<char*>(workspace) + runs.back().arena.used();
     }
+    for (int layer = 0; layer <= layers; ++layer)
+        parallel_for(parts, true, [&](int i) {
+            Pass& pass = runs[i].pass;
+            if (layer == 0)
+                pass.embed();
+            else
+                pass.finish_layer(layer - 1);
+            if (layer < layers)
+                pass.write_keys(layer);
+            else
+                pass.write(out, runs[i].first, runs[i].part.first_sampling);
+        });
 }

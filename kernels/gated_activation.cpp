@@ -1,6 +1,7 @@
 // The formulas are in gated_activation.py. Legend: T tokens, F width of the layer.
 #include "gated_activation.h"
 
+#include "thread_pool.h"
 #include "tile.h"
 
 namespace {
@@ -54,11 +55,12 @@ void gate_row(const T* gate, const T* up, T* y, int size) {
 
 template <typename Act, typename T>
 void gate_rows(const T* x, T* y, int rows, int size) {
-#pragma omp parallel for schedule(static) if (int64_t(rows) * size > kMinParallelSize)
-    for (int r = 0; r < rows; ++r) {
-        const T* row = x + size_t(r) * 2 * size;
-        gate_row<Act>(row, row + size, y + size_t(r) * size, size);
-    }
+    parallel_runs(rows, int64_t(rows) * size > kMinParallelSize, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+            const T* row = x + size_t(r) * 2 * size;
+            gate_row<Act>(row, row + size, y + size_t(r) * size, size);
+        }
+    });
 }
 
 template <typename Act>

@@ -63,26 +63,25 @@ void compute(const Layer& layer, int panel, int first, int last, float* buffer) 
 void compute_all(const Layer& layer) {
     const int panels = (layer.N + kPanel - 1) / kPanel, chunks = (layer.m + kChunk - 1) / kChunk;
     const bool is_parallel = double(layer.m) * layer.K * layer.N > kMinParallelWork;
-#pragma omp parallel for schedule(static) if (is_parallel)
-    for (int task = 0; task < panels * chunks; ++task) {
+    parallel_for(panels * chunks, is_parallel, [&](int task) {
         alignas(64) float buffer[kChunk * kPanel];
         const int panel = task / chunks, chunk = task % chunks;
         const int first = int(int64_t(layer.m) * chunk / chunks);
         const int last = int(int64_t(layer.m) * (chunk + 1) / chunks);
         compute(layer, panel, first, last, buffer);
-    }
+    });
 }
 
 // float32 panels [K, 64].
 void pack_floats(const float* weight, int N, int K, float* packed) {
     const int panels = (N + kPanel - 1) / kPanel;
-#pragma omp parallel for schedule(static)
-    for (int panel = 0; panel < panels; ++panel)
+    parallel_for(panels, true, [&](int panel) {
         for (int k = 0; k < K; ++k)
             for (int i = 0; i < kPanel; ++i) {
                 const int n = panel * kPanel + i;
                 packed[(size_t(panel) * K + k) * kPanel + i] = n < N ? weight[size_t(n) * K + k] : 0.0f;
             }
+    });
 }
 
 template <class Y>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear_layout.h"
+#include "thread_pool.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -65,13 +66,13 @@ inline void pack_step(const int8_t (&square)[kPanelColumns][kTileDepth], uint8_t
 template <class T, class Packed>
 void pack_panels(const T* weight, int N, int K, Packed* packed) {
     const int steps = count_steps(K), panels = count_panels(N);
-#pragma omp parallel for schedule(static)
-    for (int panel = 0; panel < panels; ++panel)
+    parallel_for(panels, true, [&](int panel) {
         for (int step = 0; step < steps; ++step) {
             T square[kPanelColumns][kTileDepth];
             copy_step(weight, N, K, panel, step, square);
             pack_step(square, packed + (size_t(panel) * steps + step) * kStepSize);
         }
+    });
 }
 
 // The scale of a row: its largest magnitude is 127; 1 for a row of zeros.
@@ -92,8 +93,7 @@ float find_scale(const T* row, int K) {
 template <class T>
 void quantize_panels(const T* weight, int N, int K, uint8_t* packed, float* scales) {
     const int steps = count_steps(K), panels = count_panels(N);
-#pragma omp parallel for schedule(static)
-    for (int panel = 0; panel < panels; ++panel) {
+    parallel_for(panels, true, [&](int panel) {
         float scale[kPanelColumns];
         std::fill_n(scale, kPanelColumns, 1.0f);
         for (int n = 0; n < std::min(kPanelColumns, N - panel * kPanelColumns); ++n) {
@@ -112,7 +112,7 @@ void quantize_panels(const T* weight, int N, int K, uint8_t* packed, float* scal
                 }
             pack_step(quantized, packed + (size_t(panel) * steps + step) * kStepSize);
         }
-    }
+    });
 }
 
 }  // namespace quire

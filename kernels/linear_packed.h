@@ -5,6 +5,7 @@
 #pragma once
 
 #include "linear_layout.h"
+#include "thread_pool.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -115,23 +116,20 @@ void compute_packed(const PackedLayer<Y>& layer) {
     const bool is_copied = !std::is_same_v<Input, Y> || K != padded;
     Floats copy = is_copied ? allocate(size_t(m) * padded) : nullptr;
     const bool is_parallel = double(m) * K * layer.N > kMinParallelWork;
-#pragma omp parallel if (is_parallel)
-    {
-        const Input* x = reinterpret_cast<const Input*>(layer.x);
-        if (is_copied) {
-            Input* to = reinterpret_cast<Input*>(copy.get());
-#pragma omp for schedule(static)
-            for (int r = 0; r < m; ++r) copy_row(to + size_t(r) * padded, layer.x + size_t(r) * K, K, padded);
-            x = to;
-        }
-        const typename Engine::Scope scope(m);
-#pragma omp for schedule(static)
-        for (int task = 0; task < groups * chunks; ++task) {
-            const int group = task % groups, chunk = task / groups;
-            compute_group<Engine, is_int8>(layer, x, is_copied ? padded : K, group, int(int64_t(m) * chunk / chunks),
-                                           int(int64_t(m) * (chunk + 1) / chunks));
-        }
+    const Input* x = reinterpret_cast<const Input*>(layer.x);
+    if (is_copied) {
+        Input* to = reinterpret_cast<Input*>(copy.get());
+        parallel_runs(m, is_parallel, [&](int64_t first, int64_t last) {
+            for (int64_t r = first; r < last; ++r) copy_row(to + r * padded, layer.x + r * K, K, padded);
+        });
+        x = to;
     }
+    parallel_for(groups * chunks, is_parallel, [&](int task) {
+        const typename Engine::Scope scope(m);
+        const int group = task % groups, chunk = task / groups;
+        compute_group<Engine, is_int8>(layer, x, is_copied ? padded : K, group, int(int64_t(m) * chunk / chunks),
+                                       int(int64_t(m) * (chunk + 1) / chunks));
+    });
 }
 
 }  // namespace quire

@@ -1,8 +1,8 @@
 """The C++ kernels of this folder, compiled once per machine and source and loaded with ctypes.
 
-They share torch's OpenMP threads: a second OpenMP runtime would spin against the first. Whatever goes
-wrong (no compiler, no write permission, another platform) costs one log line and the torch path is used, as
-it is on demand with QUIRE_NATIVE_KERNELS=0: to find out whether a kernel is at fault.
+They have threads of their own, which sleep when there is nothing to do (thread_pool.h). Whatever goes wrong
+(no compiler, no write permission, another platform) costs one log line and the torch path is used, as it is
+on demand with QUIRE_NATIVE_KERNELS=0: to find out whether a kernel is at fault.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _LOGGER = logging.getLogger(__name__)
 SWITCH = "QUIRE_NATIVE_KERNELS"
 SWITCH_ALLOWED = "0 (torch operations take the place of the native CPU kernels), 1, or not set"
 
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread")
 _COMPILE_TIMEOUT_S = 120.0
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 # Arguments of each exported function, as the .cpp of the same name declares them.
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
+    "quire_set_num_threads": (_INT,),
     "quire_argmax": (_POINTER, _INT, _LONG, _POINTER, _POINTER),
     "quire_gather_step": (_POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "quire_decoder_layout": (_INT,),
@@ -77,7 +78,7 @@ def load_library() -> ctypes.CDLL | None:
     try:
         if is_switched_off():
             raise RuntimeError(f"{SWITCH}=0")
-        library = _open_library(_build_library())
+        library = ctypes.CDLL(str(_build_library()))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         _LOGGER.warning("native CPU kernels are off, torch operations take their place: %s", error)
         return None
@@ -85,7 +86,16 @@ def load_library() -> ctypes.CDLL | None:
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = _RESULTS.get(name)
+    library.quire_set_num_threads(torch.get_num_threads())
     return library
+
+
+def set_num_threads(count: int) -> None:
+    """Threads of torch's operations and of the native kernels, the caller's included."""
+    torch.set_num_threads(count)
+    library = load_library() if load_library.cache_info().currsize else None
+    if library is not None:
+        library.quire_set_num_threads(count)
 
 
 def find_library(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
@@ -145,8 +155,7 @@ def _compile(compiler: str, sources: list[Path], target: Path) -> None:
         with ThreadPoolExecutor(len(jobs)) as pool:
             list(pool.map(_run_compiler, jobs))
         library = Path(scratch) / target.name
-        # Linked without -fopenmp: the OpenMP symbols stay open and are bound to torch's runtime at load.
-        _run_compiler([compiler, "-shared", *map(str, objects), "-o", str(library)])
+        _run_compiler([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
         library.replace(target)
 
 
@@ -154,28 +163,6 @@ def _run_compiler(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"{command[0]} failed: {result.stderr.strip()[:500]}")
-
-
-def _open_library(path: Path) -> ctypes.CDLL:
-    """Load the library after making torch's OpenMP runtime visible to it."""
-    runtime = _find_openmp()
-    if runtime is not None:
-        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(path))
-
-
-def _find_openmp() -> str | None:
-    """File of the OpenMP runtime that this process has loaded with torch."""
-    assert torch.get_num_threads() > 0  # torch has its threads, so its runtime is mapped
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    for line in maps.splitlines():
-        path = line.partition("/")[2]
-        if path.rpartition("/")[2].startswith(("libgomp", "libiomp", "libomp")):
-            return f"/{path}"
-    return None
 
 
 def _compiler_version(compiler: str) -> str:

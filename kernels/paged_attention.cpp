@@ -10,8 +10,7 @@
 #include "attention_amx.h"
 #include "attention_float.h"
 #include "attention_pairs.h"
-
-#include <omp.h>
+#include "thread_pool.h"
 
 #include <atomic>
 #include <vector>
@@ -73,17 +72,17 @@ template <typename Variant, typename T>
 std::vector<Task> make_tasks(const Step<T>& step, double& work) {
     std::vector<Task> tasks;
     const int most = std::max(1, Variant::kTaskRows / step.group());
-    for (int request = 0; request < step.num_requests; ++request) {
-        const int begin = step.query_starts[request], end = step.query_starts[request + 1];
-        const int seq_len = step.seq_lens[request];
-        // By heads: a core's second-level cache then holds the keys and values of one while its tokens pass.
-        for (int head = 0; head < step.num_kv_heads; ++head)
+    // By heads: a core's second-level cache then holds the keys and values of one while a prompt's tokens pass, or
+    // the requests that share a prefix.
+    for (int head = 0; head < step.num_kv_heads; ++head)
+        for (int request = 0; request < step.num_requests; ++request) {
+            const int begin = step.query_starts[request], end = step.query_starts[request + 1];
             for (int first = begin; first < end; first += most) {
-                const int tokens = std::min(most, end - first), position = seq_len - (end - first);
+                const int tokens = std::min(most, end - first), position = step.seq_lens[request] - (end - first);
                 tasks.push_back({request, first, tokens, head, position});
                 work += 2.0 * tokens * step.group() * std::min(position + tokens, step.window) * step.head_size;
             }
-    }
+        }
     return tasks;
 }
 
@@ -100,28 +99,24 @@ template <typename Variant, typename T>
 void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_rows, bool is_parallel) {
     const int padded = Variant::padded(step.head_size);
     const size_t size = round_up(Variant::memory_size(step, max_rows), 16), sums = Sums::size(max_rows, padded);
-#pragma omp parallel if (is_parallel)
-    {
+    parallel_for(int(tasks.size()), is_parallel, [&](int i) {
+        const Task& task = tasks[i];
+        const int rows = task.tokens * step.group();
         float* memory = thread_memory(size + 2 * sums);
         Variant variant(step, memory);
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < tasks.size(); ++i) {
-            const Task& task = tasks[i];
-            const int rows = task.tokens * step.group();
-            const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
-            Sums total(memory + size, rows), part(memory + size + sums, rows);
-            variant.stage_queries(task);
-            const int first = first_key(step, task) / kSplit, last = (task.seen_end() - 1) / kSplit;
-            total.clear(rows, padded);
-            attend_split(step, task, first, variant, total);
-            for (int split = first + 1; split <= last; ++split) {
-                part.clear(rows, padded);
-                attend_split(step, task, split, variant, part);
-                merge(rows, padded, total, part);
-            }
-            write_out(step, task, padded, total);
+        const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
+        Sums total(memory + size, rows), part(memory + size + sums, rows);
+        variant.stage_queries(task);
+        const int first = first_key(step, task) / kSplit, last = (task.seen_end() - 1) / kSplit;
+        total.clear(rows, padded);
+        attend_split(step, task, first, variant, total);
+        for (int split = first + 1; split <= last; ++split) {
+            part.clear(rows, padded);
+            attend_split(step, task, split, variant, part);
+            merge(rows, padded, total, part);
         }
-    }
+        write_out(step, task, padded, total);
+    });
 }
 
 // Few tasks over long contexts: every split by one thread, then merged in the same order as above.
@@ -130,27 +125,22 @@ void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_
     const int padded = Variant::padded(step.head_size);
     const size_t size = Sums::size(max_rows, padded);
     const Floats memory = allocate(size * tasks.size() * splits);
-#pragma omp parallel
-    {
+    parallel_for(int(tasks.size()) * splits, true, [&](int i) {
+        const Task& task = tasks[i / splits];
+        const int split = first_key(step, task) / kSplit + i % splits, rows = task.tokens * step.group();
         Variant variant(step, thread_memory(Variant::memory_size(step, max_rows)));
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < tasks.size() * splits; ++i) {
-            const Task& task = tasks[i / splits];
-            const int split = first_key(step, task) / kSplit + int(i % splits), rows = task.tokens * step.group();
-            const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
-            Sums part(memory.get() + i * size, rows);
-            part.clear(rows, padded);
-            variant.stage_queries(task);
-            attend_split(step, task, split, variant, part);
-        }
-#pragma omp for schedule(static)
-        for (size_t i = 0; i < tasks.size(); ++i) {
-            const int rows = tasks[i].tokens * step.group();
-            Sums total(memory.get() + i * splits * size, rows);
-            for (int split = 1; split < splits; ++split)
-                merge(rows, padded, total, Sums(memory.get() + (i * splits + split) * size, rows));
-            write_out(step, tasks[i], padded, total);
-        }
+        const AmxTiles tiles(Variant::kUsesTiles, std::min(16, rows));
+        Sums part(memory.get() + i * size, rows);
+        part.clear(rows, padded);
+        variant.stage_queries(task);
+        attend_split(step, task, split, variant, part);
+    });
+    for (size_t i = 0; i < tasks.size(); ++i) {
+        const int rows = tasks[i].tokens * step.group();
+        Sums total(memory.get() + i * splits * size, rows);
+        for (int split = 1; split < splits; ++split)
+            merge(rows, padded, total, Sums(memory.get() + (i * splits + split) * size, rows));
+        write_out(step, tasks[i], padded, total);
     }
 }
 
@@ -160,7 +150,7 @@ void attend(const Step<T>& step) {
     const std::vector<Task> tasks = make_tasks<Variant>(step, work);
     int max_rows = 1;
     for (const Task& task : tasks) max_rows = std::max(max_rows, task.tokens * step.group());
-    const int splits = most_splits(step, tasks), threads = omp_get_max_threads();
+    const int splits = most_splits(step, tasks), threads = num_threads();
     if (splits > 1 && tasks.size() < 2 * size_t(threads) && threads > 1)
         attend_splits<Variant>(step, tasks, max_rows, splits);
     else

@@ -1,6 +1,7 @@
 // y = norm(x) * weight, or residual += x and y = norm(residual) * weight; the formula is in rms_norm.py.
 // A row is reduced in lanes and then across them, whatever the number of rows. Legend: T rows, D row length.
 #include "rms_norm.h"
+#include "thread_pool.h"
 
 namespace {
 
@@ -10,16 +11,17 @@ constexpr int64_t kMinParallelSize = 1 << 16;
 
 template <typename T>
 void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int size, float eps) {
-#pragma omp parallel for schedule(static) if (int64_t(rows) * size > kMinParallelSize)
-    for (int r = 0; r < rows; ++r) {
-        const T* row = x + size_t(r) * size;
-        if (residual) {
-            T* total = residual + size_t(r) * size;
-            add_row(row, total, size);
-            row = total;
+    parallel_runs(rows, int64_t(rows) * size > kMinParallelSize, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+            const T* row = x + size_t(r) * size;
+            if (residual) {
+                T* total = residual + size_t(r) * size;
+                add_row(row, total, size);
+                row = total;
+            }
+            norm_row(row, weight, y + size_t(r) * size, size, eps);
         }
-        norm_row(row, weight, y + size_t(r) * size, size, eps);
-    }
+    });
 }
 
 }  // namespace

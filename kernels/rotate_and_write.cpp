@@ -5,6 +5,7 @@
 #include "rotate_and_write.h"
 
 #include "rms_norm.h"
+#include "thread_pool.h"
 
 #include <algorithm>
 
@@ -116,9 +117,9 @@ void process_chunk(const Layer<T>& layer, int first, int last) {
 template <typename T>
 void process_tokens(const Layer<T>& layer, int tokens) {
     const int64_t size = int64_t(tokens) * layer.width();
-#pragma omp parallel for schedule(static) if (size > kMinParallelSize)
-    for (int first = 0; first < tokens; first += kChunk)
-        process_chunk(layer, first, std::min(first + kChunk, tokens));
+    parallel_for((tokens + kChunk - 1) / kChunk, size > kMinParallelSize, [&](int chunk) {
+        process_chunk(layer, chunk * kChunk, std::min((chunk + 1) * kChunk, tokens));
+    });
 }
 
 template <typename T>

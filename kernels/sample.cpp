@@ -4,6 +4,7 @@
 // Legend: S rows, V vocabulary.
 #include "sample.h"
 
+#include "thread_pool.h"
 #include "tile.h"
 
 #include <algorithm>
@@ -221,18 +222,17 @@ extern "C" void quire_sample(const float* logits, int rows, int size, const floa
                              const int64_t* top_k, const double* top_p, const float* min_p, const double* noise,
                              int64_t* token_ids, float* top) {
     const int padded = round_up(size, kBlock);
-#pragma omp parallel for schedule(dynamic, 1) if (int64_t(rows) * size > kMinParallelSize)
-    for (int r = 0; r < rows; ++r) {
+    parallel_for(rows, int64_t(rows) * size > kMinParallelSize, [&](int r) {
         const float* values = logits + size_t(r) * size;
         const Largest largest = find_largest(values, size);
         token_ids[r] = largest.place;
         top[r] = largest.value;
-        if (!(temperature[r] > 0.0f) || !std::isfinite(largest.value)) continue;
+        if (!(temperature[r] > 0.0f) || !std::isfinite(largest.value)) return;
         const bool is_kept = top_k[r] < size || top_p[r] < 1.0;
         float* memory = thread_memory(2 * size_t(padded / kBlock) + (is_kept ? 2 * size_t(padded) + kBlock : 0));
         double* sums = reinterpret_cast<double*>(memory);
         float* weights = is_kept ? memory + 2 * size_t(padded / kBlock) : nullptr;
         Row row{values, size, largest.value, 1.0f / temperature[r], min_p[r], weights, sums};
         token_ids[r] = sample_row(row, top_k[r], top_p[r], noise[r], weights + (is_kept ? padded : 0));
-    }
+    });
 }

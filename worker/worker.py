@@ -45,7 +45,7 @@ class Worker:
         config, parallel = self._config, self._config.parallel
         device = resolve_device(parallel.device)
         torch.set_grad_enabled(False)
-        torch.set_num_threads(parallel.num_threads or count_cores())
+        native.set_num_threads(parallel.num_threads or count_cores())
         self._on_phase("load weights")
         model = load_model(config, device)
         if device.type == "cpu":
@@ -77,7 +77,7 @@ class Worker:
         if self._threads is not None:
             num_threads = self._threads.choose(sum(step.num_tokens))
             if num_threads != torch.get_num_threads():
-                torch.set_num_threads(num_threads)
+                native.set_num_threads(num_threads)
         return self._runner.launch(step)
 
     def collect(self, launched: LaunchedStep) -> ModelRunnerOutput:

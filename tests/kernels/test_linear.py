@@ -20,6 +20,7 @@ from quire.kernels.linear import (
     quantize_and_pack_linear,
 )
 from quire.kernels.linear_int8 import linear_int8_reference, quantize_int8
+from quire.kernels.native import set_num_threads
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
@@ -132,10 +133,10 @@ def test_a_row_has_the_same_bits_with_any_number_of_threads(
     before = torch.get_num_threads()
     try:
         for num_threads in (1, 2, 3, 7):
-            torch.set_num_threads(num_threads)
+            set_num_threads(num_threads)
             results.append(layer(x))
     finally:
-        torch.set_num_threads(before)
+        set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from cache_layout import to_native_layout
+from quire.kernels.native import set_num_threads
 from quire.kernels.paged_attention import launch_paged_attention, paged_attention_reference
 from torch import Tensor
 
@@ -218,9 +219,9 @@ def assert_rows_have_the_same_bits_alone(library: ctypes.CDLL, step: Step, windo
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+    set_num_threads(request.param)
     yield request.param
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 @pytest.mark.usefixtures("threads")

@@ -14,6 +14,7 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
 from quire.kernels import decoder as decoder_kernel
+from quire.kernels.native import set_num_threads
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear
 from quire.worker.model_runner import GPUModelRunner
@@ -82,8 +83,8 @@ def test_hidden_states_have_the_same_bits_natively(checkpoint: Checkpoint, dtype
 @pytest.fixture
 def set_threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+    yield set_num_threads
+    set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

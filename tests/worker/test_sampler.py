@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from quire.kernels.native import find_library
+from quire.kernels.native import find_library, set_num_threads
 from quire.worker import sampler
 from quire.worker.noise import uniform_noise
 from quire.worker.sampler import SampledTokens, SamplingBatch, sample
@@ -152,9 +152,9 @@ def test_greedy_and_random_rows_share_a_batch() -> None:
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+    set_num_threads(request.param)
     yield request.param
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 @pytest.mark.usefixtures("threads")
