@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
+from quire.frontend.cli.entry import run_command
 from quire.frontend.model_folder import pocket_folder
 from quire.ipc.errors import DaemonError
 from quire.ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
@@ -172,11 +173,14 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
         ),
     ],
 )
-def test_bad_calls_are_one_line_with_an_exit_code(arguments: list[str], code: int, message: str) -> None:
-    done = quire(*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"quire: error: {message}")
+def test_bad_calls_are_one_line_with_an_exit_code(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(arguments) == code
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith(f"quire: error: {message}")
 
 
 @pytest.mark.usefixtures("pid")

@@ -7,18 +7,20 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
 import pytest
+from daemons import Daemon, runtime_folders
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.cli import batch_run, run_batch
 from quire.frontend.cli.batch_files import InputLine, ResultFile, read_lines, read_progress
 from quire.frontend.cli.batch_run import BatchRun, LineError, parse_line
 from quire.frontend.cli.entry import run_command
+from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.sampling_params import SamplingParams
 
@@ -113,11 +115,22 @@ def after_results(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[],
     monkeypatch.setattr(run_batch._Bar, "take", take)
 
 
+@pytest.fixture
+def attach() -> Iterator[tuple[str, str]]:
+    """The option that names a running engine."""
+    with runtime_folders(), Daemon("batch", EngineArgs().create_engine_config()):
+        yield "--attach", "batch"
+
+
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_answers(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Path,
+    attach: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "out.jsonl"
-    command = ["run-batch", str(finished / "in.jsonl"), str(output), "--max-concurrency", "2"]
+    command = ["run-batch", str(finished / "in.jsonl"), str(output), "--max-concurrency", "2", *attach]
     after_results(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
     assert run_command(command) == 130
     assert "the same command goes on" in capsys.readouterr().out

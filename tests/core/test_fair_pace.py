@@ -236,16 +236,20 @@ def test_a_step_that_something_held_up_hardly_changes_what_is_expected():
     assert timeline.send_light(6, 64) < 1.5 * before
 
 
+@pytest.fixture(scope="module")
+def with_all_parts() -> float:
+    timeline = Timeline(small_cpu)
+    timeline.begin_flood()
+    return timeline.send_light(12, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("SUBMIT_MARGIN_S", 1e3), ("STRETCH", 1e3), ("EXCESS", 1e9)],
     ids=["ahead", "long", "off"],
 )
-def test_each_part_is_needed(name: str, value: float, monkeypatch: pytest.MonkeyPatch):
-    timeline = Timeline(small_cpu)
-    timeline.begin_flood()
-    with_all = timeline.send_light(12, 64)
+def test_each_part_is_needed(name: str, value: float, with_all_parts: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fair_pace, name, value)
     timeline = Timeline(small_cpu)
     timeline.begin_flood()
-    assert timeline.send_light(12, 64) > 1.15 * with_all
+    assert timeline.send_light(12, 64) > 1.15 * with_all_parts

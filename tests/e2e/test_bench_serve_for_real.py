@@ -34,8 +34,10 @@ def base_url() -> Iterator[str]:
         server.communicate(timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "completions"])
-@pytest.mark.parametrize("load", [["--max-concurrency", "4"], ["--request-rate", "50"]])
+@pytest.mark.parametrize(
+    ("endpoint", "load"),
+    [("chat", ["--max-concurrency", "4"]), ("completions", ["--request-rate", "50"])],
+)
 def test_every_token_that_was_asked_for_is_counted(
     endpoint: str, load: list[str], base_url: str, tmp_path: Path
 ) -> None:

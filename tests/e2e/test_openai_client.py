@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,21 +11,27 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from served import COMMAND, TIMEOUT_S, Served
+from quire.frontend.cli.entry import run_command
+from served import TIMEOUT_S, Served
 
+KEY_IN_ENV = {"QUIRE_API_KEY": "from-env"}
 ENDLESS: dict[str, Any] = {"max_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    server = Served()
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with keys from a file and from the environment, for as long as no test has ended it."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("# mine\nfrom-file\n")
+    keys.chmod(0o600)
+    server = Served("--api-key-file", str(keys), env=KEY_IN_ENV, api_key="from-env")
     yield server
-    assert server.stop() == 0
+    if server.process.returncode is None:
+        assert server.stop() == 0
 
 
 def test_a_whole_answer_whose_client_leaves_frees_its_blocks(served: Served) -> None:
@@ -32,7 +39,7 @@ def test_a_whole_answer_whose_client_leaves_frees_its_blocks(served: Served) -> 
     body = json.dumps({"prompt": "Once", "max_tokens": 1900, "ignore_eos": True}).encode()
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        head += f"content-length: {len(body)}\r\n\r\n"
+        head += f"authorization: Bearer from-env\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         deadline = time.monotonic() + 5
         while served.get("/stats")["stats"]["num_running"] == 0:
@@ -42,14 +49,17 @@ def test_a_whole_answer_whose_client_leaves_frees_its_blocks(served: Served) -> 
 
 def test_the_printed_curl_line_works_as_printed(served: Served) -> None:
     line = next(line for line in served.box.splitlines() if line.strip().startswith("curl "))
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=TIMEOUT_S, env=os.environ | KEY_IN_ENV
+    )
     assert "42" in json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 def test_the_document_the_docs_the_page_and_metrics_are_there(served: Served) -> None:
     assert served.get("/openapi.json")["openapi"].startswith("3.")
     for path in ("/docs", "/metrics", "/"):
-        with urllib.request.urlopen(served.url + path, timeout=TIMEOUT_S) as answer:
+        request = urllib.request.Request(served.url + path, headers={"authorization": "Bearer from-env"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             assert answer.status == 200
 
 
@@ -77,12 +87,13 @@ def test_a_port_in_use_is_refused_before_the_model_loads_and_names_its_owner(ser
         (["--max-model-len", "0"], "max_model_len"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_with_exit_code_2(arguments: list[str], text: str) -> None:
-    command = [*COMMAND, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 2, done.stderr
-    assert text in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_options_that_cannot_be_used_are_refused_with_exit_code_2(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["serve", "--port", "0", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_help_limits_shows_the_table_with_what_was_set() -> None:
@@ -94,24 +105,20 @@ def test_help_limits_shows_the_table_with_what_was_set() -> None:
     assert {"max_header_bytes", "max_body_bytes", "write_timeout_s", "logit_bias"} <= set(rows)
 
 
-def test_keys_are_wanted_and_a_running_stream_finishes_after_sigterm(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("# mine\nfrom-file\n")
-    keys.chmod(0o600)
-    server = Served("--api-key-file", str(keys), env={"QUIRE_API_KEY": "from-env"})
-    with server.client("wrong") as client, pytest.raises(openai.AuthenticationError):
+def test_keys_are_wanted_and_a_running_stream_finishes_after_sigterm(served: Served) -> None:
+    with served.client("wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
-    with server.client("from-env") as client:
+    with served.client("from-env") as client:
         client.models.list()
-    with server.client("from-file") as client:
+    with served.client("from-file") as client:
         stream = client.completions.create(
             model="pocket", prompt="Once", stream=True, **(ENDLESS | {"max_tokens": 400})
         )
         chunks = iter(stream)
         next(chunks)
-        server.process.send_signal(signal.SIGTERM)
+        served.process.send_signal(signal.SIGTERM)
         last = [chunk.choices[0].finish_reason for chunk in chunks][-1]
         assert last == "length"
-    assert server.process.wait(10) == 0
-    assert server.process.stdout is not None
-    server.process.stdout.close()
+    assert served.process.wait(10) == 0
+    assert served.process.stdout is not None
+    served.process.stdout.close()

@@ -13,7 +13,7 @@ from quire.kernels.linear import linear_reference
 from quire.kernels.linear_triton import launch_linear, plan_segments
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 EPS = torch.finfo(torch.float32).eps
 
 

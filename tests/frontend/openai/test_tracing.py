@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from daemons import Daemon, fake_modules, runtime_folders
+from quire.frontend.engine_args import EngineArgs
 from served import Served
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -64,8 +66,17 @@ def read_spans(bodies: list[bytes]) -> list[Any]:
     return spans
 
 
-def test_a_request_is_a_span_below_its_callers_with_the_engines_figures(collector: Collector) -> None:
-    served = Served("--otlp-traces-endpoint", collector.url)
+@pytest.fixture
+def daemon() -> Iterator[str]:
+    """The name of an engine whose worker is a fake."""
+    with runtime_folders(), fake_modules(), Daemon("traced", EngineArgs().create_engine_config()):
+        yield "traced"
+
+
+def test_a_request_is_a_span_below_its_callers_with_the_engines_figures(
+    collector: Collector, daemon: str
+) -> None:
+    served = Served("--otlp-traces-endpoint", collector.url, "--attach", daemon)
     try:
         body = json.dumps({"model": "pocket", "prompt": "Once", "max_tokens": 5, "stream": True}).encode()
         headers = {"content-type": "application/json", "traceparent": PARENT}
