@@ -22,7 +22,10 @@ def test_every_task_runs_once_and_is_over_when_its_job_is(tmp_path: Path, flags:
     program = tmp_path / "stress"
     command = [str(_COMPILER), "-std=c++17", "-pthread", *flags, f"-I{_SOURCES}", "-o", str(program)]
     built = subprocess.run(
-        [*command, str(_PROGRAM), str(_SOURCES / "thread_pool.cpp")], capture_output=True, text=True, timeout=60
+        [*command, str(_PROGRAM), str(_SOURCES / "thread_pool.cpp")],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     if "-fsanitize=thread" in flags and "tsan" in built.stderr:
         pytest.skip("the compiler comes without ThreadSanitizer")
