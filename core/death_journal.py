@@ -14,14 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from ..ipc.core_losses import DeathRecord, read_death_record
+
 _log = logging.getLogger(__name__)
-
-MAX_BYTES = 1 << 20
-
-
-class _Record(msgspec.Struct):
-    alone: str | None = None
-    num_deaths: dict[str, int] = {}
 
 
 class DeathJournal:
@@ -30,7 +25,7 @@ class DeathJournal:
     def __init__(self, path: str) -> None:
         """Read what the last core left at `path`; '' keeps nothing."""
         self._path = Path(path) if path else None
-        record = _read(self._path)
+        record = DeathRecord() if self._path is None else read_death_record(self._path)
         self.num_deaths = record.num_deaths
         if record.alone is not None:
             self.num_deaths[record.alone] = self.num_deaths.get(record.alone, 0) + 1
@@ -52,17 +47,7 @@ class DeathJournal:
             return
         new = self._path.with_name(f".{self._path.name}")
         try:
-            new.write_bytes(msgspec.json.encode(_Record(self._alone, self.num_deaths)))
+            new.write_bytes(msgspec.json.encode(DeathRecord(self._alone, self.num_deaths)))
             os.replace(new, self._path)
         except OSError as error:
             _log.warning("%s not written: %s", self._path.name, error)
-
-
-def _read(path: Path | None) -> _Record:
-    if path is None:
-        return _Record()
-    try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_BYTES), type=_Record)
-    except (OSError, msgspec.MsgspecError):
-        return _Record()

@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from ..ipc.codec import PING, make_client_codec
+from ..ipc.core_losses import CoreLosses
 from ..ipc.daemon_state import (
     CLIENT_SOCKET_NAME,
     JOURNAL_NAME,
@@ -164,7 +165,7 @@ class Supervisor:
             journal_path=str(run_dir.path / JOURNAL_NAME),
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._budget = launch.config.recovery.make_core_budget()
+        self._losses = CoreLosses(launch.config.recovery.make_core_budget(), self._core_launch.journal_path)
         self._core: CoreLink | None = None
         self._start_at: float | None = time.monotonic()  # when the next core is started
         self._has_been_ready = False
@@ -263,9 +264,9 @@ class Supervisor:
         if self._final_words is not None:  # what cannot go on now cannot in a second either
             self._fail(self._final_words, EXIT_START_FAILED)
             return
-        backoff_s = self._budget.note_loss(time.monotonic())
+        backoff_s = self._losses.note_loss(time.monotonic())
         if backoff_s is None:
-            self._fail(FailedReport(f"{reason}, {self._budget.excess}"), EXIT_CORE_LOST)
+            self._fail(FailedReport(f"{reason}, {self._losses.excess}"), EXIT_CORE_LOST)
             return
         _log.error("%s; starting another", reason)
         self._state.last_loss = reason

@@ -21,6 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..ipc.codec import Codec, make_client_codec
 from ..ipc.config import EngineConfig
+from ..ipc.core_losses import CoreLosses
 from ..ipc.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME
 from ..ipc.errors import (
     USER_ERRORS,
@@ -130,7 +131,7 @@ class EngineProcess(Engine):
         self._watches_core = config.watches_core
         replacement = msgspec.structs.replace(launch, config=config.for_replacement())
         self._replacement_launch = msgspec.msgpack.encode(replacement)
-        self._budget = config.recovery.make_core_budget()
+        self._losses = CoreLosses(config.recovery.make_core_budget(), launch.journal_path)
         self._is_restarting = False
         self._has_been_lost_too_often = False
         self._owner_pid = os.getpid()
@@ -143,7 +144,7 @@ class EngineProcess(Engine):
     def describe_end(self) -> str | None:
         if self._is_restarting or self.child.exit_code is None:
             return None
-        often = f", {self._budget.excess}" if self._has_been_lost_too_often else ""
+        often = f", {self._losses.excess}" if self._has_been_lost_too_often else ""
         return self.child.describe_exit() + often
 
     @property
@@ -154,7 +155,7 @@ class EngineProcess(Engine):
     def plan_restart(self) -> PlannedRestart | None:
         if self.child.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
             return None
-        backoff_s = self._budget.note_loss(time.monotonic())
+        backoff_s = self._losses.note_loss(time.monotonic())
         self._has_been_lost_too_often = backoff_s is None
         self._is_restarting = backoff_s is not None
         if backoff_s is None:

@@ -164,6 +164,18 @@ def test_a_request_that_kills_every_core_fails_alone(
     assert (report["num_prompt_tokens"], report["num_output_tokens"], report["num_attempts"]) == (3, 0, 4)
 
 
+def test_several_requests_that_kill_every_core_fail_and_the_engine_goes_on(client: SyncMPClient) -> None:
+    requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(5)]
+    poison = {f"crash-{i}" for i in range(4)}
+    for request in [*requests, *(make_request(name, [55]) for name in sorted(poison))]:
+        client.add_request(request)
+    outputs = collect(client, poison | {request.request_id for request in requests})
+    for name in poison:
+        assert outputs[name][-1].error_code is ErrorCode.POISON_REQUEST
+    for request in requests:
+        assert_undisturbed(request, outputs[request.request_id])
+
+
 def test_a_request_that_kills_every_worker_fails_alone(client: SyncMPClient) -> None:
     requests = [make_request(f"r-{i}", [i + 1, 2], max_tokens=50) for i in range(20)]
     for request in [*requests, make_request("lethal-1", [1])]:
