@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import secrets
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -42,6 +44,7 @@ from .step_watch import StepWatch
 _log = logging.getLogger(__name__)
 
 WORKER_IDENTITY = b"worker-0"
+_LIFE_BYTES = 3
 DUMP_GRACE_S = 0.2  # what a hung worker gets to write its stacks; 40 threads take 10 ms
 # Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning
 # threads took 7 to 10 times as long, and sleeping costs nothing measurable on an idle machine.
@@ -122,6 +125,8 @@ class ProcessExecutor(Executor):
         self._config = config
         self._context = context
         self._address = address
+        self._life = secrets.token_hex(_LIFE_BYTES)
+        _remove_sockets(address)
         self._codec = make_step_codec()
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._num_starts = 0
@@ -193,8 +198,9 @@ class ProcessExecutor(Executor):
 
     @property
     def _worker_address(self) -> str:
-        # libzmq removes a closed socket's file some time later, so the next one has another name.
-        return f"{self._address}{self._num_starts % 10}"
+        # libzmq removes a closed socket's file some time later, so the next one has another name; and a
+        # worker of the core before, which may be late to leave, must not come to this core's.
+        return f"{self._address}{self._life}{self._num_starts % 10}"
 
     def _start_worker(self, launch: bytes) -> ChildProcess | AdoptedProcess:
         """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
@@ -310,6 +316,13 @@ class ProcessExecutor(Executor):
         except zmq.ZMQError as error:
             # The worker is gone or stuck; its end, or the step's time-out, is what the core acts on.
             _log.warning("step not delivered to the worker: %s", error)
+
+
+def _remove_sockets(address: str) -> None:
+    """Delete what an earlier core has left of its workers' sockets."""
+    path = Path(address.removeprefix("ipc://"))
+    for leftover in path.parent.glob(f"{path.name}*"):
+        leftover.unlink(missing_ok=True)
 
 
 def _make_worker_env() -> dict[str, str]:

@@ -24,7 +24,7 @@ _PRIVATE_PREFIX = "p-"
 _LOCK_NAME = "lock"
 _NUM_LOCK_TRIES = 20
 _LOCK_RETRY_S = 0.01
-_LONGEST_SOCKET_NAME = "worker.sock"
+_LONGEST_SOCKET_NAME = "worker.sock1234567"  # with what each worker's has of its own
 _DAEMON_NAME = re.compile(r"(?!p-)[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 

@@ -35,6 +35,7 @@ from quire.ipc.liveness import (
 )
 from quire.ipc.messages import EngineCoreOutput
 from quire.ipc.process_state import is_computing, is_stopped
+from quire.ipc.sockets import connect_dealer
 from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerProgress, WorkerReady
 
 NUM_TOKENS = 60
@@ -239,6 +240,28 @@ def test_a_stopped_worker_is_lost_within_two_seconds_and_the_next_one_is_heard(
     follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
     assert executor.pids["worker"] != pid
     executor.stop(0.0)
+
+
+def test_a_worker_of_an_earlier_core_does_not_reach_the_next_one(
+    runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    config, address = configure("worker.start:hang"), f"ipc://{runtime}/again"
+    first = ProcessExecutor(config, context, address)
+    first.start()
+    assert first._socket is not None
+    endpoint = first._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    late = connect_dealer(context.socket(zmq.DEALER), endpoint, b"late worker")
+    assert late.poll(5000, zmq.POLLOUT)
+    first.stop(0.0)
+    with zmq.Context() as another:  # as of another process
+        second = ProcessExecutor(config, another, address)
+        second.start()
+        follow(second, lambda event: isinstance(event, WorkerProgress), 5.0)
+        assert not late.poll(500, zmq.POLLOUT), "it has connected again"
+        second.stop(0.0)
+    late.close(linger=0)
+    names = {path.name for path in runtime.glob("again*")}
+    assert len(names) <= 1, "a core removes the files that the one before it has left"
 
 
 # A core and its owner.
