@@ -137,7 +137,7 @@ def run_three(model: CausalLM, checkpoint: Checkpoint, graphs: Graphs | None) ->
         params = SamplingParams(temperature=0.7, seed=row)
         driver.enter(f"row {row}", row, make_prompt(length, seed=row), params)
     steps = [driver.launch({name: request.num_known for name, request in driver.requests.items()})]
-    for _ in range(5):
+    for _ in range(3):
         steps.append(driver.launch(dict.fromkeys(driver.requests, 1)))
         driver.collect(steps.pop(0))
     driver.collect(steps.pop(0))
@@ -149,8 +149,8 @@ def test_tokens_are_the_same_with_graphs_and_without(
 ) -> None:
     graphs = Graphs()
     assert run_three(model, checkpoint, graphs) == without_graphs
-    # Five steps of three requests, all on size 4: one runs as it is, the second is captured.
-    assert (graphs.num_captures, graphs.num_replays) == (1, 4)
+    # Three steps of three requests, all on size 4: one runs as it is, the second is captured.
+    assert (graphs.num_captures, graphs.num_replays) == (1, 2)
 
 
 def test_a_failed_capture_costs_one_log_line_and_no_token(
