@@ -136,8 +136,9 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: 
     print(format_table(header, rows))
     print(
         f"\n{_USERS} clients over HTTP, {num_requests} requests, up to {max_tokens} tokens; a client that "
-        "gets a broken connection or a 503 asks again.\nrecovery: from the kill to the end of the longest silence "
-        "(http: until the last broken request has a token)\nDynamo's own figures are of a larger model on other "
+        "gets a broken connection or a 503 asks again.\n"
+        "recovery: from the kill to the end of the longest silence (http: until the last broken request has "
+        "a token)\nDynamo's own figures are of a larger model on other "
         f"machines: the counts compare, the seconds do not\n\n{format_broken(broken)}"
     )
     return BROKEN_EXIT_CODE if broken else 0
