@@ -3,6 +3,7 @@
 #include "linear.h"
 
 #include "linear_amx.h"
+#include "linear_integers.h"
 #include "linear_pack.h"
 #include "linear_packed.h"
 #include "linear_vector.h"
@@ -89,7 +90,7 @@ void multiply_packed([[maybe_unused]] int variant, const PackedLayer<Y>& layer) 
     if constexpr (std::is_same_v<Y, bf16>) {
 #if defined(QUIRE_HAS_AMX)
         if (variant == QUIRE_LINEAR_TILE)
-            return layer.scales ? compute_packed<TileEngine, true>(layer) : compute_packed<TileEngine, false>(layer);
+            return layer.scales ? compute_integers(layer) : compute_packed<TileEngine<bf16>, false>(layer);
 #endif
 #if defined(__AVX512BF16__)
         if (variant == QUIRE_LINEAR_PAIR)
@@ -127,8 +128,9 @@ extern "C" int quire_linear_best_variant(void) {
 extern "C" int64_t quire_linear_packed_bytes(int format, int N, int K) {
     if (format == QUIRE_LINEAR_FLOAT32)
         return int64_t((N + kPanel - 1) / kPanel) * kPanel * K * int64_t(sizeof(float));
-    const int64_t numbers = int64_t(count_panels(N)) * count_steps(K) * kStepSize;
-    return numbers * (format == QUIRE_LINEAR_INT8 ? 1 : int64_t(sizeof(bf16)));
+    const bool is_int8 = format == QUIRE_LINEAR_INT8;
+    const int64_t numbers = int64_t(count_panels(N)) * count_steps(K, is_int8) * kStepSize;
+    return numbers * (is_int8 ? 1 : int64_t(sizeof(bf16)));
 }
 
 extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, void* packed) {
@@ -136,15 +138,15 @@ extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, 
     if (format == QUIRE_LINEAR_FLOAT32)
         return pack_floats(static_cast<const float*>(weight), N, K, static_cast<float*>(packed));
     if (format == QUIRE_LINEAR_INT8)
-        return pack_panels(static_cast<const int8_t*>(weight), N, K, static_cast<uint8_t*>(packed));
+        return pack_panels(static_cast<const int8_t*>(weight), N, K, static_cast<int8_t*>(packed));
     pack_panels(static_cast<const bf16*>(weight), N, K, static_cast<bf16*>(packed));
 }
 
 extern "C" void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* packed, float* scales) {
     prefer_huge_pages(packed, size_t(quire_linear_packed_bytes(QUIRE_LINEAR_INT8, N, K)));
     if (is_bf16)
-        return quantize_panels(static_cast<const bf16*>(weight), N, K, static_cast<uint8_t*>(packed), scales);
-    quantize_panels(static_cast<const float*>(weight), N, K, static_cast<uint8_t*>(packed), scales);
+        return quantize_panels(static_cast<const bf16*>(weight), N, K, static_cast<int8_t*>(packed), scales);
+    quantize_panels(static_cast<const float*>(weight), N, K, static_cast<int8_t*>(packed), scales);
 }
 
 extern "C" void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed,

@@ -11,7 +11,7 @@ extern "C" {
 enum QuireLinearVariant {
     QUIRE_LINEAR_VECTOR = 0,  // float32 vectors, on any processor
     QUIRE_LINEAR_PAIR = 1,    // vdpbf16ps of AVX512-BF16
-    QUIRE_LINEAR_TILE = 2,    // tdpbf16ps of AMX
+    QUIRE_LINEAR_TILE = 2,    // tdpbf16ps of AMX, tdpbssd for int8 weights
 };
 
 enum QuireLinearFormat { QUIRE_LINEAR_FLOAT32 = 0, QUIRE_LINEAR_BFLOAT16 = 1, QUIRE_LINEAR_INT8 = 2 };

@@ -21,13 +21,13 @@ inline void prefer_huge_pages(void* memory, size_t size) {
 #endif
 }
 
-// The [32, 32] weights of a panel's step as [n][k], zeros where W ends.
-template <class T>
-void copy_step(const T* weight, int N, int K, int panel, int step, T (&square)[kPanelColumns][kTileDepth]) {
+// The [32, Depth] weights of a panel from `step` * Depth on as [n][k], zeros where W ends.
+template <class T, int Depth>
+void copy_step(const T* weight, int N, int K, int panel, int step, T (&square)[kPanelColumns][Depth]) {
     const int columns = std::min(kPanelColumns, N - panel * kPanelColumns);
-    const int depth = std::min(kTileDepth, K - step * kTileDepth);
-    const T* start = weight + size_t(panel) * kPanelColumns * K + size_t(step) * kTileDepth;
-    if (columns == kPanelColumns && depth == kTileDepth) {
+    const int depth = std::min(Depth, K - step * Depth);
+    const T* start = weight + size_t(panel) * kPanelColumns * K + size_t(step) * Depth;
+    if (columns == kPanelColumns && depth == Depth) {
         for (int n = 0; n < kPanelColumns; ++n) std::memcpy(square[n], start + size_t(n) * K, sizeof square[n]);
         return;
     }
@@ -45,32 +45,25 @@ inline void pack_step(const bf16 (&square)[kPanelColumns][kTileDepth], bf16* pac
     std::memcpy(packed, turned, sizeof turned);
 }
 
-// Two's complement in, sign and magnitude out; -128 does not occur.
-inline void pack_step(const int8_t (&square)[kPanelColumns][kTileDepth], uint8_t* packed) {
-    uint8_t numbers[kPanelColumns][kTileDepth];
-    for (int n = 0; n < kPanelColumns; ++n)
-        for (int k = 0; k < kTileDepth; ++k) {
-            const int q = square[n][k];
-            numbers[n][k] = uint8_t(q < 0 ? 0x80 - q : q);
-        }
-    constexpr int kPairs = kTileDepth / 2;
-    uint16_t pairs[kPanelColumns][kPairs], turned[2][kPairs / 2][4][2][4];
-    std::memcpy(pairs, numbers, sizeof pairs);
+inline void pack_step(const int8_t (&square)[kPanelColumns][kInt8Depth], int8_t* packed) {
+    constexpr int kFours = kInt8Depth / 4;
+    uint32_t fours[kPanelColumns][kFours], turned[2][kFours][kTileColumns];
+    std::memcpy(fours, square, sizeof fours);
     for (int tile = 0; tile < 2; ++tile)
-        for (int pair = 0; pair < kPairs; ++pair)
-            for (int n = 0; n < kTileColumns; ++n)
-                turned[tile][pair / 2][n / 4][pair % 2][n % 4] = pairs[tile * kTileColumns + n][pair];
+        for (int four = 0; four < kFours; ++four)
+            for (int n = 0; n < kTileColumns; ++n) turned[tile][four][n] = fours[tile * kTileColumns + n][four];
     std::memcpy(packed, turned, sizeof turned);
 }
 
-template <class T, class Packed>
-void pack_panels(const T* weight, int N, int K, Packed* packed) {
-    const int steps = count_steps(K), panels = count_panels(N);
+template <class T>
+void pack_panels(const T* weight, int N, int K, T* packed) {
+    constexpr int kDepth = sizeof(T) == 1 ? kInt8Depth : kTileDepth;
+    const int steps = (K + kDepth - 1) / kDepth, panels = count_panels(N);
     parallel_for(panels, true, [&](int panel) {
         for (int step = 0; step < steps; ++step) {
-            T square[kPanelColumns][kTileDepth];
+            T square[kPanelColumns][kDepth];
             copy_step(weight, N, K, panel, step, square);
-            pack_step(square, packed + (size_t(panel) * steps + step) * kStepSize);
+            pack_step(square, packed + (size_t(panel) * steps + step) * kPanelColumns * kDepth);
         }
     });
 }
@@ -91,8 +84,8 @@ float find_scale(const T* row, int K) {
 
 // As linear_int8.quantize_int8, then packed: q = W / scale, rounded to nearest, ties to even.
 template <class T>
-void quantize_panels(const T* weight, int N, int K, uint8_t* packed, float* scales) {
-    const int steps = count_steps(K), panels = count_panels(N);
+void quantize_panels(const T* weight, int N, int K, int8_t* packed, float* scales) {
+    const int steps = (K + kInt8Depth - 1) / kInt8Depth, panels = count_panels(N);
     parallel_for(panels, true, [&](int panel) {
         float scale[kPanelColumns];
         std::fill_n(scale, kPanelColumns, 1.0f);
@@ -101,16 +94,16 @@ void quantize_panels(const T* weight, int N, int K, uint8_t* packed, float* scal
             scales[row] = scale[n] = find_scale(weight + size_t(row) * K, K);
         }
         for (int step = 0; step < steps; ++step) {
-            T square[kPanelColumns][kTileDepth];
-            int8_t quantized[kPanelColumns][kTileDepth];
+            T square[kPanelColumns][kInt8Depth];
+            int8_t quantized[kPanelColumns][kInt8Depth];
             copy_step(weight, N, K, panel, step, square);
             for (int n = 0; n < kPanelColumns; ++n)
-                for (int k = 0; k < kTileDepth; ++k) {
+                for (int k = 0; k < kInt8Depth; ++k) {
                     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
                     const float q = (widen(square[n][k]) / scale[n] + shift) - shift;
                     quantized[n][k] = int8_t(std::min(127.0f, std::max(-127.0f, q)));
                 }
-            pack_step(quantized, packed + (size_t(panel) * steps + step) * kStepSize);
+            pack_step(quantized, packed + (size_t(panel) * steps + step) * kPanelColumns * kInt8Depth);
         }
     });
 }

@@ -79,7 +79,7 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
     constexpr int kExpanded = Engine::kBlockSteps * kStepSize;
     alignas(64) float sums[(kChunkRows + 16) * Engine::kLeading];
     alignas(64) bf16 expanded[is_int8 ? Engine::kGroup * kExpanded : 1];
-    const int steps = count_steps(layer.K), rows = last - first, panel = group * Engine::kGroup;
+    const int steps = count_steps(layer.K, is_int8), rows = last - first, panel = group * Engine::kGroup;
     const int num_panels = std::min(Engine::kGroup, count_panels(layer.N) - panel);
     std::fill_n(sums, (Engine::find_slot(rows - 1, rows) + 1) * Engine::kLeading, 0.0f);
     const int few = is_int8 ? kFewInt8Steps : steps, block = rows <= Engine::kFewRows ? few : Engine::kBlockSteps;
@@ -89,8 +89,7 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
         for (int i = 0; i < num_panels; ++i) {
             const size_t start = (size_t(panel + i) * steps + step) * kStepSize;
             if constexpr (is_int8) {
-                expand_int8(static_cast<const uint8_t*>(layer.packed) + start, expanded + i * kExpanded,
-                            count * kStepSize);
+                expand_int8(static_cast<const int8_t*>(layer.packed) + start, expanded + i * kExpanded, count);
                 panels[i] = expanded + i * kExpanded;
             } else {
                 panels[i] = static_cast<const bf16*>(layer.packed) + start;
@@ -110,7 +109,7 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
 template <class Engine, bool is_int8, class Y>
 void compute_packed(const PackedLayer<Y>& layer) {
     typedef typename Engine::Input Input;
-    const int m = layer.m, K = layer.K, padded = count_steps(K) * kTileDepth;
+    const int m = layer.m, K = layer.K, padded = count_steps(K, is_int8) * kTileDepth;
     const int groups = (count_panels(layer.N) + Engine::kGroup - 1) / Engine::kGroup;
     const int chunks = (m + kChunkRows - 1) / kChunkRows;
     const bool is_copied = !std::is_same_v<Input, Y> || K != padded;

@@ -2,6 +2,8 @@
 
 Bounds: a sum of n products, each addition rounded to float32 in any order, is off by at most n * eps times
 the sum of magnitudes (Higham 3.1, with a unit to spare); bfloat16 results carry a rounding of 2^-8 on top.
+Integer tiles add without rounding, but take x as multiples of 2^-22 of a power of two that is at most twice
+its row's largest magnitude: each is off by half of that at most, which is eps times the largest.
 """
 
 from __future__ import annotations
@@ -103,6 +105,9 @@ def test_linear_equals_its_reference(
     layer = Layer(library, variant, weight, random(num_out, dtype=dtype, seed=2) if has_bias else None)
     expected, magnitude = layer.reference(x)
     bound = (num_in + 3) * EPS * magnitude  # 3: scale, bias and float32's own rounding of the result
+    if variant == Variant.TILE and (dtype, weight_dtype) == (torch.bfloat16, torch.int8):
+        largest = x.double().abs().amax(dim=1, keepdim=True).expand_as(x)
+        bound = 5 * EPS * magnitude + EPS * layer.reference(largest)[1]  # 5: two joins, factor, scale, bias
     if dtype == torch.bfloat16:
         bound = bound + BF16_ROUNDING * expected.abs()
     actual = layer(x)
@@ -158,15 +163,41 @@ def test_a_nan_or_an_infinity_stays_in_its_row(library: ctypes.CDLL, variant: Va
     assert torch.equal(dirty[others], clean[others])
 
 
-def test_int8_weights_multiply_as_the_same_numbers_in_bfloat16(
+def test_every_int8_number_in_every_place_of_a_tile_is_multiplied_as_itself(
     library: ctypes.CDLL, variant: Variant
 ) -> None:
-    """Every number from -127 to 127 in every place of a tile goes through the expansion."""
-    weight = (torch.arange(64 * 96).view(64, 96) % 255 - 127).to(torch.int8)
-    x = random(5, 96, dtype=torch.bfloat16)
-    quantized, wide = Layer(library, variant, weight), Layer(library, variant, weight.bfloat16())
-    quantized.scales = torch.ones(64)
-    assert torch.equal(quantized(x), wide(x))
+    weight = (torch.arange(64 * 160).view(64, 160) * 7 % 255 - 127).to(torch.int8)
+    layer = Layer(library, variant, weight)
+    layer.scales = torch.ones(64)
+    assert torch.equal(layer(torch.eye(160, dtype=torch.bfloat16)), weight.T.bfloat16())
+
+
+def test_integer_tiles_lose_nothing_of_numbers_near_the_largest(library: ctypes.CDLL) -> None:
+    """Sums of up to 2^24 are exact in float32, so only what is lost of x can show."""
+    if Variant.TILE not in find_variants(library):
+        pytest.skip("this processor has no such instructions")
+    weight = random(48, 200, dtype=torch.int8).sign()
+    layer = Layer(library, Variant.TILE, weight)
+    layer.scales = torch.ones(48)
+    for exponent in (-90, -20, 0, 30, 100):
+        x = torch.ldexp(random(7, 200, dtype=torch.int8).bfloat16(), torch.tensor(exponent))
+        expected = (x.double() @ weight.double().T).bfloat16()
+        assert torch.equal(layer(x), expected)
+    tiny = torch.full((1, 200), 2.0**-130, dtype=torch.bfloat16)
+    assert torch.equal(layer(tiny), torch.zeros(1, 48, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_none_makes_its_whole_row_none_with_int8_weights(
+    library: ctypes.CDLL, variant: Variant, bad: float
+) -> None:
+    layer = Layer(library, variant, random(40, 50, dtype=torch.int8, seed=1).clamp(1, 127))
+    x = random(20, 50, dtype=torch.bfloat16)
+    clean = layer(x)
+    x[3, 7] = bad
+    dirty = layer(x)
+    assert not dirty[3].isfinite().any()
+    assert torch.equal(dirty[[r for r in range(20) if r != 3]], clean[[r for r in range(20) if r != 3]])
 
 
 def test_the_best_variant_is_the_last_that_runs_here(library: ctypes.CDLL) -> None:
