@@ -1,9 +1,10 @@
 """int8 weights with one scale an output channel: y = (x q^T) scales + b, where W is about scales * q.
 
 Symmetric, in -127 .. 127, rounded to the nearest: an entry of W is off by at most half a scale, that is by
-max |row| / 254. Activations keep their numbers, but for AMX, which takes a row as multiples of 2^-22 of its
-magnitude: three bytes each, so that weights are multiplied as they lie in memory. Six products in the place of
-four: reading bounds a step of few rows (1.65 times as fast as bfloat16 at one), products one of many (0.73). The kernels are those of linear.py and linear_triton.py.
+max |row| / 254. The kernels are those of linear.py and linear_triton.py. Activations keep their numbers, but
+for AMX, which takes a row as multiples of 2^-22 of its magnitude: three bytes each, so that weights are
+multiplied as they lie in memory. Of few rows reading is the bound (at one 1.65 times as fast as bfloat16), of
+many the products, three for bfloat16's two (0.73 times).
 Legend: x [m, K], q [N, K], scales and b [N].
 """
 
