@@ -17,7 +17,7 @@ from quire.frontend.cli.entry import run_command
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
-from quire.ipc.restarts import MAX_WORKER_LOSSES, RestartBudget
+from quire.ipc.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from quire.tools.sim import simulate
 from quire.tools.stress.asks import Arrival, Ask, ClientPlan, deal, draw_arrivals, draw_pool
 from quire.tools.stress.checks import check_records, count_failed
@@ -156,6 +156,17 @@ def test_an_engine_that_may_lose_more_is_killed_more_often():
     for at in (5.0, 6.0):
         pace.note("core", at, is_core_ready=True)
     assert pace.find_delay_s("core", 7.0) == 10.0
+
+
+def test_an_http_process_that_ends_late_still_counts_within_the_pace():
+    pace, budget, end_s = KillPace(RecoveryConfig()), RestartBudget(), 5.0
+    now = 0.0
+    for place in range(12):
+        now += pace.find_delay_s("http", now)
+        pace.note("http", now, is_core_ready=True)
+        is_slow = place < MAX_LOSSES  # by SIGTERM, the others at once
+        assert budget.note_loss(now + end_s * is_slow) is not None
+        now += 0.1
 
 
 def test_a_process_that_an_engine_may_not_lose_is_not_killed():

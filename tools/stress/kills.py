@@ -26,6 +26,7 @@ _EARLY_SHARE = 0.25
 _START_S, _SPREAD_S = 2.0, 0.5
 _ENOUGH_ENDED = 8  # requests: with 64 at once, a request lives through about six kills
 _MARGIN_S = 2.0  # a death is counted when it is seen, which is after the kill
+_HTTP_MARGIN_S = 10.0  # and after SIGTERM when its last request has ended: slow readers take 5 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class KillPace:
         deaths = self._at.get(role, [])
         if len(deaths) < limit:
             return 0.0
-        return max(0.0, deaths[-limit] + window_s + _MARGIN_S - now)
+        margin_s = _HTTP_MARGIN_S if role == "http" else _MARGIN_S
+        return max(0.0, deaths[-limit] + window_s + margin_s - now)
 
     def _find_limit(self, role: Role) -> tuple[int, float]:
         recovery = self.recovery
