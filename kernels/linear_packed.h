@@ -7,10 +7,6 @@
 #include "linear_layout.h"
 #include "thread_pool.h"
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <type_traits>
 
@@ -33,18 +29,6 @@ struct PackedLayer {
     Y* y;                 // [m, N]
 };
 
-// Rounds to nearest, ties to even, as store() of tile.h does.
-inline void store_rounded(bf16* p, Vec v) {
-#if defined(__AVX512BF16__)
-    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
-    std::memcpy(p, &rounded, sizeof rounded);
-#else
-    store(p, v);
-#endif
-}
-
-inline void store_rounded(float* p, Vec v) { store(p, v); }
-
 template <class Y>
 void finish_row(Y* y, const float* sums, const float* scales, const Y* bias, int count) {
     int i = 0;
@@ -52,7 +36,7 @@ void finish_row(Y* y, const float* sums, const float* scales, const Y* bias, int
         Vec value = load(sums + i);
         if (scales) value *= load(scales + i);
         if (bias) value += load(bias + i);
-        store_rounded(y + i, value);
+        store(y + i, value);
     }
     for (; i < count; ++i) {
         float value = sums[i];

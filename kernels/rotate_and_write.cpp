@@ -15,6 +15,7 @@ using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 15;
 constexpr int kChunk = 16;  // tokens handled together: neighbours in a block share K's cache lines
+constexpr int kMaxHeadSize = 256;  // MAX_NATIVE_HEAD_SIZE of paged_attention.py
 
 // x is one head [D]; cos and sin are [D / 2]. Computed in float32, rounded to T once.
 template <typename T>
@@ -63,14 +64,38 @@ void write_run(const Place<float>& place, const float* key, const float* value, 
         std::memcpy(place.v + size_t(place.offset + t) * D, value + t * stride, D * sizeof(float));
 }
 
+// to = [pairs of a and b side by side], two rows of D numbers.
+void interleave(const bf16* a, const bf16* b, bf16* to, int D) {
+    int d = 0;
+    for (; d + kLanes <= D; d += kLanes) {
+        HalfVec first, second;
+        std::memcpy(&first, a + d, sizeof first);
+        std::memcpy(&second, b + d, sizeof second);
+        const UintVec pairs = __builtin_convertvector(first, UintVec) | __builtin_convertvector(second, UintVec) << 16;
+        std::memcpy(to + 2 * d, &pairs, sizeof pairs);
+    }
+    for (; d < D; ++d) {
+        to[2 * d] = a[d];
+        to[2 * d + 1] = b[d];
+    }
+}
+
 void write_run(const Place<bf16>& place, const bf16* key, const bf16* value, size_t stride, int D, int size) {
+    // Tokens lie a power of two apart, in the same few sets of the first-level cache: they are brought together first.
+    alignas(64) bf16 keys[kChunk * kMaxHeadSize];
+    for (int t = 0; t < place.count; ++t) std::memcpy(keys + t * D, key + t * stride, D * sizeof(bf16));
     for (int d = 0; d < D; d += 2)
         for (int t = 0; t < place.count; ++t)
-            std::memcpy(place.k + size_t(d) * size + 2 * (place.offset + t), key + t * stride + d, 2 * sizeof(bf16));
+            std::memcpy(place.k + size_t(d) * size + 2 * (place.offset + t), keys + t * D + d, 2 * sizeof(bf16));
     for (int t = 0; t < place.count; ++t) {
         const int slot = place.offset + t;
-        bf16* pairs = place.v + size_t(slot / 2) * 2 * D + slot % 2;
-        for (int d = 0; d < D; ++d) pairs[2 * d] = value[t * stride + d];
+        bf16* pairs = place.v + size_t(slot / 2) * 2 * D;
+        if (slot % 2 == 0 && t + 1 < place.count) {
+            interleave(value + t * stride, value + (t + 1) * stride, pairs, D);
+            ++t;
+        } else {
+            for (int d = 0; d < D; ++d) pairs[2 * d + slot % 2] = value[t * stride + d];
+        }
     }
 }
 

@@ -12,6 +12,10 @@
 #include <cstring>
 #include <memory>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace quire {
 
 #if defined(__AVX512F__)
@@ -47,14 +51,19 @@ inline Vec load(const bf16* p) {
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
-// Round to nearest, ties to even; a NaN stays a NaN.
+// Round to nearest, ties to even; a NaN stays a NaN. The processor's instruction makes denormal numbers 0.
 inline void store(bf16* p, Vec v) {
+#if defined(__AVX512BF16__)
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
+    std::memcpy(p, &rounded, sizeof rounded);
+#else
     UintVec bits = (UintVec)v;
     UintVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     IntVec is_nan = v != v;
     UintVec result = is_nan ? (bits >> 16) | 0x40u : rounded;
     HalfVec h = __builtin_convertvector(result, HalfVec);
     std::memcpy(p, &h, sizeof h);
+#endif
 }
 
 inline float widen(float x) { return x; }
