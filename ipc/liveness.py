@@ -23,14 +23,10 @@ class Verdict(Enum):
 
 
 # Seconds of silence. A stopped process is to be gone within 2 s; one that computes may only be late: 256
-# prompts of 100,000 tokens that arrive at once keep a core busy for seconds.
+# prompts of 100,000 tokens that arrive at once keep a core busy for seconds. It is looked at again and again.
 ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S, KILL_BUSY_AFTER_S = 0.7, 1.6, 1.8, 10.0
-_STAGES = (
-    (ASK_AFTER_S, Verdict.ASK),
-    (DUMP_AFTER_S, Verdict.DUMP),
-    (KILL_AFTER_S, Verdict.KILL),
-    (KILL_BUSY_AFTER_S, Verdict.KILL),
-)
+LOOK_INTERVAL_S = 0.25
+_STAGES = ((ASK_AFTER_S, Verdict.ASK), (DUMP_AFTER_S, Verdict.DUMP), (KILL_AFTER_S, Verdict.KILL))
 LISTEN_TIMEOUT_S = 15.0  # a core that was started and does not listen by then; it takes 0.3 s if left alone
 _LATE_S = 0.5  # a watcher that comes this late was away itself, and has not listened
 
@@ -42,16 +38,19 @@ class SilenceWatch:
         self._is_busy = is_busy
         self._heard_at: float | None = None
         self._stage = 0
+        self._look_at = 0.0  # in the last stage, when it was busy
+        self._was_busy = False  # at the last look
 
     @property
     def next_check_at(self) -> float | None:
         """When `check` has something to say, None while nothing is watched. Monotonic clock, as all times."""
-        return None if self._heard_at is None else self._heard_at + _STAGES[self._stage][0]
+        if self._heard_at is None:
+            return None
+        return max(self._look_at, self._heard_at + _STAGES[self._stage][0])
 
     def start(self, now: float) -> None:
         """It listens from now on."""
-        self._heard_at = now
-        self._stage = 0
+        self._begin(now)
 
     def stop(self) -> None:
         """It is gone, or nobody listens to it for a while."""
@@ -60,8 +59,13 @@ class SilenceWatch:
     def note_heard(self, now: float) -> None:
         """It has said something, whatever it was."""
         if self._heard_at is not None:
-            self._heard_at = now
-            self._stage = 0
+            self._begin(now)
+
+    def _begin(self, heard_at: float) -> None:
+        self._heard_at = heard_at
+        self._stage = 0
+        self._look_at = 0.0
+        self._was_busy = False
 
     def check(self, now: float) -> Verdict:
         """What to do now; each verdict comes once in a silence, and nothing after KILL."""
@@ -69,17 +73,23 @@ class SilenceWatch:
         if due_at is None or now < due_at:
             return Verdict.WAIT
         if now - due_at > _LATE_S:  # begin anew: it may have answered while nobody listened
-            self._heard_at = now - ASK_AFTER_S
-            self._stage = 0
-        after_s, verdict = _STAGES[self._stage]
+            self._begin(now - ASK_AFTER_S)
+        verdict = _STAGES[self._stage][1]
         if verdict is not Verdict.KILL:
             self._stage += 1
             return verdict
-        if after_s < KILL_BUSY_AFTER_S and self._is_busy():
-            self._stage += 1
+        if self._may_be_late(now):
+            self._look_at = now + LOOK_INTERVAL_S
             return Verdict.WAIT
         self.stop()
         return Verdict.KILL
+
+    def _may_be_late(self, now: float) -> bool:
+        """Whether it is busy, or was at the last look: then its answer may be on its way."""
+        assert self._heard_at is not None
+        is_busy, was_busy = self._is_busy(), self._was_busy
+        self._was_busy = is_busy
+        return now - self._heard_at < KILL_BUSY_AFTER_S and (is_busy or was_busy)
 
 
 class WatchedChild(Protocol):

@@ -30,6 +30,7 @@ from quire.ipc.liveness import (
     DUMP_AFTER_S,
     KILL_AFTER_S,
     KILL_BUSY_AFTER_S,
+    LOOK_INTERVAL_S,
     SilenceWatch,
     Verdict,
 )
@@ -86,10 +87,30 @@ def test_an_answer_begins_anew() -> None:
 
 def test_a_main_thread_that_computes_gets_longer() -> None:
     silence = watch(lambda: True)
-    verdicts = [silence.check(100.0 + s) for s in (ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S, KILL_AFTER_S)]
-    assert verdicts == [Verdict.ASK, Verdict.DUMP, Verdict.WAIT, Verdict.WAIT]
-    assert silence.next_check_at == 100.0 + KILL_BUSY_AFTER_S
-    assert silence.check(100.0 + KILL_BUSY_AFTER_S) is Verdict.KILL
+    verdicts = [silence.check(100.0 + s) for s in (ASK_AFTER_S, DUMP_AFTER_S)]
+    assert verdicts == [Verdict.ASK, Verdict.DUMP]
+    looks = 0
+    while (now := silence.next_check_at) is not None and silence.check(now) is Verdict.WAIT:
+        looks += 1
+    assert now == pytest.approx(100.0 + KILL_BUSY_AFTER_S, abs=LOOK_INTERVAL_S)
+    assert looks == pytest.approx((KILL_BUSY_AFTER_S - KILL_AFTER_S) / LOOK_INTERVAL_S, abs=1)
+
+
+def test_one_that_stops_computing_and_stays_silent_is_killed_at_the_second_look() -> None:
+    states = iter([True, True, False, True, False, False])
+    silence = watch(lambda: next(states))
+    for after_s in (ASK_AFTER_S, DUMP_AFTER_S):
+        silence.check(100.0 + after_s)
+    verdicts = [silence.check(100.0 + KILL_AFTER_S + i * LOOK_INTERVAL_S) for i in range(6)]
+    assert verdicts == [Verdict.WAIT] * 5 + [Verdict.KILL]
+
+
+def test_a_busy_one_that_answers_is_watched_from_the_beginning() -> None:
+    silence = watch(lambda: True)
+    for after_s in (ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S):
+        silence.check(100.0 + after_s)
+    silence.note_heard(102.0)
+    assert silence.next_check_at == 102.0 + ASK_AFTER_S
 
 
 def test_a_watcher_that_was_away_itself_asks_again_first() -> None:
