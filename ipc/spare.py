@@ -58,8 +58,11 @@ def _take_launch(connection: socket.socket) -> bytes | None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.recv(1)
+    # Polled, not read: the kernel sends no signal at the end of a socket that somebody waits in `recv` for,
+    # and a process that was stopped just before would stay.
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    poller.poll()
     os._exit(EXIT_PARENT_LOST)
 
 
