@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
 def _start(argv: Sequence[str]) -> int:
     parser = Parser("quire daemon start", "Start an engine in the background.", arguments=" [MODEL]")
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="as --model")
-    parser.add_argument("--name", default=DEFAULT_NAME, help="what to call it (default: %(default)s)")
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"what to call it ({DEFAULT_NAME!r})")
     EngineArgs.add_cli_args(parser)
     parser.set_defaults(scheduling_policy="fair")
     options = parser.parse(argv)
@@ -79,31 +79,32 @@ def _restart(argv: Sequence[str]) -> int:
 
 def _logs(argv: Sequence[str]) -> int:
     parser = _make_name_parser("logs", "Print the last lines of a daemon's log, also when it has ended.")
-    parser.add_argument(
-        "-n", "--lines", type=int, default=_NUM_LOG_LINES, help="how many (default: %(default)s)"
-    )
+    parser.add_argument("-n", "--lines", type=int, default=_NUM_LOG_LINES, help="how many (%(default)s)")
     options = parser.parse(argv)
     if options.lines < 1:
         raise UsageError(f"lines={options.lines}: an integer from 1")
-    path = find_log(options.name)
+    name = options.name_option or options.name
+    path = find_log(name)
     try:
         with path.open(encoding="utf-8", errors="replace") as log:
             sys.stdout.writelines(deque(log, maxlen=options.lines))
     except FileNotFoundError:
-        raise DaemonError(f"no daemon named {options.name!r} has logged anything ({path})") from None
+        raise DaemonError(f"no daemon named {name!r} has logged anything ({path})") from None
     return ExitCode.OK
 
 
 def _make_name_parser(command: str, description: str) -> Parser:
     parser = Parser(f"quire daemon {command}", description, arguments=" [NAME]")
-    parser.add_argument("name", nargs="?", default=DEFAULT_NAME, metavar="NAME", help="default: %(default)s")
+    # While the options are parsed argparse takes a positional's default away, so no %(default)s in its help.
+    parser.add_argument(
+        "name", nargs="?", default=DEFAULT_NAME, metavar="NAME", help=f"which one ({DEFAULT_NAME!r})"
+    )
+    parser.add_argument("--name", dest="name_option", metavar="NAME", help="the same, as `start` takes it")
     return parser
 
 
 def _parse_name(command: str, description: str, argv: Sequence[str]) -> str:
-    parser = _make_name_parser(command, description)
-    parser.add_argument("--name", dest="name_option", default=None, help="the same, as `start` takes it")
-    options = parser.parse(argv)
+    options = _make_name_parser(command, description).parse(argv)
     return options.name_option or options.name
 
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "ps": Command("list the daemons that run", "ps"),
     "top": Command("watch an engine in the terminal", "top"),
     "run-batch": Command("run a file of OpenAI requests, a result line for each", "run_batch"),
-    "bench": Command("measure: offline (against peers), startup, core, http, serve", "bench"),
+    "bench": Command("measure: beside peers, beside the hardware's floors, under load", "bench"),
     "stress": Command("kill processes under load and check every token", "stress"),
     "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
 }

@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
 
     limits = parse_limits(options.limit)
     if options.help_limits:
-        rows = [(row.name, f"{row.value:g}", row.meaning, row.answer) for row in list_limits(limits)]
+        rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         for name, value, meaning, answer in rows:
             print(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {meaning:<{widths[2]}}  {answer}")

@@ -71,9 +71,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[float], width: int, heigh
 
 def _make_parser() -> Parser:
     parser = Parser("quire top", "Watch an engine: rates, requests, KV blocks, clients. q or Ctrl-C leaves.")
-    parser.add_argument(
-        "--attach", default=DEFAULT_NAME, metavar="NAME", help="the daemon (default: %(default)s)"
-    )
+    parser.add_argument("--attach", default=DEFAULT_NAME, metavar="NAME", help="which daemon (%(default)r)")
     parser.add_argument("--once", action="store_true", help="print one frame and leave, as when piped")
     parser.add_argument("--json", action="store_true", help="print one snapshot as JSON and leave")
     return parser

@@ -156,6 +156,7 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
         (["daemon", "stop", "two"], 1, "no daemon named 'two' is running; those that run: one"),
         (["daemon", "restart", "two"], 1, "no daemon named 'two' is running; those that run: one"),
         (["daemon", "logs", "two"], 1, "no daemon named 'two' has logged anything"),
+        (["daemon", "logs", "--name", "two"], 1, "no daemon named 'two' has logged anything"),
         (["daemon", "stop", "../one"], 2, "name='../one': 1 to 32 letters"),
         (["daemon", "start", "--name", "p-x"], 2, "name='p-x': 1 to 32 letters"),
         (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': 1 to 32 letters"),

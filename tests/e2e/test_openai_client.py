@@ -102,6 +102,7 @@ def test_help_limits_shows_the_table_with_what_was_set() -> None:
     assert done.returncode == 0
     rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
     assert rows["max_prompts"].split()[1] == "3"
+    assert rows["max_body_bytes"].split()[1] == "8388608"  # as --limit takes it
     assert {"max_header_bytes", "max_body_bytes", "write_timeout_s", "logit_bias"} <= set(rows)
 
 
