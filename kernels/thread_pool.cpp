@@ -7,8 +7,11 @@
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
+
+#include <pthread.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -185,6 +188,14 @@ Pool& pool() {
     static Pool* const pool = new Pool;
     return *pool;
 }
+
+// A fork has none of the helpers, but their locks and their places in the beds as they were: all of it begins anew.
+void renew_pool() {
+    const int size = pool().size();
+    (new (&pool()) Pool)->set_size(size);
+}
+
+[[maybe_unused]] const int g_is_registered = pthread_atfork(nullptr, nullptr, renew_pool);
 
 }  // namespace
 

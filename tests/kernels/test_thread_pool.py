@@ -34,3 +34,12 @@ def test_every_task_runs_once_and_is_over_when_its_job_is(tmp_path: Path, flags:
     assert ran.stderr == ""
     assert ran.stdout == "wrong 0 nested some elsewhere some\n"
     assert ran.returncode == 0
+
+
+def test_a_forked_process_starts_threads_of_its_own(tmp_path: Path) -> None:
+    program = tmp_path / "fork"
+    sources = [str(_PROGRAM.with_name("thread_pool_fork.cpp")), str(_SOURCES / "thread_pool.cpp")]
+    command = [str(_COMPILER), "-std=c++17", "-pthread", "-O3", f"-I{_SOURCES}", "-o", str(program), *sources]
+    subprocess.run(command, check=True, timeout=60)
+    ran = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "failed 0\n"
