@@ -313,19 +313,21 @@ extern "C" int quire_decoder_layout(int which) {
     return int(sizes[which]);
 }
 
-// Bytes of the workspace for a step, with the number of threads of this moment.
-extern "C" int64_t quire_decoder_workspace(const QuireDecoder* decoder, const QuireStep* step) {
-    const int parts = count_parts(*decoder, *step);
+// Bytes of the workspace for a step. It is cut here, for the number of threads of this moment: another may hold when
+// it is computed.
+extern "C" int64_t quire_decoder_workspace(const QuireDecoder* decoder, QuireStep* step) {
+    const int parts = step->num_parts = count_parts(*decoder, *step);
     size_t size = 0;
     for (int part = 0; part < parts; ++part) size += measure_part(*decoder, *step, part, parts);
     return int64_t(size);
 }
 
 // `out`: float32 [S, vocab] logits of each sampling request's last token, or, where step->sampling is null,
-// [T, hidden] of the model's type. K and V of all T tokens are in the caches afterwards.
+// [T, hidden] of the model's type. K and V of all T tokens are in the caches afterwards. The workspace is what
+// quire_decoder_workspace asked for, for this very step.
 extern "C" void quire_decoder_forward(const QuireDecoder* decoder, const QuireStep* step, void* workspace,
                                       void* out) {
-    const int parts = count_parts(*decoder, *step), layers = decoder->num_layers;
+    const int parts = step->num_parts, layers = decoder->num_layers;
     std::deque<Run> runs;
     for (int i = 0; i < parts; ++i) {
         runs.emplace_back(*decoder, *step, i, parts, workspace);

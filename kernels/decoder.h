@@ -42,10 +42,12 @@ struct QuireStep {
     int32_t* block_tables;                   // [R, table_width]
     int64_t* sampling;                       // [S] of the R in rising order, or null: hidden states are wanted
     int32_t num_tokens, num_requests, num_sampling, table_width;
+    int32_t num_parts;  // that it is computed in: quire_decoder_workspace writes it
+    int32_t padding;
 };
 
 int quire_decoder_layout(int which);
-int64_t quire_decoder_workspace(const QuireDecoder* decoder, const QuireStep* step);
+int64_t quire_decoder_workspace(const QuireDecoder* decoder, QuireStep* step);
 void quire_decoder_forward(const QuireDecoder* decoder, const QuireStep* step, void* workspace, void* out);
 
 }  // extern "C"

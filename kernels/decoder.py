@@ -91,6 +91,8 @@ class StepTable(ctypes.Structure):
         ("num_requests", _INT),
         ("num_sampling", _INT),
         ("table_width", _INT),
+        ("num_parts", _INT),
+        ("padding", _INT),
     )
 
 

@@ -99,6 +99,26 @@ def test_threads_that_share_a_steps_tokens_change_no_bit(
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
+def test_a_step_stays_within_its_workspace_when_threads_are_added_meanwhile(
+    checkpoint: Checkpoint, set_threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[tuple[Tensor, int]] = []
+
+    def reserve(_workspace: decoder_kernel.Workspace, size_bytes: int) -> int:
+        set_threads(4)
+        pieces.append((torch.full((size_bytes + (1 << 16),), 7, dtype=torch.uint8), size_bytes))
+        return pieces[-1][0].data_ptr()
+
+    monkeypatch.setattr(decoder_kernel.Workspace, "reserve", reserve)
+    config = checkpoint.engine_config()
+    set_threads(1)
+    run = PagedRun(load(config), config)
+    run.add("b", tokens_of("b"))
+    run.step({"b": 64})
+    assert all((memory[size_bytes:] == 7).all() for memory, size_bytes in pieces)
+    assert len(pieces) == 1
+
+
 def test_a_thread_reads_what_another_writes_in_the_same_step(
     checkpoint: Checkpoint, set_threads: Callable[[int], None]
 ) -> None:
