@@ -139,6 +139,7 @@ class ProcessExecutor(Executor):
         self._doom: str | None = None  # why the worker was given up
         self._kill_at: float | None = None  # when it will be killed for that; None once it was
         self._is_garbled = False  # nothing that the worker says counts any more
+        self._is_leaving = False  # it has said that its start failed: its connection ends before its process
         self._poller: zmq.Poller | None = None
 
     def start(self) -> None:
@@ -151,7 +152,7 @@ class ProcessExecutor(Executor):
         self._child = self._start_worker(msgspec.msgpack.encode(launch))
         self._watch.begin_start(time.monotonic())
         self._doom = self._kill_at = None
-        self._is_garbled = False
+        self._is_garbled = self._is_leaving = False
         if self._poller is not None:
             self._poller.register(self._child.pid_fd, zmq.POLLIN)
 
@@ -263,6 +264,7 @@ class ProcessExecutor(Executor):
             self._watch.note(event, time.monotonic())
             if isinstance(event, WorkerReady):
                 self._keep_spare()
+            self._is_leaving |= isinstance(event, WorkerFailed)
             events.append(event)
         return events
 
@@ -274,7 +276,7 @@ class ProcessExecutor(Executor):
             and (overdue := self._watch.find_overdue(now, lambda: is_stopped(child.pid))) is not None
         ):
             self._give_up(overdue)
-        if self._doom is None and self._has_lost_connection():
+        if self._doom is None and self._has_lost_connection() and not self._is_leaving:
             self._give_up("its connection has ended, or it answered no heartbeat")
         if self._doom is not None and self._kill_at is not None and now >= self._kill_at:
             child.kill(self._doom)

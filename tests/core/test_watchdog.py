@@ -23,6 +23,7 @@ from quire.frontend.async_engine_core_client import make_async_client
 from quire.frontend.daemon import find_log
 from quire.frontend.engine_core_client import SyncMPClient, make_sync_client
 from quire.ipc import liveness
+from quire.ipc.codec import make_step_codec
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, EngineStartError
 from quire.ipc.liveness import (
@@ -37,7 +38,7 @@ from quire.ipc.liveness import (
 from quire.ipc.messages import EngineCoreOutput
 from quire.ipc.process_state import is_computing, is_stopped
 from quire.ipc.sockets import connect_dealer
-from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerProgress, WorkerReady
+from quire.ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 
 NUM_TOKENS = 60
 NUM_REQUESTS = 20
@@ -260,6 +261,25 @@ def test_a_stopped_worker_is_lost_within_two_seconds_and_the_next_one_is_heard(
     executor.start()
     follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
     assert executor.pids["worker"] != pid
+    executor.stop(0.0)
+
+
+def test_a_worker_that_says_why_its_start_failed_writes_no_stacks_as_it_leaves(
+    runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    executor = ProcessExecutor(configure(), context, f"ipc://{runtime}/leave")
+    executor.start()
+    os.kill(executor.pids["worker"], signal.SIGSTOP)  # before it connects; this test speaks for it
+    assert executor._socket is not None
+    assert executor._connection is not None
+    endpoint = executor._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    worker = connect_dealer(context.socket(zmq.DEALER), endpoint, b"worker-0")
+    worker.send_multipart(make_step_codec().encode(WorkerFailed("no such model", "ModelError")))
+    follow(executor, lambda event: isinstance(event, WorkerFailed), 5.0)
+    worker.close()
+    assert executor._connection.poll(5000)
+    assert executor.receive() == []
+    assert executor.next_check_at is None, "it is given up"
     executor.stop(0.0)
 
 
