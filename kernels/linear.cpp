@@ -89,8 +89,9 @@ template <class Y>
 void multiply_packed([[maybe_unused]] int variant, const PackedLayer<Y>& layer) {
     if constexpr (std::is_same_v<Y, bf16>) {
 #if defined(QUIRE_HAS_AMX)
+        if (variant == QUIRE_LINEAR_TILE && !layer.scales) return compute_packed<TileEngine<bf16>, false>(layer);
         if (variant == QUIRE_LINEAR_TILE)
-            return layer.scales ? compute_integers(layer) : compute_packed<TileEngine<bf16>, false>(layer);
+            return layer.K <= kMaxIntegerK ? compute_integers(layer) : compute_packed<PairEngine, true>(layer);
 #endif
 #if defined(__AVX512BF16__)
         if (variant == QUIRE_LINEAR_PAIR)

@@ -17,6 +17,7 @@ namespace quire {
 constexpr int kPlanes = 3;
 constexpr int kWholeBits = 22;      // |whole| <= 2^22, so that a is at most 64
 constexpr int kLeastExponent = -100;  // of a row's largest magnitude: 2^(22 + 100) is a float
+constexpr int kMaxIntegerK = INT32_MAX / (127 * 128);  // a sum of more could leave 32 bits
 constexpr int kIntegerRows = 80;    // of x that share one reading of a panel
 
 // The largest magnitude of [count] numbers, NaN if one is not finite.

@@ -132,6 +132,7 @@ def _build_library() -> Path:
     target = cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
     _check_private(target.parent)
     if not target.exists():
+        _LOGGER.info("compiling the CPU kernels for this machine, which is done once")
         _compile(compiler, sources, target)
     return target
 

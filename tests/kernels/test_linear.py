@@ -187,6 +187,16 @@ def test_integer_tiles_lose_nothing_of_numbers_near_the_largest(library: ctypes.
     assert torch.equal(layer(tiny), torch.zeros(1, 48, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("num_in", [132_104, 132_105, 140_000])
+def test_sums_of_int8_weights_do_not_overflow(library: ctypes.CDLL, variant: Variant, num_in: int) -> None:
+    """1 + 2^-6 is 33 * 65536 - 128 * 256 parts of 2^21: its middle byte is as large as one can be."""
+    layer = Layer(library, variant, torch.full((3, num_in), 127, dtype=torch.int8))
+    layer.scales = torch.ones(3)
+    x = torch.full((1, num_in), 1 + 2.0**-6, dtype=torch.bfloat16)
+    expected, _ = layer.reference(x)
+    assert torch.allclose(layer(x).double(), expected, rtol=2 * BF16_ROUNDING)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_none_makes_its_whole_row_none_with_int8_weights(
     library: ctypes.CDLL, variant: Variant, bad: float
