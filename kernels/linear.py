@@ -51,22 +51,22 @@ def pack_linear(library: ctypes.CDLL, weight: Tensor) -> Tensor:
 
     All threads pack. Aligned to 64 bytes.
     """
+    weight = weight.contiguous()
     num_out, num_in = weight.shape
     packed = _allocate_packed(library, weight.dtype, num_out, num_in)
-    library.quire_linear_pack(
-        FORMATS[weight.dtype], weight.contiguous().data_ptr(), num_out, num_in, packed.data_ptr()
-    )
+    library.quire_linear_pack(FORMATS[weight.dtype], weight.data_ptr(), num_out, num_in, packed.data_ptr())
     return packed
 
 
 def quantize_and_pack_linear(library: ctypes.CDLL, weight: Tensor) -> tuple[Tensor, Tensor]:
     """A float32 or bfloat16 weight [N, K] as packed int8, and the scales float32 [N] (linear_int8.py)."""
+    weight = weight.contiguous()
     num_out, num_in = weight.shape
     packed = _allocate_packed(library, torch.int8, num_out, num_in)
     scales = torch.empty(num_out, dtype=torch.float32)
     library.quire_linear_quantize(
         weight.dtype is torch.bfloat16,
-        weight.contiguous().data_ptr(),
+        weight.data_ptr(),
         num_out,
         num_in,
         packed.data_ptr(),
