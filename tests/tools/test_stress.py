@@ -182,6 +182,10 @@ def strike(role: Any, at: float) -> Strike:
     return Strike(Kill(0.0, role, "KILL", 0, 0.0), 1, at)
 
 
+def test_a_run_that_ended_before_its_first_kill_has_no_recovery() -> None:
+    assert find_recoveries([], [], 0.0) == []
+
+
 def test_recovery_is_the_silence_after_the_kill_and_not_what_was_on_its_way():
     records = [make_record(piece_times=[9.9, 10.01, 11.5, 11.6]), make_record(piece_times=[10.02, 11.7])]
     (recovery,) = find_recoveries(records, [strike("core", 10.0)], 4.0)

@@ -38,7 +38,7 @@ def find_recoveries(
     times = sorted(at for record in records for at in record.piece_times)
     ends = [strike.at for strike in strikes[1:]] + [float("inf")]
     recoveries: list[Recovery] = []
-    for strike, next_at in zip(strikes, ends, strict=True):
+    for strike, next_at in zip(strikes, ends, strict=False):  # a run may have ended before its first kill
         end = min(next_at, strike.at + _FELT_WITHIN_S)
         role = strike.kill.role
         felt_s = None

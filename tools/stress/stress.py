@@ -157,14 +157,9 @@ def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arr
 
 
 def _kill_one(site: Site, plan: ClientPlan, golden: list[Golden], role: Role) -> StressResult:
-    """The death comes when about a third of the answers are there, which an undisturbed run tells."""
-    warm_up = run_load(site, [_shorten(plan)], [], golden)
-    due_s = warm_up.duration_s * len(plan.arrivals) / len(warm_up.records) / 3
-    return run_load(site, [plan], [Kill(due_s, role, "KILL", 0, 0.0)], golden)
-
-
-def _shorten(plan: ClientPlan) -> ClientPlan:
-    return msgspec.structs.replace(plan, arrivals=plan.arrivals[: 4 * _USERS])
+    """The death comes when a third of the answers are there."""
+    kill = Kill(0.0, role, "KILL", 0, 0.0, after_ended=len(plan.arrivals) // 3)
+    return run_load(site, [plan], [kill], golden)
 
 
 def _make_row(role: Role, result: StressResult) -> list[str]:
