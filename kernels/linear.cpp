@@ -135,7 +135,6 @@ extern "C" int64_t quire_linear_packed_bytes(int format, int N, int K) {
 }
 
 extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, void* packed) {
-    prefer_huge_pages(packed, size_t(quire_linear_packed_bytes(format, N, K)));
     if (format == QUIRE_LINEAR_FLOAT32)
         return pack_floats(static_cast<const float*>(weight), N, K, static_cast<float*>(packed));
     if (format == QUIRE_LINEAR_INT8)
@@ -144,7 +143,6 @@ extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, 
 }
 
 extern "C" void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* packed, float* scales) {
-    prefer_huge_pages(packed, size_t(quire_linear_packed_bytes(QUIRE_LINEAR_INT8, N, K)));
     if (is_bf16)
         return quantize_panels(static_cast<const bf16*>(weight), N, K, static_cast<int8_t*>(packed), scales);
     quantize_panels(static_cast<const float*>(weight), N, K, static_cast<int8_t*>(packed), scales);

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_ALIGNMENT = 64
+from .huge_pages import allocate_huge
 
 
 class Variant(IntEnum):
@@ -76,10 +76,7 @@ def quantize_and_pack_linear(library: ctypes.CDLL, weight: Tensor) -> tuple[Tens
 
 
 def _allocate_packed(library: ctypes.CDLL, dtype: torch.dtype, num_out: int, num_in: int) -> Tensor:
-    size = library.quire_linear_packed_bytes(FORMATS[dtype], num_out, num_in)
-    storage = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
-    start = -storage.data_ptr() % _ALIGNMENT
-    return storage[start : start + size]
+    return allocate_huge(library.quire_linear_packed_bytes(FORMATS[dtype], num_out, num_in))
 
 
 def launch_linear(

@@ -4,22 +4,9 @@
 #include "linear_layout.h"
 #include "thread_pool.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 
 namespace quire {
-
-// Read by 2 threads, 600 MB in pages of 2 MB came at 29 GB/s, in pages of 4 KB at 22 (2.7 GHz Xeon).
-inline void prefer_huge_pages(void* memory, size_t size) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const uintptr_t page = 4096, start = (uintptr_t(memory) + page - 1) / page * page;
-    const uintptr_t end = (uintptr_t(memory) + size) / page * page;
-    if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
-#endif
-}
 
 // The [32, Depth] weights of a panel from `step` * Depth on as [n][k], zeros where W ends.
 template <class T, int Depth>

@@ -5,19 +5,17 @@ It knows sizes, not what a block holds. All sizes are in bytes.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
-from torch import Tensor
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.step import LedgerEntry
+from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
 
 _MIB = 1 << 20
@@ -65,22 +63,11 @@ def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.devi
     shape = config.model.shape
     size = (shape.num_layers, 2, num_blocks, shape.num_kv_heads, config.cache.block_size, shape.head_size)
     dtype = _TORCH_DTYPES[config.model.dtype]
-    whole = (
-        _allocate_on_cpu(size, dtype)
-        if device.type == "cpu"
-        else torch.empty(size, dtype=dtype, device=device)
-    )
+    if device.type == "cpu":
+        whole = allocate_huge(math.prod(size) * dtype.itemsize).view(dtype).view(size)
+    else:
+        whole = torch.empty(size, dtype=dtype, device=device)
     return [(layer[0], layer[1]) for layer in whole]
-
-
-def _allocate_on_cpu(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in huge pages, each taken when first written: attention reads small ones at 0.88 of the rate."""
-    size_bytes = math.prod(size) * dtype.itemsize
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(size)
 
 
 def estimate_activation_bytes(config: EngineConfig) -> int:

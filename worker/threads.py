@@ -1,4 +1,4 @@
-"""How many torch threads a CPU worker uses for a step. Small steps lose more by joining than a core brings.
+"""How many threads, torch's and the kernels', a CPU worker uses for a step: small ones lose more by joining.
 
 Measured on 2 cores, least time of a decode step in us with 1 and 2 threads that share each kernel's work: the
 bench's `tiny` (1.3 M weights) 8 requests 270 and 303, 16 requests 356 and 453; the pocket model (3.2 M) 8
