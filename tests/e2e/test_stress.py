@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -20,7 +22,7 @@ from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
 from quire.tools.stress.kills import Kill, draw_exact_kills
 from quire.tools.stress.last_kill import kill_supervisor
 from quire.tools.stress.record import Golden
-from quire.tools.stress.report import format_run
+from quire.tools.stress.report import format_run, write_run
 from quire.tools.stress.run import StressResult, run_load
 from quire.tools.stress.site import NUM_HTTP_PROCESSES, Site, open_site
 from quire.tools.stress.victims import Victims
@@ -28,6 +30,7 @@ from served import COMMAND
 
 NUM_STREAMS = 64
 POOL = draw_pool(5, 32, 200)
+BROKEN_PATH = Path(tempfile.gettempdir()) / "quire-stress-broken.json"
 TIMEOUT_S = 240.0  # of a request, which lives through six kills or more
 # An engine that loses a process every 2 s would give up; with a short memory it does not hesitate either.
 RECOVERY = RecoveryConfig(max_core_restarts=1000, max_worker_restarts=1000, restart_window_s=1.0)
@@ -65,7 +68,9 @@ def kill_under_load(site: Site, golden: list[Golden], seed: int, num_each: int) 
     kills = draw_exact_kills(seed, {"core": num_each, "worker": num_each})
     result = run_load(site, [make_plan(site, POOL, seed)], kills, golden)
     print(format_run(result))
-    assert result.broken == []
+    if result.broken:
+        write_run(result, {}, str(BROKEN_PATH))
+    assert result.broken == [], f"all of the run is in {BROKEN_PATH}"
     assert len(result.strikes) == 2 * num_each
     return result
 

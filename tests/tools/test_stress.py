@@ -75,10 +75,10 @@ def test_a_request_that_got_what_it_is_owed_breaks_nothing(record: Record):
         (make_record(num_ends=0), "0 final outputs"),
         (make_record(num_ends=2), "2 final outputs"),
         (make_record(num_tokens=2), "2 tokens, not 3"),
-        (make_record(token_ids=[7, 9, 9]), "from position 1 on"),
-        (make_record(client="http", token_ids=[], text="abd"), "from position 2 on"),
-        (make_record(end="left", token_ids=[8], text="b"), "from position 0 on, before it was left"),
-        (make_record(end="left", token_ids=[7, 7, 8], text="aab"), "from position 1 on, before it was left"),
+        (make_record(token_ids=[7, 9, 9]), "from position 1 on: [9, 9], not [8, 9]"),
+        (make_record(client="http", token_ids=[], text="abd"), "from position 2 on: 'd', not 'c'"),
+        (make_record(end="left", token_ids=[8], text="b"), "[8], not [7, 8, 9], before it was left"),
+        (make_record(end="left", token_ids=[7, 7, 8], text="aab"), "[7, 8], not [8, 9], before it was left"),
     ],
 )
 def test_a_request_that_got_something_else_is_named(record: Record, what: str):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from .record import Golden, Record
 
+_NUM_SHOWN = 5  # tokens, or characters, from where a request goes wrong
+
 
 def check_records(sent: Sequence[int], records: Sequence[Record], golden: Sequence[Golden]) -> list[str]:
     """What is broken, a line each; empty when each of a client's requests ended once, with its tokens."""
@@ -17,7 +19,8 @@ def check_records(sent: Sequence[int], records: Sequence[Record], golden: Sequen
     for record in records:
         wrong = _find_wrong(record, golden[record.ask])
         if wrong is not None:
-            broken.append(f"request {record.number} ({record.client}, {record.behaviour}): {wrong}")
+            whose = f"{record.client}, {record.behaviour}, ask {record.ask}"
+            broken.append(f"request {record.number} ({whose}): {wrong}")
     return broken
 
 
@@ -36,7 +39,7 @@ def _find_wrong(record: Record, golden: Golden) -> str | None:
     if record.num_tokens != len(golden.token_ids):
         return f"{record.num_tokens} tokens, not {len(golden.token_ids)}"
     if record.text != golden.text or (record.client != "http" and record.token_ids != golden.token_ids):
-        return f"other tokens from position {_find_difference(record, golden)} on"
+        return _describe_difference(record, golden)
     return None
 
 
@@ -44,13 +47,15 @@ def _find_wrong_beginning(record: Record, golden: Golden) -> str | None:
     has_its_ids = golden.token_ids[: len(record.token_ids)] == record.token_ids
     if has_its_ids and golden.text.startswith(record.text):
         return None
-    return f"other tokens from position {_find_difference(record, golden)} on, before it was left"
+    return f"{_describe_difference(record, golden)}, before it was left"
 
 
-def _find_difference(record: Record, golden: Golden) -> int:
-    """Where they part: of ids, or of characters where there are no ids."""
+def _describe_difference(record: Record, golden: Golden) -> str:
+    """Where they part and what stands there: ids, or characters where there are no ids."""
     got, owed = (
         (record.text, golden.text) if record.client == "http" else (record.token_ids, golden.token_ids)
     )
     pairs = enumerate(zip(got, owed, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(got), len(owed)))
+    place = next((place for place, (one, other) in pairs if one != other), min(len(got), len(owed)))
+    seen = slice(place, place + _NUM_SHOWN)
+    return f"other tokens from position {place} on: {got[seen]!r}, not {owed[seen]!r}"

@@ -13,6 +13,7 @@ from ..bench.table import format_table
 from .asks import CLIENT_KINDS
 from .checks import count_failed
 from .measures import Recovery, find_gaps, find_recoveries
+from .record import Record
 from .run import StressResult
 from .samples import Slope, find_slopes
 
@@ -38,7 +39,7 @@ def format_broken(broken: Sequence[str]) -> str:
 
 
 def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
-    """Everything as JSON, requests without their tokens."""
+    """Everything as JSON; tokens and the daemon's log only where something broke, to look for the cause."""
     content: dict[str, Any] = {
         "machine": facts,
         "duration_s": result.duration_s,
@@ -49,9 +50,11 @@ def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
         "kills": find_recoveries(result.records, result.strikes, result.started_at),
         "growth_per_request": _find_slopes(result),
         "broken": result.broken,
+        "daemon_log": result.daemon_log.splitlines(),
         "requests": [
             {
                 "number": record.number,
+                "ask": record.ask,
                 "client": record.client,
                 "behaviour": record.behaviour,
                 "end": record.end,
@@ -61,10 +64,15 @@ def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
                 "num_tokens": record.num_tokens,
                 "num_broken_connections": len(record.broken_at),
             }
+            | (_describe_pieces(record, result.started_at) if result.broken else {})
             for record in result.records
         ],
     }
     Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def _describe_pieces(record: Record, started_at: float) -> dict[str, Any]:
+    return {"token_ids": record.token_ids, "pieces_s": [at - started_at for at in record.piece_times]}
 
 
 def summarize(recoveries: Sequence[Recovery]) -> tuple[str, str]:

@@ -37,6 +37,7 @@ class StressResult:
     noise: dict[str, int] = field(default_factory=dict[str, int])
     num_lost_clients: int = 0  # of those that are there to be killed
     broken: list[str] = field(default_factory=list[str])
+    daemon_log: str = ""  # of a run in which something broke
 
 
 class Killer:
@@ -160,6 +161,8 @@ def run_load(
         result.broken += check_records([], victims.records, golden)
         result.records += victims.records
     result.broken += site.check_settled(open_before)
+    if result.broken:
+        result.daemon_log = site.read_log()
     return result
 
 

@@ -99,12 +99,15 @@ class Site:
                 counts[role, pid] = count_open_files(pid)
         return counts
 
+    def read_log(self) -> str:
+        """What the daemon has said, which is gone with a site of its own."""
+        with contextlib.suppress(OSError):
+            return find_log(self.daemon).read_text(errors="replace")
+        return ""
+
     def read_last_words(self) -> str:
         """The end of the daemon's log."""
-        with contextlib.suppress(OSError):
-            lines = find_log(self.daemon).read_text(errors="replace").splitlines()
-            return " | ".join(lines[-_NUM_LAST_WORDS:])
-        return "none"
+        return " | ".join(self.read_log().splitlines()[-_NUM_LAST_WORDS:]) or "none"
 
     def compute_golden(self, pool: list[Ask]) -> list[Golden]:
         """What the same engine answers when nothing happens."""
