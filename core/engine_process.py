@@ -280,8 +280,14 @@ class EngineCoreProcess:
         self._has_worker = True
         pids = {"core": os.getpid(), **self._executor.pids}
         if self._core is not None:
-            assert self._reception.facts is not None
-            self._reception.facts = msgspec.structs.replace(self._reception.facts, pids=pids)
+            facts = self._reception.facts
+            assert facts is not None
+            if ready.inexact_because != facts.inexact_because:  # a compiler that is gone, for one
+                level = f"semantic: {ready.inexact_because}" if ready.inexact_because else "exact again"
+                _log.error("the restarted worker computes in another way; replays are %s", level)
+            self._reception.facts = msgspec.structs.replace(
+                facts, pids=pids, inexact_because=ready.inexact_because
+            )
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
                 _log.error("the restarted worker has room for fewer KV blocks than before; starting anew")
                 self._journal.note_alone(None)

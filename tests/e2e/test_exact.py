@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from quire import LLM, SamplingParams
 from quire.ipc.errors import ConfigError
-from quire.kernels.native import load_library
+from quire.kernels.native import cache_folder, load_library
 
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
 PROMPTS = [STORY * (1 + i % 3) + f"On day {i} the fox" for i in range(64)]
@@ -87,3 +91,20 @@ def test_a_configuration_that_cannot_promise_it_is_refused() -> None:
 def test_without_the_promise_the_same_configuration_starts_and_says_why() -> None:
     with LLM(dtype="float16", device="cpu", distributed_executor_backend="uni") as llm:
         assert "torch multiplies" in llm.llm_engine.facts.inexact_because
+
+
+@pytest.mark.skipif(load_library() is None, reason="there is no native path to lose")
+def test_a_restarted_worker_that_computes_in_another_way_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "quire"
+    own.mkdir(mode=0o700)
+    for library in cache_folder().glob("kernels-*.so"):
+        shutil.copy(library, own)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with LLM(max_model_len=128) as llm:
+        assert llm.llm_engine.facts.inexact_because == ""
+        own.chmod(0o777)  # from a folder like this nothing is loaded
+        os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
+        llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+    assert "computes in another way; replays are semantic: torch" in capfd.readouterr().err
