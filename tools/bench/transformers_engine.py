@@ -20,6 +20,7 @@ from .machine import count_cores
 _PAD_TOKEN_ID = 0
 _NO_EOS = -1  # what continuous batching takes for "never stop"
 _RESULT_TIMEOUT_S = 600.0
+_PAGE_SIZE = 32  # tokens
 
 
 class TransformersEngine(Engine):
@@ -91,7 +92,7 @@ class ContinuousBatchEngine(TransformersEngine):
         settings = self._make_settings(max(r.num_output_tokens for r in job.requests))
         settings.eos_token_id = _NO_EOS
         # Not inference_mode: the manager updates its buffers from a thread of its own.
-        with torch.no_grad(), self._open_manager(settings) as manager:
+        with torch.no_grad(), self._open_manager(settings, job) as manager:
             start = time.perf_counter()
             for request in job.requests:
                 manager.add_request(
@@ -102,10 +103,10 @@ class ContinuousBatchEngine(TransformersEngine):
         _expect_length(num_output_tokens, job.num_output_tokens)
         return JobResult(seconds=seconds, num_requests=len(job.requests), num_output_tokens=num_output_tokens)
 
-    def _open_manager(self, settings: transformers.GenerationConfig) -> Any:
+    def _open_manager(self, settings: transformers.GenerationConfig, job: Job) -> Any:
         return self._model.continuous_batching_context_manager(
             generation_config=settings,
-            continuous_batching_config=_make_batching_config(),
+            continuous_batching_config=_make_batching_config(job),
             block=True,
             timeout=5,
         )
@@ -126,9 +127,13 @@ class ContinuousBatchEngine(TransformersEngine):
         return num_output_tokens
 
 
-def _make_batching_config() -> Any:
-    """Its defaults, but a cache sized for the workloads: by default it takes most of the machine's memory."""
-    return transformers.ContinuousBatchingConfig(page_size=32, num_blocks=2048, max_batch_tokens=2048)
+def _make_batching_config(job: Job) -> Any:
+    """Its defaults, but a cache that holds the job: by default it takes most of the machine's memory."""
+    num_tokens = sum(len(request.prompt_token_ids) + request.num_output_tokens for request in job.requests)
+    num_blocks = num_tokens // _PAGE_SIZE + 2 * len(job.requests)  # each one's last page is not full
+    return transformers.ContinuousBatchingConfig(
+        page_size=_PAGE_SIZE, num_blocks=num_blocks, max_batch_tokens=2048
+    )
 
 
 def _expect_length(found: int, expected: int) -> None:
