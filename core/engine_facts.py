@@ -82,10 +82,14 @@ def format_startup(facts: EngineFacts) -> list[str]:
         f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
         f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
     ]
-    level = f"semantic: {facts.inexact_because}" if facts.inexact_because else "exact"
-    lines.append(f"replays are {level}")
+    lines.append(format_level(facts.inexact_because))
     lines += [f"  {name:<12} {size_bytes / 1e6:>12,.1f} MB" for name, size_bytes in facts.ledger]
     return lines
+
+
+def format_level(inexact_because: str) -> str:
+    """'replays are exact', or the other level and why."""
+    return f"replays are semantic: {inexact_because}" if inexact_because else "replays are exact"
 
 
 def call_utility(core: EngineCore, call: UtilityCall, surroundings: Surroundings) -> UtilityResult:

@@ -50,7 +50,7 @@ from .blame import WorkerDeath
 from .clients import LeaseWatch
 from .death_journal import DeathJournal
 from .engine_core import EngineCore
-from .engine_facts import StartupClock, format_phases, format_startup, make_engine_facts
+from .engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
 from .reception import Reception
 
@@ -283,8 +283,8 @@ class EngineCoreProcess:
             facts = self._reception.facts
             assert facts is not None
             if ready.inexact_because != facts.inexact_because:  # a compiler that is gone, for one
-                level = f"semantic: {ready.inexact_because}" if ready.inexact_because else "exact again"
-                _log.error("the restarted worker computes in another way; replays are %s", level)
+                level = format_level(ready.inexact_because)
+                _log.error("the restarted worker computes in another way: %s from now on", level)
             self._reception.facts = msgspec.structs.replace(
                 facts, pids=pids, inexact_because=ready.inexact_because
             )

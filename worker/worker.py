@@ -52,8 +52,7 @@ class Worker:
             dtype_size_bytes = DTYPE_SIZE_BYTES[config.model.dtype]
             self._threads = ThreadRule(parallel.num_threads, model.weight_bytes, dtype_size_bytes)
         if config.exact and model.inexact_because:
-            switch = f"; {native.SWITCH}=0 keeps them off" if native.is_switched_off() else ""
-            raise ConfigError("exact", True, f"not here, since {model.inexact_because}{switch}")
+            raise ConfigError("exact", True, f"not here, since {model.inexact_because}")
         self._on_phase("allocate KV cache")
         plan = plan_memory(config, device, model.weight_bytes)
         kv_caches = allocate_kv_caches(config, plan.num_blocks, device)

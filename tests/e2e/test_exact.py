@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from quire import LLM, SamplingParams
 from quire.ipc.errors import ConfigError
-from quire.kernels.native import cache_folder, load_library
+from quire.kernels.native import SWITCH, cache_folder, load_library
 
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
 PROMPTS = [STORY * (1 + i % 3) + f"On day {i} the fox" for i in range(64)]
@@ -48,10 +47,14 @@ def generate(llm: LLM, first: int, count: int) -> Replay:
     return replays
 
 
-@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> str:
+def require_native_kernels() -> None:
     if load_library() is None:
         pytest.skip("the native kernels are off, or there is no compiler for them")
+
+
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    require_native_kernels()
     return request.param
 
 
@@ -88,23 +91,29 @@ def test_a_configuration_that_cannot_promise_it_is_refused() -> None:
         make_llm("float16", device="cpu")
 
 
+def test_a_refusal_names_the_switch_that_keeps_the_exact_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    with pytest.raises(ConfigError, match=f"exact=True: not here, since torch .*; {SWITCH}=0 keeps them off"):
+        make_llm("float16", device="cpu")
+
+
 def test_without_the_promise_the_same_configuration_starts_and_says_why() -> None:
     with LLM(dtype="float16", device="cpu", distributed_executor_backend="uni") as llm:
         assert "torch multiplies" in llm.llm_engine.facts.inexact_because
 
 
-@pytest.mark.skipif(load_library() is None, reason="there is no native path to lose")
 def test_a_restarted_worker_that_computes_in_another_way_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    require_native_kernels()
     own = tmp_path / "quire"
     own.mkdir(mode=0o700)
     for library in cache_folder().glob("kernels-*.so"):
-        shutil.copy(library, own)
+        (own / library.name).symlink_to(library)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with LLM(max_model_len=128) as llm:
         assert llm.llm_engine.facts.inexact_because == ""
         own.chmod(0o777)  # from a folder like this nothing is loaded
         os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
         llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
-    assert "computes in another way; replays are semantic: torch" in capfd.readouterr().err
+    assert "computes in another way: replays are semantic: torch" in capfd.readouterr().err

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from quire.frontend.cli.entry import run_command
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
+from quire.tools.bench.machine import describe_machine
 from quire.tools.stress.asks import Ask, ClientPlan, draw_arrivals, draw_pool
 from quire.tools.stress.kills import Kill, draw_exact_kills
 from quire.tools.stress.last_kill import kill_supervisor
@@ -30,7 +30,6 @@ from served import COMMAND
 
 NUM_STREAMS = 64
 POOL = draw_pool(5, 32, 200)
-BROKEN_PATH = Path(tempfile.gettempdir()) / "quire-stress-broken.json"
 TIMEOUT_S = 240.0  # of a request, which lives through six kills or more
 # An engine that loses a process every 2 s would give up; with a short memory it does not hesitate either.
 RECOVERY = RecoveryConfig(max_core_restarts=1000, max_worker_restarts=1000, restart_window_s=1.0)
@@ -64,19 +63,22 @@ def make_plan(site: Site, pool: list[Ask], seed: int) -> ClientPlan:
     )
 
 
-def kill_under_load(site: Site, golden: list[Golden], seed: int, num_each: int) -> StressResult:
+def kill_under_load(site: Site, golden: list[Golden], folder: Path, seed: int, num_each: int) -> StressResult:
+    """Checks that nothing broke; what did, and all that it takes to find out why, is left in `folder`."""
     kills = draw_exact_kills(seed, {"core": num_each, "worker": num_each})
     result = run_load(site, [make_plan(site, POOL, seed)], kills, golden)
     print(format_run(result))
     if result.broken:
-        write_run(result, {}, str(BROKEN_PATH))
-    assert result.broken == [], f"all of the run is in {BROKEN_PATH}"
+        write_run(result, describe_machine(), str(folder / "run.json"))
+    assert result.broken == [], f"all of the run is in {folder}"
     assert len(result.strikes) == 2 * num_each
     return result
 
 
-def test_two_cores_and_two_workers_killed_under_64_streams_cost_no_token(site: Site, golden: list[Golden]):
-    result = kill_under_load(site, golden, seed=1, num_each=2)
+def test_two_cores_and_two_workers_killed_under_64_streams_cost_no_token(
+    site: Site, golden: list[Golden], tmp_path: Path
+):
+    result = kill_under_load(site, golden, tmp_path, seed=1, num_each=2)
     assert any(record.end == "left" for record in result.records)
     last_piece_at = max(at for record in result.records for at in record.piece_times)
     assert last_piece_at > result.strikes[-1].at  # streams went on after the last one
@@ -138,9 +140,9 @@ def test_a_killed_and_a_stopped_client_cost_the_others_nothing(site: Site, golde
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_hundreds_of_kills_under_64_streams_cost_no_token(site: Site, golden: list[Golden]):
+def test_hundreds_of_kills_under_64_streams_cost_no_token(site: Site, golden: list[Golden], tmp_path: Path):
     num_each = int(os.environ.get("QUIRE_STRESS_KILLS", "200"))
-    kill_under_load(site, golden, seed=2, num_each=num_each)
+    kill_under_load(site, golden, tmp_path, seed=2, num_each=num_each)
 
 
 @pytest.mark.slow

@@ -36,9 +36,9 @@ def find_recoveries(
 ) -> list[Recovery]:
     """One for each kill."""
     times = sorted(at for record in records for at in record.piece_times)
-    ends = [strike.at for strike in strikes[1:]] + [float("inf")]
+    ends = [*(strike.at for strike in strikes), float("inf")][1:]
     recoveries: list[Recovery] = []
-    for strike, next_at in zip(strikes, ends, strict=False):  # a run may have ended before its first kill
+    for strike, next_at in zip(strikes, ends, strict=True):
         end = min(next_at, strike.at + _FELT_WITHIN_S)
         role = strike.kill.role
         felt_s = None

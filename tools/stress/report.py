@@ -71,10 +71,6 @@ def write_run(result: StressResult, facts: dict[str, str], path: str) -> None:
     Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
-def _describe_pieces(record: Record, started_at: float) -> dict[str, Any]:
-    return {"token_ids": record.token_ids, "pieces_s": [at - started_at for at in record.piece_times]}
-
-
 def summarize(recoveries: Sequence[Recovery]) -> tuple[str, str]:
     """Median and longest seconds, '-' where no kill was felt."""
     felt = [one.recovery_s for one in recoveries if one.recovery_s is not None]
@@ -130,3 +126,7 @@ def _format_slopes(result: StressResult) -> str:
 
 def _find_slopes(result: StressResult) -> list[Slope]:
     return find_slopes(result.samples, [record.ended_at for record in result.records])
+
+
+def _describe_pieces(record: Record, started_at: float) -> dict[str, Any]:
+    return {"token_ids": record.token_ids, "pieces_s": [at - started_at for at in record.piece_times]}

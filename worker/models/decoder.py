@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...ipc.config import NATIVE_ARCHITECTURES, EngineConfig, ModelShape, Quantization
 from ...ipc.errors import ModelError
+from ...kernels.native import SWITCH, is_switched_off
 from ..attention import QKNorm, choose_attention
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.activation import GatedActivation
@@ -149,7 +150,7 @@ class _Builder:
         self._device = device
         self._backend = choose_attention(shape, dtype, device, is_strict=wants_exact)
         self._size_bytes = 0
-        self._inexact_because = "" if self._backend.is_exact else INEXACT_ATTENTION
+        self._inexact_because = "" if self._backend.is_exact else _explain(INEXACT_ATTENTION)
 
     def build(self, rotary: RotaryEmbedding) -> Decoder:
         shape = self._shape
@@ -214,7 +215,7 @@ class _Builder:
     def _make_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         linear = make_linear(weight, bias, self._quantization, is_strict=self._wants_exact)
         if not linear.is_exact:
-            self._inexact_because = INEXACT_LINEAR
+            self._inexact_because = _explain(INEXACT_LINEAR)
         return linear
 
     def _norm(self, name: str, size: int) -> RMSNorm:
@@ -237,3 +238,8 @@ class _Builder:
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes
         return linear
+
+
+def _explain(reason: str) -> str:
+    """The reason, and the switch if that is in it."""
+    return f"{reason}; {SWITCH}=0 keeps them off" if is_switched_off() else reason
