@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from quire.ipc.config import EngineConfig, ModelConfig, ModelShape, RopeConfig
+from quire.worker.first_calls import make_first_calls
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -92,6 +93,7 @@ def make_checkpoint(folder: Path, recipe: Recipe, max_shard_size: str = "5GB") -
 
 def make_reference(recipe: Recipe) -> Any:
     """transformers' model with random weights, whose biases and norms differ from zero and one."""
+    make_first_calls()
     config_name, model_name = _ARCHITECTURES[recipe.family]
     config = getattr(transformers, config_name)(**_config_fields(recipe))
     config._attn_implementation = "eager"

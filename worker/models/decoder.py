@@ -14,6 +14,7 @@ from ...ipc.errors import ModelError
 from ...kernels.native import SWITCH, is_switched_off
 from ..attention import QKNorm, choose_attention
 from ..attention.metadata import AttentionMetadata, KVCaches
+from ..first_calls import make_first_calls
 from ..layers.activation import GatedActivation
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding
@@ -119,6 +120,7 @@ def load_decoder(config: EngineConfig, device: torch.device) -> Decoder:
     shape = config.model.shape
     if shape.architecture not in NATIVE_ARCHITECTURES:
         raise ModelError("architecture", shape.architecture, f"one of {', '.join(NATIVE_ARCHITECTURES)}")
+    make_first_calls()
     dtype = _TORCH_DTYPES[config.model.dtype]
     weights = open_weights(config.model, dtype, device)
     builder = _Builder(shape, weights, dtype, device, config.wants_exact, config.model.quantization)
