@@ -1,10 +1,10 @@
 """The first call of each of torch's vector functions, made by one thread before several make one together.
 
-On the CPU torch takes them from MKL, which looks for a function's kernel at its first call in a process. Where
-threads make that call at once, one of them can get another kernel, which is off by 1e-4, for its part of it:
-of 2,954 processes whose first cosine was of 8,192 numbers with 2 threads 3 had such a part, of 10,894 that had
-called it with one number before none (torch 2.13; https://github.com/pytorch/pytorch/issues/188792, MKL before
-2025.0). A rotary table made so is wrong for as long as the process lives.
+On the CPU torch takes them from MKL, which looks for a function's kernel at its first call in a process. If
+several threads make that call, one of them can get another kernel for its part, which is off by 1e-4: the
+cosines of 1 process in 400 here, 4 at a time on 2 cores; of 29,455 that had called it with one number before,
+none (torch 2.13; https://github.com/pytorch/pytorch/issues/188792, MKL before 2025.0). A rotary table made so
+is wrong for as long as the process lives.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quire.tools.bench.model_facts import read_model_facts
+from quire.tools.bench.model_facts import quantize_facts, read_model_facts
 from quire.tools.bench.models import BENCH_MODELS, ensure_model, list_tensor_shapes, write_checkpoint
 from safetensors.torch import load_file
 
@@ -35,6 +35,9 @@ def test_facts_are_those_of_the_tensors(tmp_path: Path) -> None:
     assert facts.size.num_head_params == 2048 * 128
     assert facts.size.num_layer_params == facts.num_params - 2 * 2048 * 128
     assert (facts.vocab_size, facts.dtype, facts.size.bytes_per_param) == (2048, "bf16", 2)
+    quantized = quantize_facts(facts)
+    assert quantized.size.step_bytes == facts.size.step_bytes / 2
+    assert quantized.size.kv_bytes_per_token == facts.size.kv_bytes_per_token
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from quire.worker.first_calls import make_first_calls
 from quire.worker.worker import Worker
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Of torch's functions of one tensor those that MKL computes where numbers lie side by side (aten's cpu/vml.h).
+# torch's functions that MKL computes where numbers lie side by side (aten's cpu/vml.h).
 MKL_NAMES = {
     *("acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "lgamma"),
     *("log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),

@@ -21,7 +21,7 @@ from .contest import Contestant, ContestError, Job
 from .machine import describe_machine, format_machine
 from .measurement import QUIRE, Measurement, Measurements
 from .model_configs import BENCH_MODELS, DUMMY_MODELS
-from .model_facts import ModelFacts, read_model_facts
+from .model_facts import ModelFacts, quantize_facts, read_model_facts
 from .offline_report import OfflineReport
 from .peers import TRANSFORMERS_MODES, VLLM, BenchModel, Launch, check_peers, default_peer_python, make_launch
 from .workloads import CPU_WORKLOADS, GPU_WORKLOADS, Workload, cut_outputs, make_workload, take_sample
@@ -57,6 +57,8 @@ def run_offline(options: OfflineOptions) -> int:
     """Run and print everything; returns 0, or 1 if Quire failed on a workload."""
     peer_versions = check_peers(options.peers, options.peer_python)
     facts = load_model_facts(options.model)
+    if options.engine_args.get("quantization") == "int8":
+        facts = quantize_facts(facts)
     workloads = {name: make_workload(name, facts.vocab_size, "") for name in _choose_workloads(options)}
     machine = describe_machine()
     if peer_versions:
