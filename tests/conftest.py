@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Models that a test runs in this process (the "uni" backend, transformers) share the cores with engines in
 # others; threads that spin while they wait take those cores. OpenMP reads this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# What a shell runs in the background begins with these ignored, and so would what a test interrupts.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
 
 # Without a GPU, Triton's kernels are interpreted on CPU tensors. Triton reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
