@@ -166,11 +166,6 @@ class PairedTile {
   private:
     static constexpr int kFetchedKeys = 256;  // numbers
 
-    static void fetch(const bf16* from, int count) {
-        constexpr int kLine = 64 / sizeof(bf16);
-        for (int i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
-    }
-
     void copy_key(const Place<bf16>& from, int key) {
         bf16* to = key_ + size_t(key) / kGroup * kGroup * step_.head_size + 2 * (key % kGroup);
         for (int d = 0; d < step_.head_size / 2; ++d)

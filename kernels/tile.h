@@ -202,6 +202,13 @@ inline void copy_rounded(T* to, const float* from, int count) {
     for (; i < count; ++i) to[i] = narrow<T>(from[i]);
 }
 
+// Asks for `count` numbers before they are read; what lies past the end of memory costs nothing.
+template <typename T>
+inline void fetch(const T* from, int count) {
+    constexpr int kLine = 64 / sizeof(T);
+    for (int i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
+}
+
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 struct FreeAligned {

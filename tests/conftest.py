@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 # others; threads that spin while they wait take those cores. OpenMP reads this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# What a shell runs in the background begins with these ignored, and so would what a test interrupts.
-for _number in (signal.SIGINT, signal.SIGHUP):
-    if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
+# What a shell runs in the background begins with Ctrl-C ignored, and so would what a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Without a GPU, Triton's kernels are interpreted on CPU tensors. Triton reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
@@ -36,3 +35,14 @@ def library() -> ctypes.CDLL:
     found = native.load_library()
     assert found is not None
     return found
+
+
+@pytest.fixture
+def restored_torch() -> Iterator[None]:
+    """Gives torch's settings back that a worker in this process changes."""
+    import torch
+
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(grad)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from quire import LLM, SamplingParams
 from quire.ipc.errors import ConfigError
-from quire.kernels.native import SWITCH, cache_folder, load_library
+from quire.kernels.native import SWITCH, cache_folder
 
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
 PROMPTS = [STORY * (1 + i % 3) + f"On day {i} the fox" for i in range(64)]
@@ -47,14 +47,9 @@ def generate(llm: LLM, first: int, count: int) -> Replay:
     return replays
 
 
-def require_native_kernels() -> None:
-    if load_library() is None:
-        pytest.skip("the native kernels are off, or there is no compiler for them")
-
-
 @pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> str:
-    require_native_kernels()
+    request.getfixturevalue("library")
     return request.param
 
 
@@ -102,10 +97,10 @@ def test_without_the_promise_the_same_configuration_starts_and_says_why() -> Non
         assert "torch multiplies" in llm.llm_engine.facts.inexact_because
 
 
+@pytest.mark.usefixtures("library")
 def test_a_restarted_worker_that_computes_in_another_way_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    require_native_kernels()
     own = tmp_path / "quire"
     own.mkdir(mode=0o700)
     for library in cache_folder().glob("kernels-*.so"):

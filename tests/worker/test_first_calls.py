@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +40,15 @@ class FirstCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture
-def note_first_calls() -> Iterator[Callable[[], FirstCalls]]:
-    """Makes the next load of a model the first of this process again."""
-    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
-
-    def note() -> FirstCalls:
-        make_first_calls.cache_clear()
-        return FirstCalls()
-
-    yield note
-    torch.set_grad_enabled(grad)
-    torch.set_num_threads(threads)
-
-
+@pytest.mark.usefixtures("restored_torch")
 @pytest.mark.parametrize("rope", ["default", "dynamic"])
-def test_one_thread_makes_the_first_call_of_each_function(
-    rope: str, note_first_calls: Callable[[], FirstCalls], tmp_path: Path
-) -> None:
+def test_one_thread_makes_the_first_call_of_each_function(rope: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, Recipe(rope=rope))
     request = NewRequestData(
         0, "0", encode_token_ids(PROMPT), b"", PARAMS, [], [], [0, 1, 2], num_computed_tokens=0
     )
-    with note_first_calls() as noted:
+    make_first_calls.cache_clear()  # as if no model had been loaded in this process
+    with FirstCalls() as noted:
         worker = Worker(checkpoint.engine_config(max_model_len=64), lambda _: None)
         worker.start()
         worker.execute(SchedulerOutput(1, [0], [len(PROMPT)], [request]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,16 +17,9 @@ from quire.ipc.token_ids import encode_token_ids
 from quire.worker.threads import ThreadRule, count_cores
 from quire.worker.worker import Worker, resolve_device
 
+pytestmark = pytest.mark.usefixtures("restored_torch")
 PROMPT_LENGTHS = {0: 37, 3: 5, 6: 18}
 NUM_OUTPUTS = 12
-
-
-@pytest.fixture(autouse=True)
-def _restore_torch() -> Iterator[None]:
-    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_grad_enabled(grad)
 
 
 @pytest.fixture(scope="module")
