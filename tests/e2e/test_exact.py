@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from crowd import NUM_NEIGHBOURS, Answer, Ask, answer, answer_alone, answer_through, list_asks
 from quire import LLM, SamplingParams
 from quire.ipc.errors import ConfigError
 from quire.kernels.native import SWITCH, cache_folder
 
-STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
-PROMPTS = [STORY * (1 + i % 3) + f"On day {i} the fox" for i in range(64)]
-PARAMS = [
-    SamplingParams(
-        temperature=0.0 if i % 2 else 0.9, seed=i, max_tokens=6 + i % 5, ignore_eos=True, logprobs=2
-    )
-    for i in range(64)
-]
-NUM_ALONE = 4  # requests that are also run one at a time
 
-Replay = list[tuple[list[int], list[dict[int, float]]]]
-
-
-def make_llm(dtype: str, **changes: Any) -> LLM:
-    return LLM(
-        dtype=dtype,
-        exact=True,
-        max_model_len=512,
-        num_gpu_blocks_override=2048,
-        distributed_executor_backend="uni",
-        **changes,
-    )
-
-
-def generate(llm: LLM, first: int, count: int) -> Replay:
-    outputs = llm.generate(PROMPTS[first : first + count], PARAMS[first : first + count], use_tqdm=False)
-    replays: Replay = []
-    for output in outputs:
-        sequence = output.outputs[0]
-        assert sequence.logprobs is not None
-        values = [{token: entry.logprob for token, entry in step.items()} for step in sequence.logprobs]
-        replays.append((list(sequence.token_ids), values))
-    return replays
+def make_llm(dtype: str, backend: str = "uni", **changes: Any) -> LLM:
+    fields = {"num_gpu_blocks_override": 2048, "max_model_len": 512} | changes
+    return LLM(dtype=dtype, exact=True, distributed_executor_backend=backend, **fields)
 
 
 @pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
@@ -54,31 +27,60 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def golden(dtype: str) -> Replay:
-    """Of one batch of 64 with whole prompts and no prefix hits; each of NUM_ALONE once more, alone."""
+def asks() -> list[Ask]:
+    return list_asks()
+
+
+@pytest.fixture(scope="module")
+def alone(dtype: str, asks: list[Ask]) -> dict[str, Answer]:
+    """Each request on its own, with its whole prompt at once and no prefix hits."""
     with make_llm(dtype, enable_prefix_caching=False) as llm:
-        golden = generate(llm, 0, 64)
-        assert [generate(llm, i, 1)[0] for i in range(NUM_ALONE)] == golden[:NUM_ALONE]
         assert llm.llm_engine.facts.inexact_because == ""
-    return golden
+        return answer_alone(llm, asks)
 
 
-def test_prefix_hits_and_chunks_change_no_bit(dtype: str, golden: Replay) -> None:
+def test_neighbours_change_no_bit(dtype: str, asks: list[Ask], alone: dict[str, Answer]) -> None:
+    assert len(asks) > NUM_NEIGHBOURS
+    with make_llm(dtype, enable_prefix_caching=False) as llm:
+        assert answer(llm, asks) == alone
+
+
+def test_prefix_hits_and_chunks_change_no_bit(dtype: str, asks: list[Ask], alone: dict[str, Answer]) -> None:
     with make_llm(dtype, max_num_batched_tokens=48) as llm:
-        assert generate(llm, 0, 64) == golden
-        stats = llm.llm_engine.stats()
-        assert generate(llm, 0, 64) == golden  # every prompt but its last part is found
-        hits = llm.llm_engine.stats().prefix_cache_hits_total - stats.prefix_cache_hits_total
-        assert hits > 64 * 16
+        assert answer(llm, asks) == alone
+        stats = llm.stats()
+        assert answer(llm, asks) == alone  # prompts are found but for their last part
+        hits = llm.stats().prefix_cache_hits_total - stats.prefix_cache_hits_total
+        assert hits > len(asks) * 16
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hits", [False, True])
 @pytest.mark.parametrize("chunk", [1, 16])
-def test_no_size_of_chunks_changes_a_bit(dtype: str, golden: Replay, chunk: int, hits: bool) -> None:
+def test_no_size_of_chunks_changes_a_bit(
+    dtype: str, asks: list[Ask], alone: dict[str, Answer], chunk: int, hits: bool
+) -> None:
     with make_llm(dtype, max_num_batched_tokens=chunk, enable_prefix_caching=hits) as llm:
-        assert generate(llm, 0, 64) == golden
-        assert generate(llm, 60, 4) == golden[60:]
+        assert answer(llm, asks) == alone
+        assert answer_alone(llm, asks[-4:]) == {ask.name: alone[ask.name] for ask in asks[-4:]}
+
+
+def test_preemptions_change_no_bit(dtype: str, asks: list[Ask], alone: dict[str, Answer]) -> None:
+    pool = {"num_gpu_blocks_override": 20, "block_size": 8, "max_model_len": 160}
+    with make_llm(dtype, **pool) as llm:
+        assert answer(llm, asks) == alone
+        assert llm.stats().num_preemptions_total > 8
+
+
+def test_a_lost_worker_and_a_lost_core_change_no_bit(
+    dtype: str, asks: list[Ask], alone: dict[str, Answer]
+) -> None:
+    with make_llm(dtype, backend="mp", max_num_seqs=32) as llm:
+
+        def kill(role: str) -> None:
+            os.kill(llm.llm_engine.facts.pids[role], signal.SIGKILL)
+
+        assert answer_through(llm, asks, [partial(kill, "worker"), partial(kill, "core")]) == alone
 
 
 def test_a_configuration_that_cannot_promise_it_is_refused() -> None:

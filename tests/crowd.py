@@ -1,0 +1,185 @@
+"""Requests of every kind for "alone equals in a crowd": whatever runs beside a request, and whatever is lost
+on its way, its tokens and logprobs are the same bit for bit.
+
+A capability registers its requests with `kind`; `e2e/test_exact.py` runs them alone and in every situation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire import LLM, RequestOutput, SamplingParams
+
+NUM_NEIGHBOURS = 64
+STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. `number` tells those of a kind apart."""
+
+    kind: str
+    number: int
+    prompt: Any
+    params: SamplingParams
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+MakeAsk = Callable[[int], tuple[Any, SamplingParams]]
+_KINDS: dict[str, MakeAsk] = {}
+
+
+def kind(make: MakeAsk) -> MakeAsk:
+    """Register a kind of request: the function makes the prompt and parameters of its i-th one."""
+    _KINDS[make.__name__] = make
+    return make
+
+
+def list_asks() -> list[Ask]:
+    """More than NUM_NEIGHBOURS requests, as many of each kind; prompts share beginnings."""
+    num_each = NUM_NEIGHBOURS // len(_KINDS) + 1
+    return [Ask(name, i, *make(i)) for i in range(num_each) for name, make in _KINDS.items()]
+
+
+def make_prompt(i: int) -> str:
+    """Of 25 to 70 tokens: with the story once, twice or three times before what is its own."""
+    return STORY * (1 + i % 3) + f"On day {i} the fox"
+
+
+def params(i: int, **fields: Any) -> SamplingParams:
+    """Sampled with a seed, for a few tokens, with logprobs; `fields` come on top."""
+    plain = {"temperature": 0.9, "seed": i, "max_tokens": 16 + i % 5, "ignore_eos": True, "logprobs": 2}
+    return SamplingParams(**(plain | fields))
+
+
+Sequence = tuple[list[int], str, str | None, int | str | None, list[dict[int, float]]]
+Answer = tuple[list[Sequence], list[dict[int, float] | None]]
+
+
+def read_answer(output: RequestOutput) -> Answer:
+    """All that must be equal: of each sequence tokens, text, end and logprobs, then the prompt's logprobs."""
+    sequences = [
+        (
+            list(one.token_ids),
+            one.text,
+            one.finish_reason,
+            one.stop_reason,
+            [_read_position(step) or {} for step in one.logprobs or []],
+        )
+        for one in output.outputs
+    ]
+    return sequences, [_read_position(entry) for entry in output.prompt_logprobs or []]
+
+
+def _read_position(entry: Any) -> dict[int, float] | None:
+    return None if entry is None else {token_id: one.logprob for token_id, one in entry.items()}
+
+
+def answer(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
+    """Run requests at once; by name."""
+    outputs = llm.generate([ask.prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False)
+    return {ask.name: read_answer(output) for ask, output in zip(asks, outputs, strict=True)}
+
+
+def answer_alone(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
+    """Run requests one after the other."""
+    answers: dict[str, Answer] = {}
+    for ask in asks:
+        answers |= answer(llm, [ask])
+    return answers
+
+
+def answer_through(llm: LLM, asks: list[Ask], accidents: list[Callable[[], None]]) -> dict[str, Answer]:
+    """Run requests at once, with accidents at equal distances among their outputs."""
+    engine = llm.llm_engine
+    for ask in asks:
+        engine.add_request(ask.name, ask.prompt, ask.params)
+    num_tokens = sum(ask.params.num_sequences * (ask.params.max_tokens or 0) for ask in asks)
+    waiting, num_seen = list(accidents), 0
+    final: dict[str, RequestOutput] = {}
+    seen: dict[str, int] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            seen[output.request_id] = sum(len(one.token_ids) for one in output.outputs)
+            if output.finished:
+                final[output.request_id] = output
+        num_seen = sum(seen.values())
+        if waiting and num_seen > num_tokens * (len(accidents) - len(waiting) + 1) / (len(accidents) + 2):
+            waiting.pop(0)()
+    assert not waiting, "the load ended before the last accident"
+    return {ask.name: read_answer(final[ask.name]) for ask in asks}
+
+
+# -- the kinds that there are
+
+
+@kind
+def greedy(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, temperature=0.0)
+
+
+@kind
+def sampled(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i)
+
+
+@kind
+def filtered(i: int) -> tuple[str, SamplingParams]:
+    filters = ({"top_k": 5 + i}, {"top_p": 0.8}, {"min_p": 0.1})
+    return make_prompt(i), params(i, temperature=1.2, **filters[i % 3])
+
+
+@kind
+def penalized(i: int) -> tuple[str, SamplingParams]:
+    fields = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
+    return make_prompt(i), params(i, temperature=0.5 * (i % 2), **fields)
+
+
+@kind
+def several(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, **({"n": 3} if i % 2 else {"n": 2, "best_of": 3}))
+
+
+@kind
+def with_prompt_logprobs(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, prompt_logprobs=1, logprobs=5)
+
+
+@kind
+def without_logprobs(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, logprobs=None)
+
+
+@kind
+def biased(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, logit_bias={300 + i: 6.0, 400: -100.0})
+
+
+@kind
+def restricted(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, allowed_token_ids=list(range(200 + i, 900, 3)))
+
+
+@kind
+def with_bad_words(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, temperature=0.0, bad_words=["the", "was very", "little"])
+
+
+@kind
+def stopped(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, stop=["the", "a"], min_tokens=i % 4, ignore_eos=False, max_tokens=24)
+
+
+@kind
+def token_ids(i: int) -> tuple[dict[str, Any], SamplingParams]:
+    return {"prompt_token_ids": [5 + (7 * i + j * j) % 900 for j in range(3 + 16 * i)]}, params(i)
+
+
+@kind
+def salted(i: int) -> tuple[dict[str, Any], SamplingParams]:
+    return {"prompt": make_prompt(i), "cache_salt": f"tenant {i % 2}"}, params(i)
