@@ -6,7 +6,7 @@ A story knows the questions that its own text answers. Everything random comes f
 from dataclasses import dataclass
 from random import Random
 
-from .plots import BABIES, BUILDINGS, FEARS, PLANTS, PLOTS, SHELTERS, SKILLS, Plot
+from .plots import FILLINGS, PLOTS, Plot
 from .words import ANIMALS, COLORS, FOODS, LITTLE, PLACES, SPOTS, TOYS, Character, a, capital, listed
 from .words import pick_animal as animal
 from .words import pick_child as child
@@ -126,12 +126,12 @@ def _draw_slots(rng: Random, hero: Character, friend: Character) -> dict[str, st
         "foods": foods,
         "fruits": rng.choice(("apples", "pears", "plums", "berries", "nuts", "peaches", "cherries")),
         "count": rng.choice(COUNT_WORDS),
-        "fear": rng.choice(FEARS),
-        "plant": rng.choice(PLANTS),
-        "skill": rng.choice(SKILLS),
-        "shelter": rng.choice(SHELTERS),
-        "baby": rng.choice([kind for kind in BABIES if kind not in (hero.kind, friend.kind)]),
-        "building": rng.choice(BUILDINGS),
+        "fear": rng.choice(FILLINGS.fears),
+        "plant": rng.choice(FILLINGS.plants),
+        "skill": rng.choice(FILLINGS.skills),
+        "shelter": rng.choice(FILLINGS.shelters),
+        "baby": rng.choice([kind for kind in FILLINGS.babies if kind not in (hero.kind, friend.kind)]),
+        "building": rng.choice(FILLINGS.buildings),
         "time": rng.choice(("morning", "afternoon", "evening", "summer day", "spring morning")),
     }
     slots |= {f"a_{key}": a(slots[key]) for key in ("thing", "plant", "building")}
