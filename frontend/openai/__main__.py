@@ -61,8 +61,10 @@ def main() -> int:
         with socket.socket(fileno=launch.listening_fd) as listening_socket:
             run_server(llm, launch.options, listening_socket, control.note_serving, on_loop=control.begin)
     except QuireError as error:
+        if control.has_served:
+            return EXIT_ENGINE_LOST  # the group says so, once for all its processes
         print(f"quire: error: {error}", file=sys.stderr)
-        return EXIT_ENGINE_LOST if control.has_served else EXIT_START_FAILED
+        return EXIT_START_FAILED
     return EXIT_OK
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import resource
 import signal
 import socket
@@ -35,7 +34,6 @@ _BACKLOG = 2048
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
 _FLUSH_POLL_S = 0.01
-_logger = logging.getLogger("quire.serve")
 
 ReadyCallback = Callable[[], None]
 PhaseCallback = Callable[[str], None]
@@ -140,9 +138,7 @@ class Server:
 
     async def _watch_engine(self) -> None:
         """Until a signal comes or the engine is gone."""
-        if await self._run_until_signal(self._llm.wait_until_dead()):
-            self._has_died = True
-            _logger.error("the engine has ended: %s", self._llm.dead_error)
+        self._has_died = await self._run_until_signal(self._llm.wait_until_dead())
 
     async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
         """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""

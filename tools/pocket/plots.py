@@ -1,9 +1,9 @@
-"""The pocket stories' plots, read from plots.json: each is a want, an obstacle, help, a resolution and a moral,
-with its questions.
+"""The pocket stories' plots, read from plots.json: each is a want, an obstacle, help, a resolution and a
+moral, with its questions.
 
-Every step lists sentences of which one is told; `{slots}` are filled by `stories.py`: `{hero} {he} {him} {his}`,
-the same with `f_` for `{friend}`, `{thing}` ("red ball"), `{food} {foods}`, `{at_place} {place}`, `{spot}`. A
-capital first letter in a slot's name gives the capital form.
+Every step lists sentences of which one is told; `{slots}` are filled by `stories.py`: `{hero} {he} {him}
+{his}`, the same with `f_` for `{friend}`, `{thing}` ("red ball"), `{food} {foods}`, `{at_place} {place}`,
+`{spot}`. A capital first letter in a slot's name gives the capital form.
 """
 
 from dataclasses import dataclass

@@ -339,7 +339,9 @@ def test_a_second_signal_ends_the_drain_at_once() -> None:
     run_with_server(scenario, drain_timeout_s=60)
 
 
-def test_a_server_whose_engine_dies_ends_with_the_cause() -> None:
+def test_a_server_whose_engine_dies_ends_with_the_cause_and_leaves_it_to_its_caller_to_say(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(llm: FakeLLM, _peer: Peer, server: Server) -> None:
         draining = watch_drain(server)
         llm.die(EngineDeadError("killed by signal 9"))
@@ -347,6 +349,7 @@ def test_a_server_whose_engine_dies_ends_with_the_cause() -> None:
 
     with pytest.raises(EngineDeadError, match="signal 9"):
         run_with_server(scenario)
+    assert "signal 9" not in caplog.text
 
 
 def test_an_engine_that_does_not_start_ends_the_server_with_its_error() -> None:
