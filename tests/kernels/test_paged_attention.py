@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
+from attention_step import EPS, AttentionStep
 from cache_layout import to_native_layout
 from quire.kernels.native import set_num_threads
-from quire.kernels.paged_attention import launch_paged_attention, paged_attention_reference
+from quire.kernels.paged_attention import launch_paged_attention
 from torch import Tensor
 
 VARIANTS = ["amx", "avx512_bf16", "widened"]
-EPS = torch.finfo(torch.float32).eps
 
 
 @pytest.fixture(params=VARIANTS)
@@ -30,20 +29,8 @@ def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[st
         library.quire_force_attention_variant(0)
 
 
-@dataclass
-class Step:
-    """Requests as (tokens of this step, tokens in the cache after it), on shuffled blocks full of numbers.
-
-    Slots that no request owns hold NaN.
-    """
-
-    query: Tensor  # [T, H, D]
-    k_cache: Tensor  # as the reference reads it
-    v_cache: Tensor
-    native_caches: tuple[Tensor, Tensor]
-    block_tables: Tensor
-    query_starts: Tensor
-    seq_lens: Tensor
+class Step(AttentionStep):
+    """Computed by the compiled kernel, whose cache has a layout of its own."""
 
     def compute(
         self, library: ctypes.CDLL, window: int | None = None, soft_cap: float | None = None
@@ -55,7 +42,7 @@ class Step:
             flat,
             flat.shape[1],
             heads,
-            *self.native_caches,
+            *to_native_layout(self.k_cache, self.v_cache),
             self.block_tables,
             self.query_starts,
             self.seq_lens,
@@ -63,61 +50,6 @@ class Step:
             soft_cap,
         )
         return out.view(-1, heads, head_size)
-
-    def reference(self, window: int | None = None, soft_cap: float | None = None) -> Tensor:
-        return paged_attention_reference(
-            self.query,
-            self.k_cache,
-            self.v_cache,
-            self.block_tables,
-            self.query_starts.tolist(),
-            self.seq_lens.tolist(),
-            window,
-            soft_cap,
-        )
-
-
-def make_step(
-    requests: list[tuple[int, int]],
-    num_heads: int = 4,
-    num_kv_heads: int = 2,
-    head_size: int = 16,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-) -> Step:
-    generator = torch.Generator().manual_seed(len(requests) + head_size)
-    needed = [-(-seq_len // block_size) for _, seq_len in requests]
-    order = torch.randperm(sum(needed) + 2, generator=generator, dtype=torch.int32)
-    size = (len(order), num_kv_heads, block_size, head_size)
-    k_cache = torch.randn(size, generator=generator).to(dtype)
-    v_cache = torch.randn(size, generator=generator).to(dtype)
-    tables = torch.full((len(requests), max(needed)), 1 << 30, dtype=torch.int32)
-    first = 0
-    for row, (count, (_, seq_len)) in enumerate(zip(needed, requests, strict=True)):
-        tables[row, :count] = order[first : first + count]
-        first += count
-        used = seq_len - (count - 1) * block_size
-        k_cache[tables[row, count - 1], :, used:] = torch.nan
-        v_cache[tables[row, count - 1], :, used:] = torch.nan
-    starts = torch.tensor([0, *(tokens for tokens, _ in requests)]).cumsum(0).int()
-    query = torch.randn(int(starts[-1]), num_heads, head_size, generator=generator).to(dtype)
-    lengths = torch.tensor([seq_len for _, seq_len in requests], dtype=torch.int32)
-    caches = to_native_layout(k_cache, v_cache)
-    return Step(query, k_cache, v_cache, caches, tables, starts, lengths)
-
-
-def bound(step: Step) -> float:
-    """Largest error of one attention: that of the scores moves the weights, then a weighted mean.
-
-    A score is a chain of D products of about |q| |k|; its absolute error is a relative error of its weight.
-    The mean over L keys adds a chain of L and the exponential's 2 units. Kernel and reference each.
-    """
-    head_size, length = step.query.shape[2], int(step.seq_lens.max())
-    query = step.query.float().norm(dim=-1).max().item()
-    key = step.k_cache.float().nan_to_num().norm(dim=-1).max().item()
-    value = step.v_cache.float().nan_to_num().abs().max().item()
-    score_error = head_size * EPS * query * key / head_size**0.5
-    return 2 * value * (2 * score_error + (length**0.5 + 4) * EPS)
 
 
 MIXED = [(1, 1), (3, 3), (1, 70), (17, 17), (33, 150), (1, 64), (1, 65), (100, 129)]
@@ -139,9 +71,9 @@ SHAPES = [
 def test_a_mixed_step_equals_the_reference(
     library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None
 ) -> None:
-    step = make_step(MIXED, *shape)
+    step = Step.draw(MIXED, *shape)
     actual, expected = step.compute(library, window), step.reference(window)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=bound(step))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=step.bound())
 
 
 @pytest.mark.parametrize("soft_cap", [0.5, 2.0, 50.0])
@@ -149,10 +81,10 @@ def test_a_mixed_step_equals_the_reference(
 def test_a_soft_cap_bends_scores_before_the_softmax(
     library: ctypes.CDLL, window: int | None, soft_cap: float
 ) -> None:
-    step = make_step(MIXED, 6, 2, 24)
+    step = Step.draw(MIXED, 6, 2, 24)
     actual, expected = step.compute(library, window, soft_cap), step.reference(window, soft_cap)
     # tanh by way of exp is off by 4 units of 1: as many of the cap in a score, so in its weight.
-    atol = bound(step) + 8 * EPS * soft_cap * step.v_cache.nan_to_num().abs().max().item()
+    atol = step.bound() + 8 * EPS * soft_cap * step.largest_value
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
     assert (actual - step.compute(library, window)).abs().max() > atol
 
@@ -162,17 +94,17 @@ def test_a_soft_cap_bends_scores_before_the_softmax(
 def test_bfloat16_equals_the_reference(
     library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None, variant: str
 ) -> None:
-    step = make_step([*MIXED, (3, 1030), (200, 201)], *shape, dtype=torch.bfloat16)
+    step = Step.draw([*MIXED, (3, 1030), (200, 201)], *shape, dtype=torch.bfloat16)
     actual, expected = step.compute(library, window), step.reference(window)
     # Weights may be rounded to bfloat16; kernel and reference round the result once each.
-    rounding = 0.0 if variant == "widened" else 2.0**-8 * step.v_cache.nan_to_num().abs().max().item()
-    torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=bound(step) + rounding)
+    rounding = 0.0 if variant == "widened" else 2.0**-8 * step.largest_value
+    torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=step.bound() + rounding)
 
 
 @pytest.mark.usefixtures("variant")
 def test_a_soft_cap_bends_scores_in_bfloat16_too(library: ctypes.CDLL) -> None:
-    step = make_step(MIXED, 4, 2, 32, dtype=torch.bfloat16)
-    atol = bound(step) + 2.0**-8 * step.v_cache.nan_to_num().abs().max().item()
+    step = Step.draw(MIXED, 4, 2, 32, dtype=torch.bfloat16)
+    atol = step.bound() + 2.0**-8 * step.largest_value
     actual, expected = step.compute(library, 100, 1.0), step.reference(100, 1.0)
     torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=atol)
     assert (actual - step.compute(library, 100)).abs().max() > 2 * atol
@@ -183,26 +115,9 @@ def test_a_soft_cap_bends_scores_in_bfloat16_too(library: ctypes.CDLL) -> None:
 def test_contexts_of_several_splits_equal_the_reference(
     library: ctypes.CDLL, num_kv_heads: int, window: int | None
 ) -> None:
-    step = make_step([(1, 3000), (2, 1025)], 2, num_kv_heads, 32)
+    step = Step.draw([(1, 3000), (2, 1025)], 2, num_kv_heads, 32)
     actual, expected = step.compute(library, window), step.reference(window)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=bound(step))
-
-
-def one_request_alone(step: Step, request: int, tokens: slice) -> Step:
-    """The step as if only some tokens of one request were in it; the cache already holds all."""
-    start, end = int(step.query_starts[request]), int(step.query_starts[request + 1])
-    query = step.query[start:end][tokens].contiguous()
-    last = range(end - start)[tokens][-1]
-    seq_len = step.seq_lens[request : request + 1] - (end - start - 1 - last)
-    return Step(
-        query,
-        step.k_cache,
-        step.v_cache,
-        step.native_caches,
-        step.block_tables[request : request + 1].contiguous(),
-        torch.tensor([0, len(query)], dtype=torch.int32),
-        seq_len.int(),
-    )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=step.bound())
 
 
 def assert_rows_have_the_same_bits_alone(library: ctypes.CDLL, step: Step, window: int | None) -> None:
@@ -211,9 +126,9 @@ def assert_rows_have_the_same_bits_alone(library: ctypes.CDLL, step: Step, windo
     for request in range(len(step.seq_lens)):
         start, end = int(step.query_starts[request]), int(step.query_starts[request + 1])
         for first in range(0, end - start, 7):
-            tokens = slice(first, min(first + 7, end - start))
-            alone = one_request_alone(step, request, tokens).compute(library, window)
-            assert torch.equal(alone, expected[start:end][tokens])
+            count = min(7, end - start - first)
+            alone = step.only(request, first, count).compute(library, window)
+            assert torch.equal(alone, expected[start + first : start + first + count])
 
 
 @pytest.fixture(params=[1, 2])
@@ -229,7 +144,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
     library: ctypes.CDLL, window: int | None
 ) -> None:
-    assert_rows_have_the_same_bits_alone(library, make_step([*MIXED, (5, 2100)], 6, 2, 24), window)
+    assert_rows_have_the_same_bits_alone(library, Step.draw([*MIXED, (5, 2100)], 6, 2, 24), window)
 
 
 @pytest.mark.usefixtures("threads", "variant")
@@ -237,14 +152,14 @@ def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
 def test_a_bfloat16_row_has_the_same_bits_whatever_is_computed_beside_it(
     library: ctypes.CDLL, window: int | None
 ) -> None:
-    step = make_step([*MIXED, (5, 2100), (130, 300)], 6, 2, 32, dtype=torch.bfloat16)
+    step = Step.draw([*MIXED, (5, 2100), (130, 300)], 6, 2, 32, dtype=torch.bfloat16)
     assert_rows_have_the_same_bits_alone(library, step, window)
 
 
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_nan_in_a_request_stays_in_that_request(library: ctypes.CDLL, dtype: torch.dtype) -> None:
-    step = make_step([(4, 20), (1, 40)], head_size=32, dtype=dtype)
+    step = Step.draw([(4, 20), (1, 40)], head_size=32, dtype=dtype)
     step.query[1] = torch.nan
     actual = step.compute(library)
     assert torch.isnan(actual[1]).all()

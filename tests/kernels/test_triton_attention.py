@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from attention_step import AttentionStep
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from quire.kernels.paged_attention import paged_attention_reference
 from quire.kernels.paged_attention_triton import find_uncovered, launch_paged_attention, plan_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-EPS = torch.finfo(torch.float32).eps
 
 
-@dataclass
-class Step:
-    """Requests as (tokens of this step, tokens in the cache after it), on shuffled blocks full of numbers.
-
-    Slots that no request owns hold NaN, table entries past a request's blocks a number out of range.
-    """
-
-    query: Tensor  # [T, H, D]
-    k_cache: Tensor
-    v_cache: Tensor
-    block_tables: Tensor
-    query_starts: Tensor
-    seq_lens: Tensor
+class Step(AttentionStep):
+    """Computed by the Triton kernels."""
 
     def compute(
         self,
@@ -65,75 +53,13 @@ class Step:
         )
         return out.view(-1, heads, head_size).cpu()
 
-    def reference(self, window: int | None = None) -> Tensor:
-        return paged_attention_reference(
-            self.query,
-            self.k_cache,
-            self.v_cache,
-            self.block_tables,
-            self.query_starts.tolist(),
-            self.seq_lens.tolist(),
-            window,
-        )
-
-    def only(self, request: int, first: int, count: int) -> Step:
-        """The step in which this request alone computes `count` of its tokens, from the `first` on."""
-        start, end = self.query_starts[request : request + 2].tolist()
-        context = int(self.seq_lens[request]) - (end - start)
-        return replace(
-            self,
-            query=self.query[start + first : start + first + count],
-            block_tables=self.block_tables[request : request + 1],
-            query_starts=torch.tensor([0, count], dtype=torch.int32),
-            seq_lens=torch.tensor([context + first + count], dtype=torch.int32),
-        )
-
-
-def make_step(
-    requests: list[tuple[int, int]],
-    num_heads: int = 4,
-    num_kv_heads: int = 2,
-    head_size: int = 16,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-) -> Step:
-    generator = torch.Generator().manual_seed(len(requests) + head_size)
-    needed = [-(-seq_len // block_size) for _, seq_len in requests]
-    order = torch.randperm(sum(needed) + 2, generator=generator, dtype=torch.int32)
-    size = (len(order), num_kv_heads, block_size, head_size)
-    k_cache = torch.randn(size, generator=generator).to(dtype)
-    v_cache = torch.randn(size, generator=generator).to(dtype)
-    tables = torch.full((len(requests), max(needed)), 1 << 30, dtype=torch.int32)
-    first = 0
-    for row, (count, (_, seq_len)) in enumerate(zip(needed, requests, strict=True)):
-        tables[row, :count] = order[first : first + count]
-        first += count
-        used = seq_len - (count - 1) * block_size
-        k_cache[tables[row, count - 1], :, used:] = torch.nan
-        v_cache[tables[row, count - 1], :, used:] = torch.nan
-    starts = torch.tensor([0, *(tokens for tokens, _ in requests)]).cumsum(0).int()
-    query = torch.randn(int(starts[-1]), num_heads, head_size, generator=generator).to(dtype)
-    lengths = torch.tensor([seq_len for _, seq_len in requests], dtype=torch.int32)
-    return Step(query, k_cache, v_cache, tables, starts, lengths)
-
 
 def assert_near_reference(step: Step, actual: Tensor, expected: Tensor) -> None:
-    """Within what roundings allow: of the scores, which move the weights, then of a weighted mean.
-
-    A score is a chain of D products of about |q| |k|; its absolute error is a relative error of its weight.
-    The mean over L keys adds a chain of L and the exponential's 2 units. Kernel and reference each. In 16
-    bits the kernel also rounds each weight, and both round the result, perhaps to two sides of a tie.
-    """
-    head_size, length = step.query.shape[2], int(step.seq_lens.max())
-    query = step.query.float().norm(dim=-1).max().item()
-    key = step.k_cache.float().nan_to_num().norm(dim=-1).max().item()
-    value = step.v_cache.float().nan_to_num().abs().max().item()
-    score_error = head_size * EPS * query * key / head_size**0.5
-    bound = 2 * value * (2 * score_error + (length**0.5 + 4) * EPS)
-    rtol = 0.0
+    """In 16 bits the kernel also rounds each weight, and both round the result, perhaps across a tie."""
+    bound, rtol = step.bound(), 0.0
     if step.query.dtype != torch.float32:
         rtol = torch.finfo(step.query.dtype).eps
-        bound += value * rtol / 2
+        bound += step.largest_value * rtol / 2
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=bound)
 
 
@@ -155,7 +81,7 @@ SHAPES = [
     [(None, 1, False), (70, 12, False), (None, 12, True), (70, 1, True)],
 )
 def test_a_mixed_step_equals_the_reference(window: int | None, num_processors: int, is_strict: bool) -> None:
-    step = make_step(MIXED)
+    step = Step.draw(MIXED)
     actual = step.compute(window, num_processors, is_strict)
     assert_near_reference(step, actual, step.reference(window))
 
@@ -167,13 +93,13 @@ def test_a_mixed_step_equals_the_reference(window: int | None, num_processors: i
 def test_every_shape_and_type_equals_the_reference(
     shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
-    step = make_step([(5, 37), (1, 130)], *shape, dtype=dtype)
+    step = Step.draw([(5, 37), (1, 130)], *shape, dtype=dtype)
     assert_near_reference(step, step.compute(num_processors=4), step.reference())
 
 
 @pytest.mark.parametrize("num_processors", [1, 6])
 def test_a_soft_cap_bends_every_score_before_the_softmax(num_processors: int) -> None:
-    step = make_step([(5, 90), (1, 70)], num_kv_heads=4)
+    step = Step.draw([(5, 90), (1, 70)], num_kv_heads=4)
     step.query *= 8
     actual = step.compute(soft_cap=2.0, num_processors=num_processors)
     for request, (count, length) in enumerate(((5, 90), (1, 70))):
@@ -196,7 +122,7 @@ def test_a_soft_cap_bends_every_score_before_the_softmax(num_processors: int) ->
 def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
     window: int | None, dtype: torch.dtype
 ) -> None:
-    step = make_step([(23, 210), (1, 130), (9, 9)], dtype=dtype)
+    step = Step.draw([(23, 210), (1, 130), (9, 9)], dtype=dtype)
     together = step.compute(window, is_strict=True)
     # On many processors each split of a single token has a program of its own.
     for first, count, num_processors in ((0, 16, 1), (16, 7, 1), (5, 1, 1), (5, 1, 40), (22, 1, 40)):
@@ -206,7 +132,7 @@ def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
 
 
 def test_rows_that_pad_a_batch_disturb_nobody() -> None:
-    step = make_step([(1, 70), (1, 130)])
+    step = Step.draw([(1, 70), (1, 130)])
     expected = step.compute(num_processors=4)
     padded = replace(
         step,
