@@ -30,7 +30,13 @@ from ..ipc.config import (
 )
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
 from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
-from .hf_config import compute_max_model_len, read_dtype, read_eos_token_ids, read_model_shape
+from .hf_config import (
+    compute_max_model_len,
+    read_default_sampling,
+    read_dtype,
+    read_eos_token_ids,
+    read_model_shape,
+)
 from .model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -262,6 +268,8 @@ class EngineArgs:
 
     def _create_model_config(self, folder: ModelFolder) -> ModelConfig:
         shape = read_model_shape(folder.config)
+        if self.generation_config == "auto":
+            read_default_sampling(folder.generation_config)  # refused now rather than at every request
         # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
         # what the model says, and keeps float16 on a CPU too.
         auto = self.dtype == "auto"

@@ -7,13 +7,13 @@ refused here, by key and value.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from ..ipc.config import MAX_INT, NATIVE_ARCHITECTURES, Activation, Dtype, ModelShape, RopeConfig, RopeType
-from ..ipc.errors import ConfigError, ModelError, shorten
+from ..ipc.errors import ConfigError, ModelError, SamplingParamsError, shorten
+from ..ipc.sampling_params import SamplingParams
 
 _ARCHITECTURE_OF_TYPE = {
     "llama": "LlamaForCausalLM",
@@ -37,6 +37,9 @@ _SAMPLING_KEYS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+# What is computed from the settings of rope and norms is finite in float32 when they are within these.
+_MIN_NUMBER, _MAX_NUMBER = 1e-20, 1e20
+_MAX_LAYERS = 10_000  # of a description's entries a layer; no published model has a tenth of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +72,22 @@ class _Fields:
     def get(self, key: str) -> Any:
         return self._values.get(key)
 
-    def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_INT) -> int:
         value = self._values.get(key)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_INT:
-            raise self.error(key, value, f"an integer from {low} to {MAX_INT}")
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.error(key, value, f"an integer from {low} to {high}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+    def number(self, key: str, default: float | None = None, low: float = _MIN_NUMBER) -> float:
+        """A number from `low` to _MAX_NUMBER."""
         value = self._values.get(key)
         value = default if value is None else value
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self.error(key, value, "a number")
-        try:
-            number = float(value)
-        except OverflowError:  # an integer beyond the largest float
-            number = math.inf
-        if not math.isfinite(number) or number <= 0:
-            raise self.error(key, value, "a finite number above 0")
-        return number
+        if not low <= value <= _MAX_NUMBER:  # also of an integer beyond the largest float, and of NaN
+            raise self.error(key, value, f"a number from {low:g} to {_MAX_NUMBER:g}")
+        return float(value)
 
     def optional_number(self, key: str) -> float | None:
         """As `number`; an absent key, null and 0 are None (transformers tests them for truth)."""
@@ -115,9 +114,12 @@ def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
             "config.json quantization_config", config["quantization_config"], "none (weights in float)"
         )
     defaults = _DEFAULTS[architecture]
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", high=_MAX_LAYERS)
     num_heads, num_kv_heads, head_size = _read_heads(fields, defaults)
     max_positions = fields.integer("max_position_embeddings", defaults.max_position_embeddings)
+    rope = _read_rope(config, max_positions)
+    if rope.type == "dynamic" and head_size <= 2:  # the grown base's exponent has head_size - 2 as divisor
+        raise fields.error("head_dim", head_size, "above 2 with dynamic rope scaling")
     window, layer_is_sliding = _read_windows(fields, architecture, num_layers)
     has_bias_flag = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     attention_bias = has_bias_flag and fields.boolean("attention_bias", False)
@@ -132,7 +134,7 @@ def read_model_shape(config: Mapping[str, Any]) -> ModelShape:
         head_size=head_size,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position_embeddings=max_positions,
-        rope=_read_rope(config, max_positions),
+        rope=rope,
         sliding_window=window,
         layer_is_sliding=layer_is_sliding,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
@@ -172,12 +174,18 @@ def read_eos_token_ids(
 
 
 def read_default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """SamplingParams fields that generation_config.json presets."""
-    return {
-        name: generation_config[key]
-        for key, name in _SAMPLING_KEYS.items()
-        if generation_config.get(key) is not None
-    }
+    """SamplingParams fields that generation_config.json presets. Raises ModelError for a bad value."""
+    presets: dict[str, Any] = {}
+    for key, name in _SAMPLING_KEYS.items():
+        value = generation_config.get(key)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except SamplingParamsError as error:
+            raise ModelError(f"generation_config.json {key}", value, error.allowed) from None
+        presets[name] = value
+    return presets
 
 
 def compute_max_model_len(shape: ModelShape, requested: int | None) -> int:
@@ -287,7 +295,7 @@ def _read_rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
         raise rope.error("partial_rotary_factor", rotated, "1 (the whole head is rotated)")
     if any(isinstance(value, dict) for value in cast(dict[str, Any], values).values()):
         raise ModelError(f"config.json {name}", shorten(values), "one object for all layers")
-    theta = rope.number("rope_theta", _Fields(config).number("rope_theta", 10000.0))
+    theta = rope.number("rope_theta", _Fields(config).number("rope_theta", 10000.0, low=1.0), low=1.0)
     kind = _read_rope_type(rope)
     if kind == "default":
         return RopeConfig(theta=theta)
@@ -325,6 +333,8 @@ def _read_llama3(rope: _Fields, theta: float, original: int) -> RopeConfig:
 
 
 def _read_yarn(rope: _Fields, theta: float, original: int, max_positions: int) -> RopeConfig:
+    if theta == 1.0:  # its logarithm is a divisor
+        raise rope.error("rope_theta", theta, "above 1 with yarn")
     stretch = max_positions / original  # what transformers takes when the factor is null
     return RopeConfig(
         theta=theta,

@@ -189,15 +189,15 @@ def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
         ({"vocab_size": ...}, "vocab_size", "missing"),
         ({"hidden_size": ...}, "hidden_size", "missing"),
         ({"intermediate_size": "128"}, "intermediate_size", "integer"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers", "from 1 to 2147483647"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers", "from 1 to 10000"),
         ({"vocab_size": 2**31}, "vocab_size", "from 1 to 2147483647"),
-        ({"rms_norm_eps": 10**400}, "rms_norm_eps", "finite"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps", "from 1e-20 to 1e."),
         ({"num_attention_heads": True}, "num_attention_heads", "integer"),
         ({"num_key_value_heads": 3}, "num_key_value_heads", "divisor"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size", "multiple"),
         ({"head_dim": 7}, "head_dim", "even"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps", "number"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps", "finite"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps", "from 1e-20 to 1e."),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),
         (
@@ -206,7 +206,7 @@ def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
             "default, linear, dynamic, llama3, yarn",
         ),
         ({"rope_scaling": {"type": "linear"}}, "factor", "missing"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor", "above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor", "from 1e-20"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor", "missing"),
         ({"rope_scaling": [1]}, "rope_scaling", "object"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters", "all layers"),
@@ -264,7 +264,7 @@ def test_end_tokens_come_from_the_generation_config_first():
         ({"type": "dynamic", "factor": 2.0}, 1024),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
         ({"type": "yarn", "factor": 4.0}, 2048),
-        ({"type": "linear", "factor": 1e308}, 2**31 - 1),
+        ({"type": "linear", "factor": 1e20}, 2**31 - 1),
         (ROPES["old llama3"]["rope_scaling"], 512),
     ],
     ids=str,
@@ -282,3 +282,39 @@ def test_the_length_limit_counts_what_rope_scaling_adds(rope: dict[str, Any], ex
 def test_default_sampling_takes_what_the_generation_config_presets():
     generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "top_p": None}
     assert read_default_sampling(generation) == {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
+
+
+@pytest.mark.parametrize(
+    "preset", [{"temperature": "hot"}, {"top_k": 1.5}, {"max_new_tokens": -1}, {"top_p": []}]
+)
+def test_a_bad_preset_is_refused_by_file_and_key(preset: dict[str, Any]):
+    [(key, value)] = preset.items()
+    with pytest.raises(ModelError, match=rf"generation_config\.json {key}=") as caught:
+        read_default_sampling(preset)
+    assert caught.value.value == value
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"rope_scaling": YARN, "rope_theta": 1}, "rope_theta"),  # log(1) was a divisor
+        ({"rope_scaling": YARN | {"rope_theta": 0.5}}, "rope_theta"),
+        ({"rope_theta": 1e-300}, "rope_theta"),
+        ({"rope_scaling": YARN | {"beta_fast": 5e-324}}, "beta_fast"),
+        ({"rope_scaling": YARN | {"beta_slow": 1e308}}, "beta_slow"),
+        ({"rope_scaling": YARN | {"mscale": 1e308, "mscale_all_dim": 1e308}}, "mscale"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, "factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "head_dim"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps"),
+    ],
+    ids=str,
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused_by_name(config: dict[str, Any], field: str):
+    with pytest.raises(ModelError, match=field):
+        read_model_shape(make_config(**config))
