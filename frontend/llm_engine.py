@@ -19,7 +19,7 @@ from .engine_args import EngineArgs
 from .engine_core_client import SyncClient, attach_sync_client, make_sync_client
 from .hf_config import read_default_sampling
 from .input_processor import EngineInput, InputProcessor, Prompt
-from .model_folder import read_json
+from .model_files import read_json
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .tokenizer import Tokenizer, load_tokenizer

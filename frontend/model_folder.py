@@ -6,14 +6,16 @@ headers of weight files, so a truncated or foreign checkpoint is refused in mill
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any
 
 import msgspec
 
 from ..ipc.errors import ModelError
+from .model_files import MAX_INDEX_BYTES, open_regular, read_json, read_json_as
 
 POCKET = "pocket"
 _ALLOWED_MODEL = "an existing folder, 'pocket', or a Hugging Face hub name such as 'org/name'"
@@ -22,7 +24,7 @@ _TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json"
 _MODEL_FILES = ["*.safetensors", "*.json", *_TOKENIZER_FILES]
 _IGNORED_FILES = ["original/*", "consolidated*", "onnx/*"]  # second copies of the same weights
 _FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
-_MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+_MAX_HEADER_BYTES = 32 << 20  # 100,000 tensors take 10 MB; the format itself allows 100
 _FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -47,7 +49,21 @@ class _Header:
     """What a safetensors header declares."""
 
     data_size_bytes: int
-    dtypes: list[str] = field(default_factory=list[str])
+    dtypes: list[str]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_Offset = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Tensor(msgspec.Struct):
+    """An entry of a safetensors header. Its `__metadata__`, which is another kind of object, has neither."""
+
+    dtype: str = ""
+    data_offsets: tuple[_Offset, _Offset] | None = None
 
 
 def pocket_folder() -> Path:
@@ -104,19 +120,6 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     )
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON file's object, {} if the file does not exist; ModelError if it is anything but an object."""
-    try:
-        content = msgspec.json.decode(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise ModelError(file.name, str(file), f"readable JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ModelError(file.name, str(file), f"a JSON object, not a {type(content).__name__}")
-    return cast(dict[str, Any], content)
-
-
 def _download(model: str, revision: str | None, field_name: str) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
@@ -147,7 +150,7 @@ def _find_weight_files(path: Path) -> list[Path]:
     files = sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("consolidated"))
     if files:
         return files
-    foreign = sorted(file.name for file in path.iterdir() if file.suffix in _FOREIGN_SUFFIXES)
+    foreign = sorted(file.name for file in path.glob("*") if file.suffix in _FOREIGN_SUFFIXES)
     if foreign:
         raise ModelError(
             "model",
@@ -158,10 +161,10 @@ def _find_weight_files(path: Path) -> list[Path]:
 
 
 def _read_index(index: Path) -> list[Path]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    weight_map = read_json_as(index, MAX_INDEX_BYTES, _Index).weight_map
+    if not weight_map:
         raise ModelError("model", str(index), "an index with a 'weight_map' of tensor names to files")
-    names = sorted({str(name) for name in cast(dict[str, Any], weight_map).values()})
+    names = sorted(set(weight_map.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError("model", name, f"a *.safetensors file beside {index.name}")
@@ -178,27 +181,31 @@ def _read_header(file: Path) -> _Header:
 
     Layout (safetensors README): uint64 header length, JSON header, tensor data; offsets count from the data.
     """
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > _MAX_HEADER_BYTES:
-            raise ModelError("model", str(file), f"a safetensors file (its {size} bytes have no header)")
-        if size < 8 + length:
-            raise _truncated(file, size, 8 + length)
-        raw = stream.read(length)
     try:
-        entries = cast(dict[str, Any], msgspec.json.decode(raw))
-        tensors = [entry for name, entry in entries.items() if name != "__metadata__"]
-        end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
-        dtypes = [str(entry["dtype"]) for entry in tensors]
-    except (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        with open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > _MAX_HEADER_BYTES:
+                most = f"no header of at most {_MAX_HEADER_BYTES} bytes"
+                raise ModelError("model", str(file), f"a safetensors file (its {size} bytes have {most})")
+            if size < 8 + length:
+                raise _truncated(file, size, 8 + length)
+            entries = msgspec.json.decode(stream.read(length), type=dict[str, _Tensor])
+    except OSError as error:
+        raise ModelError("model", str(file), f"a file that can be read ({error.strerror})") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError("model", str(file), "a safetensors file (its header does not parse)") from error
+    tensors = [entry for name, entry in entries.items() if name != "__metadata__"]
+    offsets = [entry.data_offsets for entry in tensors if entry.data_offsets is not None]
+    if len(offsets) < len(tensors):
+        raise ModelError("model", str(file), "a safetensors file (tensors without data_offsets)")
+    end = max((last for _, last in offsets), default=0)
     declared = 8 + length + end
     if size < declared:
         raise _truncated(file, size, declared)
     if size > declared:
         raise ModelError("model", str(file), f"{declared} bytes as its header declares; it has {size}")
-    return _Header(end, dtypes)
+    return _Header(end, [entry.dtype for entry in tensors])
 
 
 def _truncated(file: Path, size: int, declared: int) -> ModelError:

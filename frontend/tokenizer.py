@@ -7,13 +7,16 @@ Knows no requests; incremental decoding is the detokenizer's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from ..ipc.errors import ModelError
-from .model_folder import read_json
+from .model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_file, read_file, read_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -21,7 +24,14 @@ if TYPE_CHECKING:
     from .chat_template import ChatTemplate
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _TOKEN_TEXT_CACHE_SIZE = 65536  # texts of single ids, for logprobs
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
 
 
 class Tokenizer:
@@ -146,8 +156,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
     path = Path(folder)
     file = path / "tokenizer.json"
-    if not file.is_file():
-        raise ModelError("tokenizer", str(path), "a folder with a tokenizer.json")
+    try:
+        check_file(file, MAX_TOKENIZER_BYTES)
+    except FileNotFoundError:
+        raise ModelError("tokenizer", str(path), "a folder with a tokenizer.json") from None
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for whatever it cannot parse
@@ -182,31 +194,64 @@ def _add_missing_tokens(
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    missing: dict[str, Any] = {}
-    declared = cast(dict[str, Any], config.get("added_tokens_decoder") or {})
-    for token_id in sorted(declared, key=int):
-        entry = declared[token_id]
-        if isinstance(entry, dict) and _token_text(entry) is not None:
-            flags = {key: value for key, value in cast(dict[str, Any], entry).items() if key != "__type"}
-            missing[flags.pop("content")] = flags
-    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    extra = list(cast(dict[str, Any], extra).values()) if isinstance(extra, dict) else cast(list[Any], extra)
-    for text in [*named.values(), *map(_token_text, extra)]:
-        if text is not None:
-            missing.setdefault(text, {})["special"] = True
+    missing = _read_declared_tokens(config)
+    for text in [*named.values(), *_read_extra_tokens(config)]:
+        missing.setdefault(text, {})["special"] = True
     backend.add_tokens([AddedToken(text, **flags) for text, flags in missing.items() if text not in known])
+
+
+def _read_declared_tokens(config: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
+    """Text and flags of each token in `added_tokens_decoder`, by id. Raises ModelError."""
+    declared = config.get("added_tokens_decoder") or {}
+    allowed = "an object of token ids to objects with a text 'content' and flags true or false"
+    if not isinstance(declared, dict):
+        raise _bad_tokens("added_tokens_decoder", declared, allowed)
+    entries = cast(dict[str, Any], declared)
+    if not all(_TOKEN_ID.fullmatch(token_id) for token_id in entries):
+        raise _bad_tokens("added_tokens_decoder", list(entries), allowed)
+    tokens: dict[str, dict[str, bool]] = {}
+    for token_id in sorted(entries, key=int):
+        text = _token_text(entries[token_id]) if isinstance(entries[token_id], dict) else None
+        if text is not None:
+            flags = {name: entries[token_id][name] for name in _TOKEN_FLAGS if name in entries[token_id]}
+            if not all(isinstance(value, bool) for value in flags.values()):
+                raise _bad_tokens(f"added_tokens_decoder.{token_id}", entries[token_id], allowed)
+            tokens[text] = flags
+    return tokens
+
+
+def _read_extra_tokens(config: Mapping[str, Any]) -> list[str]:
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        if extra := config.get(name):
+            if not isinstance(extra, (list, dict)):
+                raise _bad_tokens(name, extra, "a list or an object of texts")
+            values = (
+                cast(dict[str, Any], extra).values() if isinstance(extra, dict) else cast(list[Any], extra)
+            )
+            return [text for text in map(_token_text, values) if text is not None]
+    return []
+
+
+def _bad_tokens(name: str, value: object, allowed: str) -> ModelError:
+    return ModelError(f"tokenizer_config.json {name}", value, allowed)
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else tokenizer_config.json's; of several named ones 'default'."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError("chat_template", str(file), f"readable UTF-8 text ({error})") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in cast(list[dict[str, str]], template)}
-        return named.get("default")
-    return template if isinstance(template, str) else None
+    try:
+        text = read_file(file, MAX_TEMPLATE_BYTES).decode()
+        return text.replace("\r\n", "\n").replace("\r", "\n")  # as every file that is opened as text
+    except UnicodeDecodeError as error:
+        raise ModelError("chat_template", str(file), f"readable UTF-8 text ({error})") from error
+    except FileNotFoundError:
+        template = config.get("chat_template")
+    if not isinstance(template, list):
+        if template is None or isinstance(template, str):
+            return template
+        raise _bad_tokens("chat_template", template, "a text, or a list of {name, template}")
+    try:
+        named = msgspec.convert(template, list[_NamedTemplate])
+    except msgspec.ValidationError as error:
+        raise _bad_tokens("chat_template", template, f"a list of {{name, template}} ({error})") from None
+    return {entry.name: entry.template for entry in named}.get("default")

@@ -14,7 +14,7 @@ from ..engine_args import EngineArgs
 from ..hf_config import read_default_sampling
 from ..input_processor import Prompt
 from ..llm_engine import LLMEngine
-from ..model_folder import read_json
+from ..model_files import read_json
 from ..outputs import RequestOutput
 from ..tokenizer import Tokenizer
 from .progress import PhaseLine

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +188,85 @@ def test_a_hub_name_downloads_no_second_copy_and_no_pickles(monkeypatch: Any, tm
     ]
     assert asked["revision"] == "v2"
     assert wanted == ["model.safetensors", "config.json", "tokenizer.model", "chat_template.jinja"]
+
+
+# Files that are no files: each of these blocked the reader, or was read without end.
+
+
+def put_fifo(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def put_endless_device(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+def put_folder(file: Path) -> None:
+    file.mkdir()
+
+
+def put_socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(file))
+
+
+def put_loop(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
+PUTS = [put_fifo, put_endless_device, put_folder, put_socket, put_loop]
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose files' names fit a socket's address."""
+    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_what_is_no_regular_file_is_refused_by_name(put: Callable[[Path], None], short_path: Path):
+    write_model(short_path)
+    put(short_path / "generation_config.json")
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        inspect_model_folder(short_path)
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_weights_that_are_no_regular_file_are_refused_by_name(put: Callable[[Path], None], short_path: Path):
+    (short_path / "config.json").write_text("{}")
+    put(short_path / "one.safetensors")
+    with pytest.raises(ModelError, match=r"one\.safetensors"):
+        inspect_model_folder(short_path)
+
+
+def test_a_link_to_weights_that_are_gone_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "one.safetensors").symlink_to("gone")
+    with pytest.raises(ModelError, match=r"one\.safetensors"):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_file_larger_than_any_of_its_kind_is_not_read(tmp_path: Path):
+    write_model(tmp_path)
+    os.truncate(tmp_path / "config.json", 1 << 40)
+    with pytest.raises(ModelError, match=r"config\.json=.*: at most 16777216 bytes; it has 1099511627776"):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_header_larger_than_any_is_not_read(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((99_000_000).to_bytes(8, "little"))
+    os.truncate(file, 1 << 30)
+    with pytest.raises(ModelError, match="no header of at most"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("entry", ["3", "[]", '{"data_offsets": 3}', '{"data_offsets": [-1, -1]}', "{}"])
+def test_a_header_of_wrong_types_is_refused(tmp_path: Path, entry: str):
+    (tmp_path / "config.json").write_text("{}")
+    header = f'{{"x": {entry}}}'.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="a safetensors file"):
+        inspect_model_folder(tmp_path)

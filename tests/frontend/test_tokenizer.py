@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,39 @@ def test_a_missing_tokenizer_names_the_file(tmp_path: Path):
 def test_an_unreadable_tokenizer_is_a_model_error(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"added_tokens_decoder": True}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": [1]}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": {"one": {"content": "y"}}}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": {"9" * 5000: {"content": "y"}}}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": {"7": {"content": "y", "lstrip": "no"}}}, "added_tokens_decoder.7"),
+        ({"additional_special_tokens": 3}, "additional_special_tokens"),
+        ({"extra_special_tokens": 1.5}, "extra_special_tokens"),
+        ({"chat_template": 7}, "chat_template"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template"),
+        ({"chat_template": ["default"]}, "chat_template"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_wrong_type_is_refused_by_file_and_field(
+    config: dict[str, Any], field: str, byte_level_folder: Path, tmp_path: Path
+):
+    shutil.copy(byte_level_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=rf"tokenizer_config\.json {field}="):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
+def test_a_fifo_in_a_files_place_is_refused_by_name(name: str, byte_level_folder: Path, tmp_path: Path):
+    shutil.copy(byte_level_folder / "tokenizer.json", tmp_path)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match=rf"{name}.*a regular file"):
         load_tokenizer(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -244,3 +245,20 @@ def test_tensors_are_read_one_by_one(checkpoint: Checkpoint) -> None:
     assert torch.equal(tensor, checkpoint.reference.state_dict()[Q_PROJ])
     with pytest.raises(ModelError, match="tensors that this architecture does not have"):
         source.finish()
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size"])
+def test_sizes_of_config_json_that_nobody_could_allocate_are_held_against_the_files(
+    checkpoint: Checkpoint, key: str
+) -> None:
+    config = checkpoint.engine_config()
+    shape = msgspec.structs.replace(config.model.shape, **{key: 2**31 - 1})
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, shape=shape))
+    with pytest.raises(ModelError, match=r"which config\.json calls for"):
+        load_model(config, CPU)
+
+
+def test_what_is_no_file_is_not_read_as_weights(checkpoint: Checkpoint) -> None:
+    os.mkfifo(checkpoint.folder / "more.safetensors")
+    (checkpoint.folder / "model.safetensors").rename(checkpoint.folder / "all.safetensors")
+    SafetensorsSource(checkpoint.folder, torch.float32, CPU)

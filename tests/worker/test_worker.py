@@ -72,6 +72,12 @@ def golden(llama: Checkpoint) -> dict[int, list[int]]:
         }
 
 
+def test_a_length_that_no_memory_holds_is_refused_before_anything_is_as_long(llama: Checkpoint) -> None:
+    config = llama.engine_config(max_model_len=2**31 - 1)  # as a config.json may say
+    with pytest.raises(ConfigError, match=r"max_model_len=2147483647: at most \d+ .one request"):
+        Worker(config, lambda _phase: None).start()
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
 def test_greedy_tokens_equal_transformers(
     llama: Checkpoint, chunk: int, golden: dict[int, list[int]]
