@@ -39,6 +39,18 @@ class MemoryPlan:
     ledger: list[LedgerEntry]
 
 
+def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
+    """Refuse a max_model_len that can never fit, before tables of as many positions are made.
+
+    Raises ConfigError; config.json alone may have chosen the number.
+    """
+    needed, free = config.max_blocks_per_request * config.block_size_bytes, _free_bytes(device)
+    if needed > free:
+        most = free // config.block_size_bytes * config.cache.block_size
+        text = f"at most {most} (one request of that many tokens takes {needed} bytes, {free} are free)"
+        raise ConfigError("max_model_len", config.model.max_model_len, text)
+
+
 def plan_memory(config: EngineConfig, device: torch.device, weight_bytes: int) -> MemoryPlan:
     """Divide the device's memory after the weights have been loaded.
 

@@ -62,15 +62,16 @@ class SafetensorsSource:
         self._left = set(self._file_of)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        stored = self._read(name, shape)  # first: what config.json calls for may be too large to allocate
         out = torch.empty(tuple(shape), dtype=self._dtype, device=self._device)
-        out.copy_(self._read(name, shape))
-        return out
+        return out.copy_(stored)
 
     def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
         tail = () if width is None else (width,)
+        stored = [self._read(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]
         out = torch.empty((sum(sizes), *tail), dtype=self._dtype, device=self._device)
-        for part, name, size in zip(out.split(list(sizes)), names, sizes, strict=True):
-            part.copy_(self._read(name, (size, *tail)))
+        for part, tensor in zip(out.split(list(sizes)), stored, strict=True):
+            part.copy_(tensor)
         return out
 
     def skip(self, name: str) -> None:
@@ -168,7 +169,7 @@ def _find_files(folder: Path) -> list[Path]:
         return _read_index(index)
     if (folder / _SINGLE_NAME).is_file():
         return [folder / _SINGLE_NAME]
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if found:
         return found
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))

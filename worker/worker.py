@@ -17,7 +17,7 @@ from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
 from ..kernels import native
-from .kv_cache import allocate_kv_caches, plan_memory
+from .kv_cache import allocate_kv_caches, check_max_model_len, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
 from .threads import ThreadRule, count_cores
@@ -46,6 +46,7 @@ class Worker:
         device = resolve_device(parallel.device)
         torch.set_grad_enabled(False)
         native.set_num_threads(parallel.num_threads or count_cores())
+        check_max_model_len(config, device)
         self._on_phase("load weights")
         model = load_model(config, device)
         if device.type == "cpu":

@@ -63,7 +63,7 @@ class WorkerProcess:
 
             self._worker = Worker(self._launch.config, self._note_phase)
             ready = self._worker.start()
-        except (QuireError, OSError, RuntimeError) as error:
+        except (QuireError, OSError, RuntimeError, MemoryError) as error:
             self._send(WorkerFailed(str(error), type(error).__name__, traceback.format_exc()))
             self._context.destroy(linger=500)
             return EXIT_START_FAILED
