@@ -1,4 +1,4 @@
-"""The C++ kernels of this folder, compiled once per machine and source and loaded with ctypes.
+"""The C++ kernels of this folder, loaded with ctypes.
 
 They have threads of their own, which sleep when there is nothing to do (thread_pool.h). Whatever goes wrong
 (no compiler, no write permission, another platform) costs one log line and the torch path is used, as it is
@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
 import os
-import platform
-import shutil
 import subprocess
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
+
+from .build import build_library
 
 _LOGGER = logging.getLogger(__name__)
 
 SWITCH = "QUIRE_NATIVE_KERNELS"
 SWITCH_ALLOWED = "0 (torch operations take the place of the native CPU kernels), 1, or not set"
-
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread")
-_COMPILE_TIMEOUT_S = 120.0
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 # Arguments of each exported function, as the .cpp of the same name declares them.
@@ -78,7 +71,7 @@ def load_library() -> ctypes.CDLL | None:
     try:
         if is_switched_off():
             raise RuntimeError(f"{SWITCH}=0")
-        library = ctypes.CDLL(str(_build_library()))
+        library = ctypes.CDLL(str(build_library()))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         _LOGGER.warning("native CPU kernels are off, torch operations take their place: %s", error)
         return None
@@ -111,66 +104,3 @@ def is_switched_off() -> bool:
     if value not in ("0", "1"):
         raise ValueError(f"{SWITCH}={value!r}: {SWITCH_ALLOWED}")
     return value == "0"
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $XDG_CACHE_HOME/quire or ~/.cache/quire."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "quire"
-
-
-def _build_library() -> Path:
-    """The library's file, compiled now unless a run on the same kind of machine left it."""
-    folder = Path(__file__).parent
-    sources = sorted(folder.glob("*.cpp"))
-    digest = hashlib.sha256("\0".join((*_FLAGS, _cpu_name())).encode())
-    for path in (*sources, *sorted(folder.glob("*.h"))):
-        digest.update(path.read_bytes())
-    target = cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
-    _check_private(target.parent)
-    if not target.exists():
-        _LOGGER.info("compiling the CPU kernels for this machine, which is done once")
-        _compile(sources, target)
-    return target
-
-
-def _check_private(folder: Path) -> None:
-    """What is loaded from here runs as this user, so nobody else may write here."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise RuntimeError(f"{folder} belongs to another user or others may write to it")
-
-
-def _compile(sources: list[Path], target: Path) -> None:
-    """Compile the sources in parallel, link them, and put the library in place in one step."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise RuntimeError("no C++ compiler (g++ or c++) is on PATH")
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
-        jobs = [
-            [compiler, *_FLAGS, "-c", str(source), "-o", str(output)]
-            for source, output in zip(sources, objects, strict=True)
-        ]
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            list(pool.map(_run_compiler, jobs))
-        library = Path(scratch) / target.name
-        _run_compiler([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
-        library.replace(target)
-
-
-def _run_compiler(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"{command[0]} failed: {result.stderr.strip()[:500]}")
-
-
-def _cpu_name() -> str:
-    """What -march=native looks at: the processor's model and features."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..kernels import native, triton_runtime
+from ..kernels import build, native, triton_runtime
 
 
 def probe_torch() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def probe_cpu_kernels() -> dict[str, Any]:
     is_native = native.load_library() is not None
     seconds = time.perf_counter() - start
     if is_native:
-        detail = f"native, attention included; loaded in {seconds:.2f} s from {native.cache_folder()}"
+        detail = f"native, attention included; loaded in {seconds:.2f} s from {build.cache_folder()}"
     else:
         detail = complaints[-1] if complaints else "torch operations; the native kernels do not load"
     return {"is_native": is_native, "detail": " ".join(detail.split())}

@@ -12,7 +12,8 @@ import pytest
 from crowd import NUM_NEIGHBOURS, Answer, Ask, answer, answer_alone, answer_through, list_asks
 from quire import LLM, SamplingParams
 from quire.ipc.errors import ConfigError
-from quire.kernels.native import SWITCH, cache_folder
+from quire.kernels.build import cache_folder
+from quire.kernels.native import SWITCH
 
 
 def make_llm(dtype: str, backend: str = "uni", **changes: Any) -> LLM:

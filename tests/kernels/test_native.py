@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from quire.ipc.errors import ConfigError
-from quire.kernels import native
+from quire.kernels import build, native
 from quire.tools.probe import probe_cpu_kernels
 from quire.worker.worker import check_switch
 
@@ -24,20 +24,6 @@ def test_the_library_compiles_and_adds_no_second_openmp_runtime() -> None:
     assert len(mapped) == 1
 
 
-@pytest.mark.slow
-def test_a_second_build_finds_the_first_ones_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = native._build_library()
-    assert first.parent.stat().st_mode & 0o777 == 0o700
-    assert sorted(first.parent.iterdir()) == [first]
-
-    def refuse(*_arguments: object) -> None:
-        raise AssertionError("compiled twice")
-
-    monkeypatch.setattr(native, "_compile", refuse)
-    assert native._build_library() == first
-
-
 @pytest.mark.parametrize("flaw", ["no compiler", "compiler fails", "writable by others", "switched off"])
 def test_any_failure_costs_one_log_line_and_no_error(
     flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -45,9 +31,9 @@ def test_any_failure_costs_one_log_line_and_no_error(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("QUIRE_NATIVE_KERNELS", "0" if flaw == "switched off" else "1")
     if flaw == "no compiler":
-        monkeypatch.setattr(native.shutil, "which", lambda _name: None)
+        monkeypatch.setattr(build.shutil, "which", lambda _name: None)
     elif flaw == "compiler fails":
-        monkeypatch.setattr(native, "_FLAGS", ("--no-such-flag",))
+        monkeypatch.setattr(build, "_FLAGS", ("--no-such-flag",))
     elif flaw == "writable by others":
         (tmp_path / "quire").mkdir()
         (tmp_path / "quire").chmod(0o777)
