@@ -6,21 +6,30 @@ Neither file is ever held in memory; a line of the input costs 9 bytes.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
+import shutil
+import stat
+import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 import msgspec
 
-from ...ipc.errors import InputError
+from ...ipc.errors import InputError, QuireError
 
 MAX_LINE_BYTES = 8 * 1024 * 1024  # the server's own cap on a body
+STDIN = "-"
+_STDIN_PATH = "/dev/stdin"
 _RESULT_ID = re.compile(r"batch_req_([1-9][0-9]{0,17})_([0-9a-f]{16})")
+# How a line of the result file begins. A whole one, with all logprobs, may be longer than should be read.
+_RESULT_START = re.compile(rb'\s*\{\s*"id"\s*:\s*"([^"]*)"')
+_WRITTEN_START = b'{"id":"batch_req_'
 _READ_BYTES = 1024 * 1024
 
 
@@ -62,8 +71,8 @@ class InputLine(NamedTuple):
         return f"batch_req_{self.number}_{self.digest:016x}"
 
 
-class _ResultHead(msgspec.Struct):
-    id: str
+class OutputError(QuireError):
+    """The result file can be written no more; what it holds is whole."""
 
 
 class Progress:
@@ -104,9 +113,12 @@ class ResultFile:
     def open(cls, path: str, overwrite: bool) -> Self:
         """Raises InputError when it cannot be written or another run has it."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         except OSError as error:
             raise InputError("output", path, f"a file that can be written ({error.strerror})") from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InputError("output", path, "a regular file, which says what is done; no pipe or device")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -124,20 +136,28 @@ class ResultFile:
         size = 0
         with os.fdopen(os.dup(self._fd), "rb") as file:
             file.seek(0)
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    break
-                if not progress.add(_read_result_id(line)):
+            number = 0
+            while start := file.readline(_READ_BYTES):
+                number += 1
+                is_ours = _may_be_torn(start) or _RESULT_START.match(start) is not None
+                length = _find_line_end(file, start) if is_ours else None
+                if not is_ours or (length is not None and not progress.add(_read_result_id(start))):
                     allowed = "a file of results of this input (--overwrite starts anew)"
                     raise InputError("output", f"{self._path}:{number}", allowed)
-                size += len(line)
+                size += length or 0
         os.ftruncate(self._fd, size)
 
     def append(self, result: BatchResult) -> None:
-        """Add a line. Raises OSError, after which the last line may be torn."""
+        """Add a line. Raises OutputError when it cannot be written; then none of it is."""
         data = msgspec.json.encode(result) + b"\n"
-        while data:
-            data = data[os.write(self._fd, data) :]
+        num_written = 0
+        try:
+            while num_written < len(data):
+                num_written += os.write(self._fd, data[num_written:])
+        except OSError as error:
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_written)
+            text = f"output={self._path!r}: cannot be written ({error.strerror}); the same command goes on"
+            raise OutputError(text) from None
 
     def close(self) -> None:
         """Let go of the file."""
@@ -177,8 +197,49 @@ def _split_lines(file: BinaryIO) -> Iterator[InputLine]:
         yield InputLine(number, text, is_cut, value)
 
 
-def _read_result_id(line: bytes) -> str:
-    try:
-        return msgspec.json.decode(line, type=_ResultHead).id
-    except msgspec.DecodeError:
-        return ""
+def _find_line_end(file: BinaryIO, start: bytes) -> int | None:
+    """Read the rest of a line that begins with `start`: its length, None if it has no newline."""
+    length, last = len(start), start
+    while not last.endswith(b"\n"):
+        last = file.readline(_READ_BYTES)
+        if not last:
+            return None
+        length += len(last)
+    return length
+
+
+def _read_result_id(start: bytes) -> str:
+    match = _RESULT_START.match(start)
+    return "" if match is None else match[1].decode(errors="replace")
+
+
+def _may_be_torn(start: bytes) -> bool:
+    """Whether a line without an end may be what a run was writing."""
+    return start.startswith(_WRITTEN_START) or _WRITTEN_START.startswith(start)
+
+
+@contextlib.contextmanager
+def open_input(path: str) -> Generator[str]:
+    """Inside, a path that `read_lines` can read as often as it likes: of a pipe's content, a copy on disk.
+
+    Raises InputError when it cannot be read, or is a device without an end.
+    """
+    path = _STDIN_PATH if path == STDIN else path
+    with contextlib.ExitStack() as stack:
+        try:
+            readable = path if stat.S_ISREG(os.stat(path).st_mode) else _copy_pipe(path, stack)
+        except OSError as error:
+            raise InputError("input", path, f"a file that can be read ({error.strerror})") from None
+        yield readable
+
+
+def _copy_pipe(path: str, stack: contextlib.ExitStack) -> str:
+    fd = os.dup(0) if path == _STDIN_PATH else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as pipe:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)):
+            raise InputError("input", path, "a regular file, a pipe, or - for standard input")
+        copy = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        shutil.copyfileobj(pipe, copy, _READ_BYTES)
+        copy.flush()
+    return f"/proc/self/fd/{copy.fileno()}"

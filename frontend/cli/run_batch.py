@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import InputError
 from ..async_llm import AsyncLLM
-from .batch_files import Progress, ResultFile, read_lines, read_progress
+from .batch_files import Progress, ResultFile, open_input, read_lines, read_progress
 from .engine_choice import add_engine_options, read_engine_choice
 from .exit_codes import ExitCode
 from .parser import Parser, UsageError
@@ -45,19 +46,17 @@ def run(argv: Sequence[str]) -> int:
     if options.max_concurrency is not None and options.max_concurrency < 1:
         raise InputError("max_concurrency", options.max_concurrency, "an integer of at least 1")
     engine_args = read_engine_choice(options)
-    progress = read_progress(input_path)
-    if os.path.exists(output_path) and os.path.samefile(input_path, output_path):
-        raise InputError("output", output_path, "another file than the input")
-    results = ResultFile.open(output_path, options.overwrite)
-    try:
-        results.resume(progress)
-        if progress.num_done == progress.num_lines:
-            print(f"{progress.num_lines:,} lines, every one has a result in {output_path}")
-            return ExitCode.OK
-        llm = AsyncLLM(engine_args, attach=options.attach, client_kind="run-batch")
-        return _run_due_lines(llm, input_path, progress, results, options.max_concurrency)
-    finally:
-        results.close()
+    with open_input(input_path) as readable:
+        progress = read_progress(readable)
+        if os.path.exists(output_path) and os.path.samefile(readable, output_path):
+            raise InputError("output", output_path, "another file than the input")
+        with contextlib.closing(ResultFile.open(output_path, options.overwrite)) as results:
+            results.resume(progress)
+            if progress.num_done == progress.num_lines:
+                print(f"{progress.num_lines:,} lines, every one has a result in {output_path}")
+                return ExitCode.OK
+            llm = AsyncLLM(engine_args, attach=options.attach, client_kind="run-batch")
+            return _run_due_lines(llm, readable, progress, results, options.max_concurrency)
 
 
 def _run_due_lines(
@@ -140,7 +139,9 @@ def _make_parser() -> Parser:
     parser = Parser(
         "quire run-batch", "Run a file of OpenAI requests and keep a result for each.", _EPILOG, " [IN OUT]"
     )
-    parser.add_argument("input", nargs="?", metavar="IN", help="the requests, JSON lines")
+    parser.add_argument(
+        "input", nargs="?", metavar="IN", help="the requests, JSON lines; - reads standard input"
+    )
     parser.add_argument("output", nargs="?", metavar="OUT", help="the results, JSON lines")
     parser.add_argument("-i", "--input-file", metavar="IN", help="as IN")
     parser.add_argument("-o", "--output-file", metavar="OUT", help="as OUT")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,8 +15,10 @@ from quire.frontend.cli import batch_files
 from quire.frontend.cli.batch_files import (
     BatchError,
     BatchResult,
+    OutputError,
     Progress,
     ResultFile,
+    open_input,
     read_lines,
     read_progress,
 )
@@ -134,3 +141,83 @@ def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_whole(
     assert [line.is_cut for line in lines] == [False, True, True, False]
     assert [len(line.text) for line in lines] == [9, 10, 10, 4]
     assert lines[1].digest != lines[2].digest
+
+
+def test_a_pipe_can_be_read_as_often_as_a_file(batch_input: Path, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_bytes, args=(LINES,))
+    writer.start()
+    with open_input(str(fifo)) as path:
+        progress = read_progress(path)
+        assert list(read_lines(path)) == list(read_lines(str(batch_input)))
+        assert list_due(Path(path), progress) == [1, 4, 5, 6]
+    writer.join()
+
+
+def test_standard_input_is_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr(batch_files.os, "dup", lambda _fd: reader)
+    monkeypatch.setattr(batch_files, "_STDIN_PATH", f"/proc/self/fd/{reader}")
+    os.write(writer, LINES)
+    os.close(writer)
+    with open_input("-") as path:
+        assert read_progress(path).num_lines == 4
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev", "/dev/null"])
+def test_an_input_without_an_end_is_refused(path: str) -> None:
+    with pytest.raises(InputError, match=f"input='{path}': a "), open_input(path):
+        pass
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "/dev", "fifo"])
+def test_an_output_that_keeps_nothing_is_refused(path: str, tmp_path: Path) -> None:
+    if path == "fifo":
+        path = str(tmp_path / path)
+        os.mkfifo(path)
+    with pytest.raises(InputError, match=f"output='{path}': a "):
+        ResultFile.open(path, overwrite=False)
+
+
+@pytest.mark.parametrize("start", [b"", b"another's", b'{"id":"'])
+def test_a_file_without_newlines_is_neither_held_in_memory_nor_emptied(
+    start: bytes, batch_input: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    output.write_bytes(start)
+    os.truncate(output, 4 << 30)  # a hole
+    with limited(resource.RLIMIT_AS, 2 << 30), pytest.raises(InputError, match=r"out:1'.*a file of results"):
+        resume(output, read_progress(str(batch_input)))
+    assert output.stat().st_size == 4 << 30
+
+
+@contextlib.contextmanager
+def limited(what: int, size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+def test_a_result_that_finds_no_room_leaves_none_of_itself_and_the_next_run_goes_on(
+    batch_input: Path, tmp_path: Path
+) -> None:
+    ids = [line.result_id for line in read_lines(str(batch_input)) if line.text]
+    output = tmp_path / "out.jsonl"
+    write_results(output, ids[:1])
+    size = output.stat().st_size
+    results = ResultFile.open(str(output), overwrite=False)
+    with (
+        limited(resource.RLIMIT_FSIZE, size + 10),
+        pytest.raises(OutputError, match=r"out\.jsonl': cannot be written .* the same command goes on"),
+    ):
+        results.append(make_result(ids[1]))
+    assert output.stat().st_size == size
+    results.append(make_result(ids[1]))
+    results.close()
+    progress = read_progress(str(batch_input))
+    resume(output, progress)
+    assert progress.num_done == 2
