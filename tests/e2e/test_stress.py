@@ -24,7 +24,8 @@ from quire.tools.stress.last_kill import kill_supervisor
 from quire.tools.stress.record import Golden
 from quire.tools.stress.report import format_run, write_run
 from quire.tools.stress.run import StressResult, run_load
-from quire.tools.stress.site import NUM_HTTP_PROCESSES, Site, open_site
+from quire.tools.stress.server import NUM_HTTP_PROCESSES
+from quire.tools.stress.site import Site, open_site
 from quire.tools.stress.victims import Victims
 from served import COMMAND
 

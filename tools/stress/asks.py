@@ -83,6 +83,7 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
     kind: ClientKind
     daemon: str
     url: str  # of the server, for http
+    api_key: str | None = None  # likewise
     model: str
     pool: list[Ask]
     arrivals: list[Arrival]

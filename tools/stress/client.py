@@ -19,6 +19,7 @@ from ...frontend.async_llm import AsyncLLM
 from ...frontend.llm import LLM
 from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.sampling_params import RequestOutputKind
+from ..bench.http_stream import Endpoint
 from .asks import Arrival, ClientPlan
 from .http_client import ask_http
 from .record import Record, Sent
@@ -118,7 +119,8 @@ class HttpClient(Client):
         ask = self._plan.pool[arrival.ask]
         leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
         pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
-        await ask_http(self._plan.url, ask.make_body(self._plan.model), record, leave_after, pause_s)
+        endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
+        await ask_http(endpoint, ask.make_body(self._plan.model), record, leave_after, pause_s)
 
 
 class AsyncClient(Client):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -50,20 +49,18 @@ class _Chunk(msgspec.Struct):
 
 
 async def ask_http(
-    base_url: str, body: dict[str, Any], record: Record, leave_after: int | None, pause_s: float
+    endpoint: Endpoint, body: dict[str, Any], record: Record, leave_after: int | None, pause_s: float
 ) -> None:
     """Fill the record. Ends when the stream has, or with the connection dropped after `leave_after` pieces.
 
     Tries again for as long as the caller lets it. Raises RefusedError.
     """
     pause_before_retry_s = _RETRY_PAUSE_S
-    request = Endpoint.parse(base_url, None).encode_request(
-        "POST", "/v1/completions", msgspec.json.encode(body)
-    )
+    request = endpoint.encode_request("POST", "/v1/completions", msgspec.json.encode(body))
     while True:
         _begin_again(record)
         try:
-            await _Exchange(record, leave_after, pause_s).run(base_url, request)
+            await _Exchange(record, leave_after, pause_s).run(endpoint, request)
             return
         except (AnswerError, OSError):
             record.broken_at.append(time.monotonic())
@@ -86,11 +83,10 @@ class _Exchange:
         self._events = EventParser()
         self._is_done = False
 
-    async def run(self, base_url: str, request: bytes) -> None:
+    async def run(self, endpoint: Endpoint, request: bytes) -> None:
         """Raises AnswerError or OSError for what may be tried again, RefusedError."""
-        url = urlsplit(base_url)
         limit = _SLOW_READ_BYTES if self._pause_s else _READ_BYTES
-        reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=limit)
+        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=limit)
         try:
             writer.write(request)
             await self._read(reader, limit)

@@ -54,7 +54,7 @@ class Noise:
         while not self._is_over.wait(_PERIOD_S):
             self._storm()
             self._send_junk_over_http()
-            self._send_junk_to_core()
+            self.num_junk_messages += send_junk_to_core(self._site.daemon, self._rng)
 
     def _connect(self) -> socket.socket:
         url = urlsplit(self._site.url)
@@ -77,23 +77,31 @@ class Noise:
 
     def _send_junk_over_http(self) -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 30\r\n\r\n"
-        for data in (self._draw_junk(), head + self._draw_junk(), head[: self._rng.randrange(len(head))]):
+        for data in (
+            _draw_junk(self._rng),
+            head + _draw_junk(self._rng),
+            head[: self._rng.randrange(len(head))],
+        ):
             with suppress(OSError), self._connect() as connection:
                 connection.sendall(data)
 
-    def _send_junk_to_core(self) -> None:
-        address = make_ipc_address(str(find_named(self._site.daemon) / CLIENT_SOCKET_NAME))
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        dealer = context.socket(zmq.DEALER)
-        dealer.sndtimeo = _JUNK_TIMEOUT_MS  # the core may be dead just now
-        connect_dealer(dealer, address)
-        for _ in range(_NUM_FRAMES):
-            frames = [self._draw_junk() for _ in range(self._rng.randint(1, 3))]
-            with suppress(zmq.Again):
-                dealer.send_multipart(frames)
-                self.num_junk_messages += 1
-        dealer.close(linger=_JUNK_TIMEOUT_MS)
-        context.term()
 
-    def _draw_junk(self) -> bytes:
-        return self._rng.randbytes(self._rng.randint(0, _MAX_JUNK_BYTES))
+def send_junk_to_core(daemon: str, rng: random.Random) -> int:
+    """Messages without meaning to a daemon's core; returns how many have gone."""
+    address = make_ipc_address(str(find_named(daemon) / CLIENT_SOCKET_NAME))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.sndtimeo = _JUNK_TIMEOUT_MS  # the core may be dead just now
+    connect_dealer(dealer, address)
+    num_sent = 0
+    for _ in range(_NUM_FRAMES):
+        with suppress(zmq.Again):
+            dealer.send_multipart([_draw_junk(rng) for _ in range(rng.randint(1, 3))])
+            num_sent += 1
+    dealer.close(linger=_JUNK_TIMEOUT_MS)
+    context.term()
+    return num_sent
+
+
+def _draw_junk(rng: random.Random) -> bytes:
+    return rng.randbytes(rng.randint(0, _MAX_JUNK_BYTES))

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from ...ipc.errors import QuireError
 from .asks import ClientPlan
 from .checks import check_records
-from .client_process import READY_TIMEOUT_S, ClientProcess
+from .client_process import ClientProcess
 from .kills import Kill, KillPace, Role, Strike
+from .line_process import READY_TIMEOUT_S
 from .noise import Noise
 from .record import Golden, Record
 from .samples import Sample, Sampler
@@ -148,7 +149,7 @@ def run_load(
         result.strikes = killer.strikes
         for one in clients:
             if one.plan.is_endless:
-                one.stop_sending()
+                one.close_input()
         for one in clients:
             result.broken += one.end(_find_longest_s(one.plan), golden)
     result.duration_s = time.monotonic() - result.started_at

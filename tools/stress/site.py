@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,11 +27,9 @@ from .asks import Ask
 from .kills import SITE_ROLES, Role
 from .open_files import OpenFiles, count_open_files, find_abandoned_shm, find_shm_segments
 from .record import Golden
+from .server import NUM_HTTP_PROCESSES, Server
 
 OWN_NAME = "stress"
-NUM_HTTP_PROCESSES = 2
-_START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 40.0
 _SETTLE_TIMEOUT_S = 20.0
 _LEFTOVER_TIMEOUT_S = 3.0
 _POLL_S = 0.02
@@ -44,10 +39,17 @@ _NUM_LAST_WORDS = 12  # lines of a log
 class Site:
     """A running daemon and its server. `config`: of a daemon of one's own, None for one that ran before.
 
-    Raises InputError for a daemon that others than this machine's users reach.
+    `api_keys` and `command_prefix` are the server's. Raises InputError for a daemon that others than this
+    machine's users reach.
     """
 
-    def __init__(self, daemon: str, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        daemon: str,
+        config: EngineConfig | None = None,
+        api_keys: Sequence[str] = (),
+        command_prefix: Sequence[str] = (),
+    ) -> None:
         self.daemon = daemon
         self.config = config
         self.supervisor = psutil.Process(find_daemon(daemon))
@@ -57,21 +59,18 @@ class Site:
             _check_private(
                 daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
             )
-        self._server, self.url = _start_server(daemon)
-        self.server = psutil.Process(self._server.pid)
+        self._server = Server(daemon, api_keys, command_prefix)
+        self.url, self.server = self._server.url, psutil.Process(self._server.pid)
 
     def find_pids(self, role: Role) -> list[int]:
         """The processes of this role that run now; may be none for a moment."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if role == "http":
                 return _find_children(self.server, "http")
-            state = read_state(find_named(self.daemon))
-            core_pid = None if state is None else state.core_pid
-            if core_pid is None or not is_running(core_pid):  # a dead one whose end nobody has seen yet
-                return []
-            if role == "core":
-                return [core_pid]
-            return _find_children(psutil.Process(core_pid), "worker") or self._find_adopted_workers()
+            core_pids = _find_children(self.supervisor, "engine-core")
+            if role == "core" or not core_pids:
+                return core_pids
+            return _find_children(psutil.Process(core_pids[0]), "worker") or self._find_adopted_workers()
         return []
 
     def _find_adopted_workers(self) -> list[int]:
@@ -104,6 +103,10 @@ class Site:
         with contextlib.suppress(OSError):
             return find_log(self.daemon).read_text(errors="replace")
         return ""
+
+    def read_server_log(self) -> str:
+        """What the server and its HTTP processes have said."""
+        return self._server.read_log()
 
     def read_last_words(self) -> str:
         """The end of the daemon's log."""
@@ -160,14 +163,7 @@ class Site:
 
     def close(self) -> None:
         """End the server."""
-        self._server.terminate()
-        try:
-            self._server.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
-        assert self._server.stdout is not None
-        self._server.stdout.close()
+        self._server.close()
 
 
 @contextlib.contextmanager
@@ -259,35 +255,6 @@ def _check_private(daemon: str, server_pids: list[int]) -> None:
                     raise InputError(
                         "attach", daemon, f"a daemon that is served on loopback only, not on {served}"
                     )
-
-
-def _start_server(daemon: str) -> tuple[subprocess.Popen[bytes], str]:
-    command = [sys.executable, "-P", "-m", "quire", "serve", "--attach", daemon, "--port", "0"]
-    command += ["--api-server-count", str(NUM_HTTP_PROCESSES), "--log-level", "ERROR"]
-    with tempfile.TemporaryFile() as errors:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
-        try:
-            return server, _read_url(server)
-        except QuireError as error:
-            server.kill()
-            server.communicate()
-            errors.seek(0)
-            said = errors.read().decode(errors="replace").strip()
-            raise QuireError(f"quire serve --attach {daemon} {error}; it said: {said or 'nothing'}") from None
-
-
-def _read_url(server: subprocess.Popen[bytes]) -> str:
-    """The address that a server prints when it is ready. Raises QuireError."""
-    assert server.stdout is not None
-    deadline, box = time.monotonic() + _START_TIMEOUT_S, b""
-    while True:
-        if found := re.search(rb"(http://127\.0\.0\.1:\d+)/v1\s", box):
-            return found[1].decode()
-        has_more = select.select([server.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
-        data = os.read(server.stdout.fileno(), 65536) if has_more else b""
-        if not data:
-            raise QuireError(f"ended, or was not ready within {_START_TIMEOUT_S:g} s")
-        box += data
 
 
 def wait_until(is_true: Callable[[], object], timeout_s: float) -> bool:
