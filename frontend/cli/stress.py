@@ -10,6 +10,7 @@ from ...ipc.errors import InputError
 from .parser import Parser
 
 _SUPERVISOR = "supervisor"
+_DURATION_S, _HOSTILE_DURATION_S = 60.0, 300.0
 _EPILOG = """\
 Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while processes are killed. Exit
 code 1 when a request is lost, fails or gets another token than in a run that nothing disturbs, or when a
@@ -18,6 +19,12 @@ block, a process, a file or a file descriptor is left.
 The engine is one of its own, unless --attach names a running daemon that nobody else uses meanwhile; of that
 one core and worker are killed only with --kill-others, and one that is served beyond this machine is refused.
 Everything stays on this machine: sockets in a private folder, HTTP on 127.0.0.1.
+
+With --hostile 16 streams of one key run undisturbed first, then beside attacks that another key, nobody's
+key, or a program of the same user may make: requests as large as they may be, floods, connections that are
+slow, silent or without end, descriptors and disks that run out, files that vanish. Exit code 1 when a stream
+gets another token, when its p99 gap or time to first token is over twice the undisturbed one and 100 ms, when
+a process is lost, grows beyond its bound or stays large, or when an attack gets an answer that it may not.
 """
 
 
@@ -26,6 +33,11 @@ def run(argv: Sequence[str]) -> int:
     options = _make_parser().parse(argv)
     if options.simulate is not None:
         return _simulate(options)
+    if options.duration is None:
+        options.duration = _HOSTILE_DURATION_S if options.hostile else _DURATION_S
+    _check_positive(options, "duration", "rate", "kill_interval", "max_tokens")
+    if options.hostile:
+        return _run_hostile(options)
     from ...tools.stress.kills import METHODS, ROLES
     from ...tools.stress.stress import StressOptions, run_reproduction, run_stress
 
@@ -34,9 +46,6 @@ def run(argv: Sequence[str]) -> int:
     names = _parse_names("kills", options.kills, (*ROLES, _SUPERVISOR))
     roles = tuple(name for name in names if name != _SUPERVISOR)
     methods = _parse_names("signals", options.signals, METHODS)
-    for field in ("duration", "rate", "kill_interval", "max_tokens"):
-        if not 0 < getattr(options, field) < float("inf"):
-            raise InputError(field, getattr(options, field), "a number above 0")
     if options.reproduce is not None:
         if options.attach is not None:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
@@ -78,11 +87,38 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
         )
 
 
+def _run_hostile(options: argparse.Namespace) -> int:
+    """Its daemon and server are its own, since it takes all that they have and deletes their files."""
+    for field in ("attach", "reproduce", "kills", "plot", "warm_spare"):
+        value = getattr(options, field)
+        if value not in (None, False):
+            raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
+    from ...tools.stress.hostile.attacks import ATTACKS
+    from ...tools.stress.hostile.run import HostileOptions, run_hostile
+
+    names = ATTACKS if options.attacks is None else _parse_names("attacks", options.attacks, ATTACKS)
+    return run_hostile(
+        HostileOptions(
+            seed=options.seed,
+            duration_s=options.duration,
+            max_tokens=options.max_tokens,
+            attacks=names,
+            json_path=options.json,
+        )
+    )
+
+
+def _check_positive(options: argparse.Namespace, *fields: str) -> None:
+    for field in fields:
+        if not 0 < getattr(options, field) < float("inf"):
+            raise InputError(field, getattr(options, field), "a number above 0")
+
+
 def _simulate(options: argparse.Namespace) -> int:
     if options.simulate < 1:
         raise InputError("simulate", options.simulate, "at least 1 seed")
-    for field in ("attach", "reproduce"):
-        if getattr(options, field) is not None:
+    for field in ("attach", "reproduce", "hostile"):
+        if getattr(options, field) not in (None, False):
             raise InputError(
                 field, getattr(options, field), "not given with --simulate, which has no processes"
             )
@@ -105,7 +141,9 @@ def _make_parser() -> Parser:
     parser.add_argument("--attach", metavar="NAME", help="a running daemon instead of one of its own")
     parser.add_argument("--kill-others", action="store_true", help="allow to kill that daemon's processes")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the load and the kills (0)")
-    parser.add_argument("--duration", type=float, default=60.0, metavar="S", help="of the load (60)")
+    parser.add_argument(
+        "--duration", type=float, metavar="S", help="of the load (60), of the attacks of --hostile (300)"
+    )
     parser.add_argument("--rate", type=float, default=6.0, metavar="R", help="requests/s, Poisson (6)")
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="longest answer (200)")
     parser.add_argument(
@@ -138,6 +176,12 @@ def _make_parser() -> Parser:
     parser.add_argument(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
     )
+    parser.add_argument(
+        "--hostile",
+        action="store_true",
+        help="nobody is killed: one key's attacks beside 16 ordinary streams of another key",
+    )
+    parser.add_argument("--attacks", metavar="NAMES", help="which attacks --hostile plays (all)")
     parser.add_argument(
         "--simulate",
         type=int,

@@ -17,6 +17,7 @@ from .record import Record
 from .run import StressResult
 from .samples import Slope, find_slopes
 
+BROKEN_EXIT_CODE = 1  # of a run in which an invariant does not hold
 _MAX_BROKEN_LINES = 20
 
 

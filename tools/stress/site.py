@@ -66,11 +66,11 @@ class Site:
         """The processes of this role that run now; may be none for a moment."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if role == "http":
-                return _find_children(self.server, "http")
-            core_pids = _find_children(self.supervisor, "engine-core")
+                return _find_children(self.server.pid, "http")
+            core_pids = _find_children(self.supervisor.pid, "engine-core")
             if role == "core" or not core_pids:
                 return core_pids
-            return _find_children(psutil.Process(core_pids[0]), "worker") or self._find_adopted_workers()
+            return _find_children(core_pids[0], "worker") or self._find_adopted_workers()
         return []
 
     def _find_adopted_workers(self) -> list[int]:
@@ -85,10 +85,16 @@ class Site:
         state = read_state(find_named(self.daemon))
         return state is not None and state.state == "ready"
 
+    @property
+    def has_ended(self) -> bool:
+        """The supervisor or the server."""
+        return not (_lives(self.supervisor) and _lives(self.server))
+
     def list_processes(self) -> list[tuple[str, int]]:
-        """Role and pid of all that run now."""
+        """Role and pid of all that run now, with what the HTTP processes have started."""
         lasting = [("supervisor", self.supervisor.pid), ("server", self.server.pid)]
-        return lasting + [(role, pid) for role in SITE_ROLES for pid in self.find_pids(role)]
+        own = [(role, pid) for role in SITE_ROLES for pid in self.find_pids(role)]
+        return lasting + own + [one for role, pid in own if role == "http" for one in _list_children(pid)]
 
     def count_open_files(self) -> dict[tuple[str, int], OpenFiles]:
         """Of every process, by role and pid."""
@@ -124,6 +130,12 @@ class Site:
 
     def check_settled(self, open_before: dict[tuple[str, int], OpenFiles]) -> list[str]:
         """What is not as it was: requests, blocks, processes, what those have open. Waits a while for it."""
+        broken = self.check_idle()
+        wait_until(lambda: not self._find_left_open(open_before), _LEFTOVER_TIMEOUT_S)
+        return broken + self._find_left_open(open_before)
+
+    def check_idle(self) -> list[str]:
+        """Requests and blocks that are left, processes that are not there. Waits a while for it."""
 
         def is_ready() -> bool:
             info = inspect_daemon(self.daemon)
@@ -150,8 +162,7 @@ class Site:
             broken.append(f"blocks: {integrity_error}")
         if not wait_until(lambda: len(self.find_pids("http")) == NUM_HTTP_PROCESSES, _SETTLE_TIMEOUT_S):
             broken.append(f"{len(self.find_pids('http'))} HTTP processes, not {NUM_HTTP_PROCESSES}")
-        wait_until(lambda: not self._find_left_open(open_before), _LEFTOVER_TIMEOUT_S)
-        return broken + self._find_left_open(open_before)
+        return broken
 
     def _find_left_open(self, before: dict[tuple[str, int], OpenFiles]) -> list[str]:
         """Of the processes that have lived on."""
@@ -179,7 +190,7 @@ def open_site(
             yield site
         return
     shm_before = find_shm_segments()
-    with _own_folders() as folder:
+    with own_folders() as folder:
         args = EngineArgs(max_model_len=512, num_gpu_blocks_override=1024, scheduling_policy="fair")
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         start_daemon(OWN_NAME, config)
@@ -189,12 +200,12 @@ def open_site(
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
                 stop_daemon(OWN_NAME)
-        broken += _find_leftovers(folder)
+        broken += find_leftovers(folder)
         broken += [f"shared memory is left: {name}" for name in find_abandoned_shm(shm_before)]
 
 
 @contextlib.contextmanager
-def _own_folders() -> Generator[Path]:
+def own_folders() -> Generator[Path]:
     """Run directories and logs of this block's processes in a folder of their own."""
     names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
     before = {name: os.environ.get(name) for name in names}
@@ -209,7 +220,7 @@ def _own_folders() -> Generator[Path]:
                     os.environ[name] = value
 
 
-def _find_leftovers(folder: Path) -> list[str]:
+def find_leftovers(folder: Path) -> list[str]:
     """Processes and run directories that a daemon in `folder` has left. Left processes are ended."""
     wait_until(lambda: not _find_processes(folder), _LEFTOVER_TIMEOUT_S)
     left = _find_processes(folder)
@@ -236,13 +247,25 @@ def is_running(pid: int) -> bool:
     return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def _find_children(parent: psutil.Process, role: str) -> list[int]:
-    pids: list[int] = []
-    for child in parent.children():
-        with contextlib.suppress(psutil.Error):
-            if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[-1:] == [role]:
-                pids.append(child.pid)
-    return sorted(pids)
+def _find_children(pid: int, role: str) -> list[int]:
+    return sorted(child for name, child in _list_children(pid) if name == role)
+
+
+def _list_children(pid: int) -> list[tuple[str, int]]:
+    """Role and pid of what a process has started and that runs."""
+    found: list[tuple[str, int]] = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children():
+            with contextlib.suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append((child.cmdline()[-1], child.pid))
+    return found
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _check_private(daemon: str, server_pids: list[int]) -> None:

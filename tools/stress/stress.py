@@ -18,12 +18,11 @@ from .last_kill import kill_supervisor
 from .measures import find_gaps, find_recoveries
 from .plot import plot_timeline
 from .record import Golden
-from .report import format_broken, format_run, summarize, write_run
+from .report import BROKEN_EXIT_CODE, format_broken, format_run, summarize, write_run
 from .run import StressResult, run_load
 from .site import Site, open_site
 from .victims import Victims
 
-BROKEN_EXIT_CODE = 1
 _POOL_SIZE = 32
 _ODD_SHARE = 0.2  # of the requests: their readers leave, or are slow
 _TIMEOUT_S = 90.0  # of one request: some deaths, and a queue behind them

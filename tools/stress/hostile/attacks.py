@@ -1,0 +1,61 @@
+"""Every attack by its name."""
+
+from __future__ import annotations
+
+import random
+
+from .attack import Attack
+from .bodies import REQUESTS, RequestAttack
+from .machine import Calls, CoreConnections, DeletedFiles, FullDisk, Junk
+from .plan import Target
+from .streams import (
+    EndlessChunks,
+    EndlessExtension,
+    EndlessHeader,
+    EndlessHeaders,
+    EndlessLine,
+    EndlessTrailer,
+    EndlessTrailers,
+    Silence,
+    SlowBodies,
+    SlowHeads,
+    SlowReaders,
+    StrangersBodies,
+    UnfinishedBodies,
+    Upgrade,
+)
+
+_CLASSES: dict[str, type[Attack]] = {
+    "endless-trailer": EndlessTrailer,
+    "endless-trailers": EndlessTrailers,
+    "endless-extension": EndlessExtension,
+    "endless-chunks": EndlessChunks,
+    "endless-header": EndlessHeader,
+    "endless-headers": EndlessHeaders,
+    "endless-line": EndlessLine,
+    "strangers-bodies": StrangersBodies,
+    "unfinished-bodies": UnfinishedBodies,
+    "silence": Silence,
+    "slow-heads": SlowHeads,
+    "slow-bodies": SlowBodies,
+    "slow-readers": SlowReaders,
+    "upgrade": Upgrade,
+    "junk": Junk,
+    "calls": Calls,
+    "core-connections": CoreConnections,
+    "deleted-files": DeletedFiles,
+    "full-disk": FullDisk,
+}
+ATTACKS: tuple[str, ...] = (*_CLASSES, *REQUESTS)
+
+
+def make_attack(name: str, target: Target, rng: random.Random) -> Attack:
+    """One of ATTACKS, with what it sends made ready."""
+    if name in REQUESTS:
+        return RequestAttack(target, rng, REQUESTS[name])
+    return _CLASSES[name](target, rng)
+
+
+def find_allowed(name: str) -> frozenset[str]:
+    """The answers that it may get."""
+    return RequestAttack.allowed if name in REQUESTS else _CLASSES[name].allowed

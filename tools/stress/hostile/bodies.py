@@ -1,0 +1,152 @@
+"""Attacks by requests that a key allows: as large, as many and as dear as their fields let them be.
+
+Each is a body and how many are sent at once; what is answered is counted as `wire` says. A 200 is fine, a
+refusal that names a limit is fine, a connection that ends is not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from .attack import REFUSALS, Attack
+from .plan import Target
+from .wire import Conversation, converse, make_request
+
+_TEXT_BYTES = 8_000_000  # fits into the largest body
+_WORDS = "one two three four five six seven eight "
+_COMPLETIONS, _CHAT, _TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+
+MakeBody = Callable[[Target], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent to `path`, `count` times at once."""
+
+    path: str
+    make_body: MakeBody
+    count: int = 1
+
+
+class RequestAttack(Attack):
+    """Requests with the attackers' key, whose bodies are made once."""
+
+    allowed = REFUSALS | {"200", "401", "404", "open", "not accepted"}
+
+    def __init__(self, target: Target, rng: random.Random, request: Request) -> None:
+        super().__init__(target, rng)
+        self._data = make_request(target, request.path, request.make_body(target))
+        self._count = request.count
+
+    def play(self, until: float) -> Counter[str]:
+        crowd = [Conversation([self._data]) for _ in range(self._count)]
+        return converse(self.target, crowd, until)
+
+
+def _json(**fields: Any) -> MakeBody:
+    return lambda target: msgspec.json.encode({"model": target.model, **fields})
+
+
+def _large(make: Callable[[int], dict[str, Any]], size: int = _TEXT_BYTES) -> MakeBody:
+    """Fields made of a size that the run's scale shrinks."""
+    return lambda target: msgspec.json.encode({"model": target.model, **make(target.shrink(size))})
+
+
+def _text(size: int) -> str:
+    return (_WORDS * (size // len(_WORDS) + 1))[:size]
+
+
+def _chat(size: int, **message: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": _text(size)} | message], "max_tokens": 1}
+
+
+def _many_messages(size: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": _text(1900)} for _ in range(max(1, size // 2000))]
+    return {"messages": messages, "max_tokens": 1}
+
+
+def _bad_words(num_prompts: int, n: int) -> Callable[[int], dict[str, Any]]:
+    def make(length: int) -> dict[str, Any]:
+        words = [f"{number} {_text(length)}"[:length] for number in range(128)]
+        prompts = ["Once upon a time"] * num_prompts
+        return {"prompt": prompts, "n": n, "max_tokens": 16, "bad_words": words}
+
+    return make
+
+
+def _nested(depth: int) -> MakeBody:
+    return lambda target: b'{"prompt": ' + b"[" * target.shrink(depth) + b"]" * target.shrink(depth) + b"}"
+
+
+def _named(size: int) -> MakeBody:
+    return lambda target: b'{"' + b"f" * target.shrink(size) + b'": 1}'
+
+
+REQUESTS: dict[str, Request] = {
+    # Text on the event loop, in the tokenizer, in the chat template.
+    "text": Request(_COMPLETIONS, _large(lambda size: {"prompt": _text(size), "max_tokens": 1}), 2),
+    "texts": Request(
+        _COMPLETIONS, _large(lambda size: {"prompt": [_text(size)] * 256, "max_tokens": 1}, 30_000)
+    ),
+    "tokenize": Request(_TOKENIZE, _large(lambda size: {"prompt": _text(size)}), 2),
+    "token-strings": Request(
+        _TOKENIZE, _large(lambda size: {"prompt": _text(size), "return_token_strs": True})
+    ),
+    "detokenize": Request("/detokenize", _large(lambda size: {"tokens": [1000] * size}, 1_500_000)),
+    "chat": Request(_CHAT, _large(_chat), 2),
+    "messages": Request(_CHAT, _large(_many_messages)),
+    "role": Request(_CHAT, _large(lambda size: _chat(5, role=_text(size)), 7_500_000)),
+    "tool-call": Request(_CHAT, _large(lambda size: _chat(5, role="tool", tool_call_id=_text(size)))),
+    "template-arguments": Request(
+        _CHAT, _large(lambda size: _chat(5) | {"chat_template_kwargs": {"x": ["a"] * size}}, 2_000_000)
+    ),
+    "responses": Request(
+        "/v1/responses", _large(lambda size: {"input": _text(size), "max_output_tokens": 1})
+    ),
+    # What core and worker hold, and what a step costs them.
+    "allowed-tokens": Request(
+        _COMPLETIONS,
+        _large(lambda size: {"prompt": "Hi", "n": 8, "allowed_token_ids": [5] * size}, 4_000_000),
+    ),
+    "bad-words": Request(_COMPLETIONS, _large(_bad_words(256, 1), 1000)),
+    "bad-words-times-n": Request(_COMPLETIONS, _large(_bad_words(8, 128), 1000)),
+    "logprobs": Request(
+        _COMPLETIONS,
+        _json(prompt=["Tell me"] * 8, n=128, max_tokens=2000, logprobs=20, ignore_eos=True),
+    ),
+    "echoed-logprobs": Request(
+        _COMPLETIONS,
+        _json(prompt=[[1000] * 1900] * 64, max_tokens=1, logprobs=20, echo=True, prompt_logprobs=20),
+    ),
+    "biases": Request(
+        _COMPLETIONS,
+        _json(
+            prompt=["Hi"] * 8,
+            n=32,
+            max_tokens=200,
+            logit_bias={str(token): 1.0 for token in range(1000)},
+            stop=["a stop text that never comes " * 30] * 4,
+        ),
+    ),
+    "flood": Request(
+        _COMPLETIONS,
+        _json(prompt=["Flood"] * 6, n=128, max_tokens=500, ignore_eos=True, stream=True),
+        3,
+    ),
+    "long-prompts": Request(
+        _COMPLETIONS, _json(prompt=[[1000 + place] * 1900 for place in range(200)], max_tokens=100), 2
+    ),
+    # JSON itself.
+    "depth": Request(_COMPLETIONS, lambda _: b'{"prompt": ' + b"[" * 980 + b"]" * 980 + b"}", 4),
+    "great-depth": Request(_COMPLETIONS, _nested(3_500_000)),
+    "unknown-field": Request(_COMPLETIONS, _named(7_900_000)),
+    "unknown-model": Request(
+        _COMPLETIONS, _large(lambda size: {"model": "m" * size, "prompt": "Hi"}, 7_900_000)
+    ),
+}

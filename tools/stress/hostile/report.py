@@ -1,0 +1,111 @@
+"""What a hostile run prints and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...bench.table import format_table
+from ..checks import count_failed
+from ..report import format_broken
+from .judge import MAX_HELPER_BYTES, Latency, Memory, Phase, measure, sum_answers
+from .run import HostileResult
+
+
+def format_hostile(result: HostileResult) -> str:
+    """Tables of ordinary streams, attacks and memory, then what is broken."""
+    parts = [_format_latencies(result), _format_attacks(result), _format_memory(result.memories)]
+    return "\n\n".join([*parts, format_broken(result.broken)])
+
+
+def write_hostile(result: HostileResult, facts: dict[str, str], path: str) -> None:
+    """Everything as JSON; the logs only where something broke, to look for the cause."""
+    content: dict[str, Any] = {
+        "machine": facts,
+        "num_requests": len(result.records),
+        "num_failed": count_failed(result.records),
+        "ordinary": {phase.name: measure(result.records, phase) for phase in result.phases},
+        "attacks": [
+            {
+                "attack": one.attack,
+                "began_s": one.began_at - result.started_at,
+                "ended_s": one.ended_at - result.started_at,
+                "answers": one.answers,
+                "error": one.error,
+                "ordinary": measure(result.records, Phase("", one.began_at, one.ended_at)),
+            }
+            for one in result.reports
+        ],
+        "memory": result.memories,
+        "broken": result.broken,
+        "logs": result.logs.splitlines() if result.broken else [],
+    }
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def _format_latencies(result: HostileResult) -> str:
+    rows: list[list[str]] = []
+    for phase in result.phases:
+        one = measure(result.records, phase)
+        rows.append([phase.name, f"{phase.ends_at - phase.begins_at:.0f}", *_list_latency(one)])
+    header = [
+        "ordinary streams",
+        "s",
+        "requests",
+        "gap p50 ms",
+        "p99",
+        "max",
+        "first token p50 ms",
+        "p99",
+        "max",
+    ]
+    return format_table(header, rows)
+
+
+def _list_latency(one: Latency | None) -> list[str]:
+    if one is None:
+        return ["0", *["-"] * 6]
+    gaps, first = (
+        (one.gap_p50_s, one.gap_p99_s, one.gap_max_s),
+        (one.ttft_p50_s, one.ttft_p99_s, one.ttft_max_s),
+    )
+    return [str(one.num_requests), *(f"{1e3 * time_s:.0f}" for time_s in gaps + first)]
+
+
+def _format_attacks(result: HostileResult) -> str:
+    """Beside each attack the worst that an ordinary stream felt in a turn of it, and what was lost then."""
+    rows: list[list[str]] = []
+    for attack, answers in sorted(sum_answers(result.reports).items()):
+        turns = [one for one in result.reports if one.attack == attack]
+        felt = [measure(result.records, Phase("", one.began_at, one.ended_at)) for one in turns]
+        known = [one for one in felt if one is not None]
+        lost = sum(one.began_at <= at < one.ended_at for one in turns for at in result.lost_at)
+        rows.append(
+            [
+                attack,
+                str(len(turns)),
+                f"{1e3 * max(one.gap_p99_s for one in known):.0f}" if known else "-",
+                f"{1e3 * max(one.gap_max_s for one in known):.0f}" if known else "-",
+                f"{1e3 * max(one.ttft_max_s for one in known):.0f}" if known else "-",
+                str(lost),
+                "  ".join(f"{answer}: {count}" for answer, count in sorted(answers.items())) or "none",
+            ]
+        )
+    header = ["attack", "turns", "worst gap p99 ms", "max", "first token max", "lost", "answers"]
+    return format_table(header, rows)
+
+
+def _format_memory(memories: Sequence[Memory]) -> str:
+    rows = [
+        [
+            one.role,
+            *(f"{size / 1e6:.0f}" for size in (one.calm, one.peak, one.max_peak, one.left, one.max_left)),
+        ]
+        for one in memories
+    ]
+    header = ["memory, MB", "undisturbed", "peak", "at most", "at the end", "at most"]
+    note = f"(a role that is not Quire's own kind of process may have {MAX_HELPER_BYTES / 1e6:.0f} MB)"
+    return format_table(header, rows) + "\n" + note

@@ -1,0 +1,220 @@
+"""One hostile run: 16 ordinary streams of one key, undisturbed, then beside attacks, then after them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ....frontend.daemon import stop_daemon
+from ....ipc.errors import QuireError
+from ...bench.machine import describe_machine, format_machine
+from ..asks import Ask, ClientPlan, draw_pool, list_all
+from ..checks import check_records
+from ..client_process import ClientProcess
+from ..record import Golden
+from ..report import BROKEN_EXIT_CODE
+from ..samples import Sample, Sampler
+from ..server import NUM_HTTP_PROCESSES
+from ..site import OWN_NAME, Site, find_leftovers, own_folders, wait_until
+from .attacker_process import AttackerProcess
+from .judge import (
+    LATENCY_MARGIN_S,
+    HostileResult,
+    Phase,
+    check_answers,
+    check_latency,
+    check_losses,
+    check_memory,
+    check_tries,
+    measure,
+    measure_memory,
+)
+from .plan import AttackPlan, Target, draw_turns
+from .report import format_hostile, write_hostile
+
+NUM_STREAMS = 16
+MAX_OPEN_FILES = 1024  # of each process of the site, which the attackers' connections exceed
+_POOL_SIZE = 32
+_KEYS = ("ordinary-streams", "attackers")
+_TIMEOUT_S = 60.0  # of an ordinary request
+_WARM_TIMEOUT_S = 30.0
+_LATE_S = 30.0  # that the attacks may take beyond their time
+_SHARE = 8  # the streams run undisturbed for an eighth of the attacks' time, and again after them
+_MIN_ASIDE_S, _MAX_ASIDE_S = 2.0, 30.0  # but as long as this
+_COUNTS = {"core": 1, "worker": 1, "http": NUM_HTTP_PROCESSES}
+_ENGINE_OPTIONS = ("--num-gpu-blocks-override", "2048", "--scheduling-policy", "fair")
+
+
+@dataclass(frozen=True, slots=True)
+class HostileOptions:
+    """See `quire stress --help`.
+
+    scale: of the attacks' sizes and counts. margin_s: what latencies may gain beside the factor.
+    """
+
+    seed: int
+    duration_s: float
+    max_tokens: int
+    attacks: tuple[str, ...]
+    margin_s: float = LATENCY_MARGIN_S
+    scale: float = 1.0
+    json_path: str | None = None
+
+
+def run_hostile(options: HostileOptions) -> int:
+    """Run, print and write; 0 when every invariant holds, else 1."""
+    facts = describe_machine()
+    print(format_machine(facts) + "\n", flush=True)
+    result = play_hostile(options)
+    print(format_hostile(result))
+    if options.json_path is not None:
+        write_hostile(result, facts, options.json_path)
+    return BROKEN_EXIT_CODE if result.broken else 0
+
+
+def play_hostile(options: HostileOptions) -> HostileResult:
+    """Run and judge, on a site of its own."""
+    pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
+    result, left = HostileResult(), list[str]()
+    with _open_site(left) as site:
+        golden = site.compute_golden(pool)
+        with contextlib.ExitStack() as stack:
+            _play(site, options, pool, result, stack)
+        _judge(site, options, golden, result)
+    result.broken += left
+    return result
+
+
+def _play(
+    site: Site, options: HostileOptions, pool: list[Ask], result: HostileResult, stack: contextlib.ExitStack
+) -> None:
+    client = ClientProcess(_make_client_plan(site, pool))
+    stack.callback(client.close)
+    attacker = AttackerProcess(_make_attack_plan(site, options))
+    stack.callback(attacker.close)
+    client.wait_until_ready()
+    attacker.wait_until_ready()
+    sampler = Sampler(site)
+    sampler.start()
+    stack.callback(sampler.stop)
+    client.begin()
+    wait_until(lambda: len(client.records) >= NUM_STREAMS or site.has_ended, _WARM_TIMEOUT_S)
+    # 1. Undisturbed.
+    aside_s = min(_MAX_ASIDE_S, max(_MIN_ASIDE_S, options.duration_s / _SHARE))
+    times = [time.monotonic()]
+    wait_until(lambda: site.has_ended, aside_s)
+    # 2. Attacked.
+    times.append(time.monotonic())
+    attacker.begin()
+    wait_until(lambda: not attacker.is_running or site.has_ended, options.duration_s + _LATE_S)
+    if attacker.is_running:
+        attacker.kill()
+    # 3. Settling.
+    times.append(time.monotonic())
+    wait_until(lambda: site.has_ended, aside_s)
+    times.append(time.monotonic())
+    client.close_input()
+    client.wait_for_last_line(0.0 if site.has_ended else 2 * _TIMEOUT_S)
+    client.close()
+    result.started_at, result.records, result.reports = times[0], client.records, attacker.reports
+    result.samples = sampler.samples
+    spans = zip(("undisturbed", "attacked", "settling"), itertools.pairwise(times), strict=True)
+    result.phases = [Phase(name, *span) for name, span in spans]
+    if client.sent is None:
+        result.broken.append(f"the ordinary client did not end; {len(client.records)} of its requests did")
+    if not attacker.has_played:
+        result.broken.append("the attacks were not played to their end")
+
+
+def _judge(site: Site, options: HostileOptions, golden: Sequence[Golden], result: HostileResult) -> None:
+    calm, hostile, settling = result.phases
+    result.logs = site.read_server_log() + site.read_log()
+    result.memories = measure_memory(result.samples, calm, settling)
+    result.lost_at = _find_new(result.samples)
+    if site.has_ended:
+        result.broken.append(f"the server or its daemon has ended: {_find_last_line(result.logs)}")
+    result.broken += check_losses(result.samples, _COUNTS, result.logs)
+    latencies = [measure(result.records, phase) for phase in (calm, hostile)]
+    result.broken += check_latency(latencies[0], latencies[1], options.margin_s)
+    result.broken += check_tries(result.records)
+    result.broken += check_answers(result.reports)
+    result.broken += check_memory(result.memories)
+    result.broken += check_records([], result.records, golden)
+    if not site.has_ended:
+        result.broken += _check_idle(site)
+
+
+def _check_idle(site: Site) -> list[str]:
+    try:
+        return site.check_idle()
+    except (QuireError, OSError) as error:
+        return [f"the daemon cannot be asked after the attacks: {error}"]
+
+
+def _find_new(samples: Sequence[Sample]) -> list[float]:
+    """When a process of the site was seen first that is not one of the first of its role."""
+    first_at: dict[int, tuple[float, str]] = {}
+    for sample in samples:
+        first_at.setdefault(sample.pid, (sample.at, sample.role))
+    begins_at = min((at for at, _ in first_at.values()), default=0.0)
+    return [at for at, role in first_at.values() if role in _COUNTS and at > begins_at + 1.0]
+
+
+def _find_last_line(logs: str) -> str:
+    lines = logs.strip().splitlines()
+    return lines[-1] if lines else "it has said nothing"
+
+
+def _make_client_plan(site: Site, pool: list[Ask]) -> ClientPlan:
+    return ClientPlan(
+        kind="http",
+        daemon=site.daemon,
+        url=site.url,
+        api_key=_KEYS[0],
+        model=site.model,
+        pool=pool,
+        arrivals=list_all(pool),
+        is_endless=True,
+        max_concurrency=NUM_STREAMS,
+        timeout_s=_TIMEOUT_S,
+    )
+
+
+def _make_attack_plan(site: Site, options: HostileOptions) -> AttackPlan:
+    url = urlsplit(site.url)
+    target = Target(
+        host=url.hostname or "",
+        port=url.port or 0,
+        api_key=_KEYS[1],
+        model=site.model,
+        daemon=site.daemon,
+        supervisor_pid=site.supervisor.pid,
+        server_pid=site.server.pid,
+        scale=options.scale,
+    )
+    turns = draw_turns(options.seed, options.attacks, options.duration_s)
+    return AttackPlan(target=target, seed=options.seed, turns=turns)
+
+
+@contextlib.contextmanager
+def _open_site(broken: list[str]) -> Generator[Site]:
+    """A site whose processes have few descriptors; what it leaves behind is added to `broken`."""
+    prefix = ("sh", "-c", f'ulimit -n {MAX_OPEN_FILES} && exec "$@"', "sh")
+    with own_folders() as folder:
+        command = [*prefix, sys.executable, "-P", "-m", "quire", "daemon", "start", "--name", OWN_NAME]
+        done = subprocess.run([*command, *_ENGINE_OPTIONS], capture_output=True, text=True)
+        if done.returncode:
+            raise QuireError(f"quire daemon start: {done.stderr.strip() or 'failed'}")
+        try:
+            with contextlib.closing(Site(OWN_NAME, None, _KEYS, prefix)) as site:
+                yield site
+        finally:
+            with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
+                stop_daemon(OWN_NAME)
+        broken += find_leftovers(folder)
