@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import cast
 
+import msgspec
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -34,6 +35,8 @@ _BACKLOG = 2048
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
 _FLUSH_POLL_S = 0.01
+_OTHER_FILES = 192  # descriptors beside connections: files, pipes, and refused clients that still read why
+_logger = logging.getLogger("quire.serve")
 
 ReadyCallback = Callable[[], None]
 PhaseCallback = Callable[[str], None]
@@ -55,7 +58,7 @@ def run_server(
     """
     import uvloop
 
-    _raise_file_limit()
+    options = fit_connections(options, _raise_file_limit())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if on_loop is not None:
             runner.get_loop().call_soon(on_loop)
@@ -200,9 +203,24 @@ class Server:
         self._stop.set()
 
 
-def _raise_file_limit() -> None:
-    """A connection is a file descriptor, and the usual soft limit of 1024 is low for a server."""
+def fit_connections(options: ServerOptions, max_open_files: int) -> ServerOptions:
+    """Fewer connections where there are not descriptors for all: one without gets no answer, not even 503."""
+    most = max(max_open_files // 2, max_open_files - _OTHER_FILES)
+    limits = options.limits
+    if max_open_files == resource.RLIM_INFINITY or limits.max_connections <= most:
+        return options
+    because = f"this process may have {max_open_files} files open (ulimit -n)"
+    _logger.warning("max_connections=%d becomes %d: %s", limits.max_connections, most, because)
+    return msgspec.structs.replace(options, limits=msgspec.structs.replace(limits, max_connections=most))
+
+
+def _raise_file_limit() -> int:
+    """A connection is a file descriptor, and the usual soft limit of 1024 is low for a server.
+
+    Returns the limit that holds.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return soft
