@@ -42,7 +42,7 @@ class Endless(Attack):
     def _make_conversation(self, key: str | None) -> Conversation:
         piece = self.unit * (_PIECE_BYTES // len(self.unit))
         pieces = itertools.repeat(piece, _ENDLESS_BYTES // len(piece))
-        return Conversation(itertools.chain([self._make_head(key)], pieces), must_be_refused=True)
+        return Conversation(itertools.chain([self._make_head(key)], pieces), is_endless=True)
 
     def _make_head(self, key: str | None) -> bytes:
         return make_head(self.target, self.path, self.headers, key) + b"\r\n" + self.beginning
@@ -105,7 +105,7 @@ class StrangersBodies(Attack):
     def play(self, until: float) -> Counter[str]:
         def make(key: str | None) -> Conversation:
             head = make_head(self.target, _PATH, (_JSON, f"Content-Length: {_BODY_BYTES}"), key) + b"\r\n"
-            return Conversation(itertools.chain([head], _fill(_BODY_BYTES)), must_be_refused=True)
+            return Conversation(itertools.chain([head], _fill(_BODY_BYTES)), is_endless=True)
 
         num_each = self.target.shrink(8)
         return converse(self.target, [make(key) for key in (None, "wrong") for _ in range(num_each)], until)

@@ -1,8 +1,8 @@
 """Many connections that misbehave, in one thread: what each sends, piece by piece, and how it is answered.
 
 Answers: an HTTP status; 'cut', the connection ended without one; 'echoed', an error that repeats what was
-sent; 'open', none by the end of the turn; 'swallowed', the same of one that was to be refused at its first
-megabytes and has sent everything; 'not accepted', no connection.
+sent; 'open', none by the end of the turn; 'swallowed', one without end has sent its 64 MB, whatever it was
+told, and is not cut off; 'not accepted', no connection.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MAX_ERROR_BYTES = 64 * 1024
 
 
 class Conversation:
-    """One connection. `reads`: whether it takes its answer; `must_be_refused`: before it has sent it all."""
+    """One connection. `reads`: whether it takes its answer; `is_endless`: sends on whatever it is told."""
 
     def __init__(
         self,
         pieces: Iterable[bytes],
         *,
         reads: bool = True,
-        must_be_refused: bool = False,
+        is_endless: bool = False,
         pause_s: float = 0.0,
     ) -> None:
         self._reads = reads
@@ -41,7 +41,7 @@ class Conversation:
         self._unsent = memoryview(b"")
         self._writes_at = 0.0
         self._sent_at = 0.0
-        self._must_be_refused = must_be_refused
+        self._is_endless = is_endless
         self._parser = AnswerParser()
         self._num_body_bytes = 0
 
@@ -76,26 +76,30 @@ class Conversation:
             data = connection.recv(_READ_BYTES)
             if not data:
                 self._parser.end()
-            self._num_body_bytes += len(self._parser.feed(data)) if data else 0
+            if data and not self._parser.is_complete:
+                self._num_body_bytes += len(self._parser.feed(data))
         except BlockingIOError:
             return
         except (AnswerError, OSError):
             self._lose()
             return
-        if self._parser.is_complete:
-            is_error = (self._parser.status or 0) >= 400
-            is_echo = is_error and self._num_body_bytes > _MAX_ERROR_BYTES
-            self.answer = "echoed" if is_echo else str(self._parser.status)
+        if self._parser.is_complete and not (data and self._is_endless):
+            self.answer = self._name_answer()
 
     def leave(self, now: float) -> str:
         """The turn is over and there is no answer: what that is called."""
-        was_swallowed = self._must_be_refused and self._pieces is None
+        was_swallowed = self._is_endless and self._pieces is None
         return "swallowed" if was_swallowed and now - self._sent_at > _ANSWER_TIME_S else "open"
 
     def _lose(self) -> None:
         """The connection has ended; an error whose end is missing was an answer, anything else was not."""
-        status = self._parser.status
-        self.answer = "cut" if status is None or status < 400 else str(status)
+        is_error = (self._parser.status or 0) >= 400
+        self.answer = self._name_answer() if is_error or self._parser.is_complete else "cut"
+
+    def _name_answer(self) -> str:
+        is_error = (self._parser.status or 0) >= 400
+        is_echo = is_error and self._num_body_bytes > _MAX_ERROR_BYTES
+        return "echoed" if is_echo else str(self._parser.status)
 
 
 def make_head(target: Target, path: str, headers: Iterable[str], api_key: str | None) -> bytes:
