@@ -87,10 +87,8 @@ class CoreConnections(Attack):
         with contextlib.ExitStack() as stack:
             for _ in range(self.target.shrink(1500)):
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
-                connection.settimeout(max(0.01, min(_CONNECT_TIMEOUT_S, until - time.monotonic())))
-                try:
-                    connection.connect(path)
-                except OSError:
+                limit_s = min(_CONNECT_TIMEOUT_S, until - time.monotonic())
+                if not wait_until(lambda: _is_connected(connection, path), limit_s):  # noqa: B023 - called here
                     answers["refused"] += 1
                     break
                 answers["connected"] += 1
@@ -165,6 +163,15 @@ class FullDisk(Attack):
     def _find_processes(self) -> list[psutil.Process]:
         parents = [psutil.Process(pid) for pid in (self.target.supervisor_pid, self.target.server_pid)]
         return parents + [child for parent in parents for child in parent.children(recursive=True)]
+
+
+def _is_connected(connection: socket.socket, path: str) -> bool:
+    """Try to; a socket whose queue of new ones is full says so at once."""
+    try:
+        connection.connect(path)
+    except OSError:
+        return False
+    return True
 
 
 def _limit_files(process: psutil.Process, size: int | None) -> None:

@@ -11,8 +11,7 @@ import msgspec
 from ...bench.table import format_table
 from ..checks import count_failed
 from ..report import format_broken
-from .judge import MAX_HELPER_BYTES, Latency, Memory, Phase, measure, sum_answers
-from .run import HostileResult
+from .judge import MAX_HELPER_BYTES, HostileResult, Latency, Memory, Phase, measure, sum_answers
 
 
 def format_hostile(result: HostileResult) -> str:
@@ -51,27 +50,15 @@ def _format_latencies(result: HostileResult) -> str:
     for phase in result.phases:
         one = measure(result.records, phase)
         rows.append([phase.name, f"{phase.ends_at - phase.begins_at:.0f}", *_list_latency(one)])
-    header = [
-        "ordinary streams",
-        "s",
-        "requests",
-        "gap p50 ms",
-        "p99",
-        "max",
-        "first token p50 ms",
-        "p99",
-        "max",
-    ]
-    return format_table(header, rows)
+    times = ["gap p50 ms", "p99", "max", "first token p50 ms", "p99", "max"]
+    return format_table(["ordinary streams", "s", "requests", *times], rows)
 
 
 def _list_latency(one: Latency | None) -> list[str]:
     if one is None:
         return ["0", *["-"] * 6]
-    gaps, first = (
-        (one.gap_p50_s, one.gap_p99_s, one.gap_max_s),
-        (one.ttft_p50_s, one.ttft_p99_s, one.ttft_max_s),
-    )
+    gaps = (one.gap_p50_s, one.gap_p99_s, one.gap_max_s)
+    first = (one.ttft_p50_s, one.ttft_p99_s, one.ttft_max_s)
     return [str(one.num_requests), *(f"{1e3 * time_s:.0f}" for time_s in gaps + first)]
 
 
@@ -99,13 +86,10 @@ def _format_attacks(result: HostileResult) -> str:
 
 
 def _format_memory(memories: Sequence[Memory]) -> str:
-    rows = [
-        [
-            one.role,
-            *(f"{size / 1e6:.0f}" for size in (one.calm, one.peak, one.max_peak, one.left, one.max_left)),
-        ]
-        for one in memories
-    ]
+    rows: list[list[str]] = []
+    for one in memories:
+        sizes = (one.calm, one.peak, one.max_peak, one.left, one.max_left)
+        rows.append([one.role, *(f"{size / 1e6:.0f}" for size in sizes)])
     header = ["memory, MB", "undisturbed", "peak", "at most", "at the end", "at most"]
     note = f"(a role that is not Quire's own kind of process may have {MAX_HELPER_BYTES / 1e6:.0f} MB)"
     return format_table(header, rows) + "\n" + note

@@ -46,7 +46,7 @@ _TIMEOUT_S = 60.0  # of an ordinary request
 _WARM_TIMEOUT_S = 30.0
 _LATE_S = 30.0  # that the attacks may take beyond their time
 _SHARE = 8  # the streams run undisturbed for an eighth of the attacks' time, and again after them
-_MIN_ASIDE_S, _MAX_ASIDE_S = 2.0, 30.0  # but as long as this
+_MIN_ASIDE_S, _MAX_ASIDE_S = 1.0, 30.0  # but as long as this
 _COUNTS = {"core": 1, "worker": 1, "http": NUM_HTTP_PROCESSES}
 _ENGINE_OPTIONS = ("--num-gpu-blocks-override", "2048", "--scheduling-policy", "fair")
 
