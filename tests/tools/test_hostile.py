@@ -181,6 +181,9 @@ def test_latencies_are_of_what_came_in_the_phase():
     assert (calm.num_requests, calm.gap_max_s, calm.ttft_max_s) == (1, pytest.approx(0.1), 0.5)
     assert (later.num_requests, later.gap_max_s) == (1, pytest.approx(0.9))
     assert measure(records, Phase("", 50.0, 60.0)) is None
+    early = measure(records, Phase("", 9.0, 10.0, is_to_blame=True))
+    assert early is not None
+    assert early.gap_max_s == pytest.approx(0.9)
 
 
 def test_latency_may_double_and_gain_the_margin():

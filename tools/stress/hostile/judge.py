@@ -41,15 +41,20 @@ MAX_CREEP_BYTES = 8 * _MB  # within the second half of the settling phase
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A part of the run, by time.monotonic."""
+    """A part of the run, by time.monotonic. is_to_blame: also for waits that begin in it and end later."""
 
     name: str
     begins_at: float
     ends_at: float
+    is_to_blame: bool = False
 
     def covers(self, at: float) -> bool:
         """Whether `at` is within it."""
         return self.begins_at <= at < self.ends_at
+
+    def has(self, since: float, until: float) -> bool:
+        """Whether a wait is counted here."""
+        return self.covers(until) or (self.is_to_blame and self.covers(since))
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,17 +97,17 @@ class HostileResult:
 
 
 def measure(records: Sequence[Record], phase: Phase) -> Latency | None:
-    """Of the gaps that end in the phase and the first pieces that come in it; None if there are none."""
+    """Of the phase's waits; None if there are none."""
     gaps = sorted(
         after - before
         for record in records
         for before, after in pairwise(record.piece_times)
-        if phase.covers(after)
+        if phase.has(before, after)
     )
     first = sorted(
         record.piece_times[0] - record.began_at
         for record in records
-        if record.piece_times and phase.covers(record.piece_times[0])
+        if record.piece_times and phase.has(record.began_at, record.piece_times[0])
     )
     if not gaps or not first:
         return None

@@ -34,7 +34,7 @@ def write_hostile(result: HostileResult, facts: dict[str, str], path: str) -> No
                 "ended_s": one.ended_at - result.started_at,
                 "answers": one.answers,
                 "error": one.error,
-                "ordinary": measure(result.records, Phase("", one.began_at, one.ended_at)),
+                "ordinary": measure(result.records, Phase("", one.began_at, one.ended_at, is_to_blame=True)),
             }
             for one in result.reports
         ],
@@ -67,7 +67,9 @@ def _format_attacks(result: HostileResult) -> str:
     rows: list[list[str]] = []
     for attack, answers in sorted(sum_answers(result.reports).items()):
         turns = [one for one in result.reports if one.attack == attack]
-        felt = [measure(result.records, Phase("", one.began_at, one.ended_at)) for one in turns]
+        felt = [
+            measure(result.records, Phase("", one.began_at, one.ended_at, is_to_blame=True)) for one in turns
+        ]
         known = [one for one in felt if one is not None]
         lost = sum(one.began_at <= at < one.ended_at for one in turns for at in result.lost_at)
         rows.append(

@@ -41,6 +41,7 @@ from .report import format_hostile, write_hostile
 NUM_STREAMS = 16
 MAX_OPEN_FILES = 1024  # of each process of the site, which the attackers' connections exceed
 _POOL_SIZE = 32
+_ATTACKED = "attacked"
 _KEYS = ("ordinary-streams", "attackers")
 _TIMEOUT_S = 60.0  # of an ordinary request
 _WARM_TIMEOUT_S = 30.0
@@ -124,8 +125,10 @@ def _play(
     client.close()
     result.started_at, result.records, result.reports = times[0], client.records, attacker.reports
     result.samples = sampler.samples
-    spans = zip(("undisturbed", "attacked", "settling"), itertools.pairwise(times), strict=True)
-    result.phases = [Phase(name, *span) for name, span in spans]
+    result.phases = [
+        Phase(name, *span, is_to_blame=name == _ATTACKED)
+        for name, span in zip(("undisturbed", _ATTACKED, "settling"), itertools.pairwise(times), strict=True)
+    ]
     if client.sent is None:
         result.broken.append(f"the ordinary client did not end; {len(client.records)} of its requests did")
     if not attacker.has_played:
