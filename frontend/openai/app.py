@@ -70,7 +70,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Serving, Request, T, Caller], Awaitable[Response]]
 
 
-def create_app(serving: Serving) -> ASGIApp:
+def create_app(serving: Serving) -> DirectRoutes:
     """All routes; those of other modules are in `_add_neighbours`."""
     app = FastAPI(
         title="Quire",
@@ -110,7 +110,7 @@ def create_app(serving: Serving) -> ASGIApp:
 
     app.openapi = openapi
     app.add_api_route("/docs", show_docs, include_in_schema=False, response_class=HTMLResponse)
-    return _DirectRoutes(app, post.endpoints)
+    return DirectRoutes(app, post.endpoints)
 
 
 async def _answer_error(_request: Request, error: Exception) -> Response:
@@ -122,7 +122,7 @@ def respond(body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> Respons
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-class _DirectRoutes:
+class DirectRoutes:
     """Calls the endpoint of a POST itself, which answers its errors itself.
 
     FastAPI's way there is a dozen calls deep with three exit stacks, which a stream would hold for as long as
@@ -132,6 +132,7 @@ class _DirectRoutes:
     def __init__(self, app: ASGIApp, endpoints: dict[str, Endpoint]) -> None:
         self._app = app
         self._endpoints = endpoints
+        self.body_paths = frozenset(endpoints)  # where a POST has a body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = None

@@ -17,44 +17,58 @@ from .serving import Caller
 OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
 CALLER_KEY = "quire.caller"  # of scope["state"]
 
+Headers = Iterable[tuple[bytes, bytes]]
+
 
 def hash_key(key: str) -> str:
     """What is kept of an API key."""
     return sha256(key.encode()).hexdigest()
 
 
+class ApiKeys:
+    """The keys of a server, as hashes; without any, everyone is let in."""
+
+    def __init__(self, key_hashes: Iterable[str]) -> None:
+        self._key_hashes = tuple(key_hashes)
+
+    def identify(self, headers: Headers) -> Caller | None:
+        """Who asks, None without one of the keys.
+
+        Every key is compared, whether one has matched or not, so that the time tells nothing.
+        """
+        if not self._key_hashes:
+            return Caller()
+        given = hash_key(_read_key(headers))
+        matches = [hmac.compare_digest(given, known) for known in self._key_hashes]
+        return Caller(given) if any(matches) else None
+
+
 class ApiKeyMiddleware:
     """Lets in who has one of the keys, as `Authorization: Bearer KEY` or, for browsers, as a password.
 
-    Every key is compared, whether one has matched or not, so that the time tells nothing.
+    A caller whom the connection has identified stands in the scope's state under CALLER_KEY.
     """
 
     def __init__(self, app: ASGIApp, key_hashes: Iterable[str]) -> None:
         self._app = app
-        self._key_hashes = tuple(key_hashes)
+        self._keys = ApiKeys(key_hashes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        caller = self._identify(scope)
+        state = scope.setdefault("state", {})
+        caller = state.get(CALLER_KEY) or self._keys.identify(scope["headers"])
         if caller is None and scope["path"] not in OPEN_PATHS:
             await _make_refusal(scope)(scope, receive, send)
             return
-        scope.setdefault("state", {})[CALLER_KEY] = caller or Caller()
+        state[CALLER_KEY] = caller or Caller()
         await self._app(scope, receive, send)
 
-    def _identify(self, scope: Scope) -> Caller | None:
-        if not self._key_hashes:
-            return Caller()
-        given = hash_key(_read_key(scope))
-        matches = [hmac.compare_digest(given, known) for known in self._key_hashes]
-        return Caller(given) if any(matches) else None
 
-
-def _read_key(scope: Scope) -> str:
+def _read_key(headers: Headers) -> str:
     """The key as it was sent, '' without one."""
-    value = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    value = next((value for name, value in headers if name == b"authorization"), b"")
     scheme, _, rest = value.decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
         return rest.strip()

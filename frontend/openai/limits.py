@@ -35,7 +35,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_header_bytes: Count = 65536
     max_headers: Count = 100
     max_header_s: Seconds = 10.0
+    max_total_header_bytes: Count = 16 * 1024 * 1024
+    max_pipelined: Count = 64
     max_body_bytes: Count = 8 * 1024 * 1024
+    max_total_body_bytes: Count = 64 * 1024 * 1024
     max_body_s: Seconds = 60.0
     max_keep_alive_s: Seconds = 75.0
     max_prompts: Count = 256
@@ -56,11 +59,14 @@ class Limit(NamedTuple):
 
 
 _SETTABLE = {
-    "max_connections": ("open connections of one process", "503"),
-    "max_header_bytes": ("bytes of a request's line and headers", "431"),
+    "max_connections": ("open connections of one process; idle ones give way, busy ones do not", "503"),
+    "max_header_bytes": ("bytes of a request's line and headers, and of its trailers", "431"),
     "max_headers": ("headers of a request", "431"),
     "max_header_s": ("seconds from a request's first byte to its last header", "408"),
-    "max_body_bytes": ("bytes of a request's body", "413"),
+    "max_total_header_bytes": ("bytes of the headers of all requests that a process has", "429"),
+    "max_pipelined": ("requests of a connection that wait for an answer behind another", "429"),
+    "max_body_bytes": ("bytes of a request's body, with the lines between its chunks", "413"),
+    "max_total_body_bytes": ("bytes of all bodies that a process has not parsed, or max_body_bytes", "429"),
     "max_body_s": ("seconds in which a request's body must come", "408"),
     "max_keep_alive_s": ("seconds that an idle connection stays open", "closed"),
     "max_prompts": ("prompts of one completions request", "400"),

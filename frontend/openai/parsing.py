@@ -12,6 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from ...ipc.errors import did_you_mean, shorten
 from .errors import ApiError, FieldError
 
+BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
+
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.S)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.S)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.S)
@@ -29,8 +31,15 @@ async def parse_request(request: Request, kind: type[T], max_body_bytes: int) ->
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"content-type={shorten(content_type)}: application/json",
             code="unsupported_media_type",
+            headers={"connection": "close"},
         )
-    return parse_body(await _read_body(request, max_body_bytes), kind)
+    body = await _read_body(request, max_body_bytes)
+    try:
+        return parse_body(body, kind)
+    finally:
+        del body
+        if (note_body := request.scope.get("extensions", {}).get(BODY_EXTENSION)) is not None:
+            note_body()
 
 
 def parse_body(body: bytes, kind: type[T]) -> T:

@@ -24,11 +24,11 @@ from uvicorn.server import ServerState
 from ...ipc.errors import EngineDeadError
 from ..async_llm import AsyncLLM
 from .app import create_app
-from .auth import ApiKeyMiddleware
+from .auth import ApiKeyMiddleware, ApiKeys
 from .hosts import LocalHostMiddleware
 from .listen import is_loopback
 from .options import ServerOptions
-from .protocol import CappedProtocol
+from .protocol import Admission, CappedProtocol
 from .serving import Serving
 from .tracing import Tracing
 
@@ -116,7 +116,8 @@ class Server:
         return 0
 
     def _make_factory(self) -> Callable[[], asyncio.Protocol]:
-        app: ASGIApp = ApiKeyMiddleware(create_app(self._serving), self._options.api_key_hashes)
+        routes = create_app(self._serving)
+        app: ASGIApp = ApiKeyMiddleware(routes, self._options.api_key_hashes)
         if not self._options.api_key_hashes and is_loopback(self._options.host):
             app = LocalHostMiddleware(app)
         if self._tracing is not None:
@@ -130,11 +131,11 @@ class Server:
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            timeout_keep_alive=int(self._options.limits.max_keep_alive_s),
         )
         config.load()
-        limits = self._options.limits
-        return lambda: CappedProtocol(config, self._state, {}, limits)
+        keys = ApiKeys(self._options.api_key_hashes)
+        admission = Admission(self._options.limits, keys, routes.body_paths)
+        return lambda: CappedProtocol(config, self._state, {}, admission)
 
     async def _load(self, on_phase: PhaseCallback | None) -> bool:
         """Start the engine; False when a signal came first."""

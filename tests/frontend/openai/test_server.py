@@ -8,117 +8,17 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
-from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.server import Server
 from quire.ipc.errors import EngineDeadError
+from server_fakes import Peer, WatchedSet, run_with_server, watch_drain
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 STREAM = CHAT | {"stream": True}
-
-
-class Peer:
-    """A client that says exactly what it is told to."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    async def connect(self, receive_buffer: int | None = None) -> None:
-        client = socket.socket()
-        if receive_buffer is not None:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        client.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self._port))
-        self.reader, self.writer = await asyncio.open_connection(sock=client, limit=2**24)
-
-    async def say(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def post(self, path: str, body: Any, more_headers: str = "") -> None:
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more_headers}"
-        await self.say(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-
-    async def read_answer(self) -> tuple[int, str, str]:
-        """Status, headers and body of an answer with a length."""
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
-        return int(head.split()[1]), head, (await self.reader.readexactly(length)).decode()
-
-    async def read_all(self) -> bytes:
-        """Everything until the server ends the connection."""
-        return await self.reader.read(-1)
-
-    def leave(self) -> None:
-        self.writer.transport.abort()
-
-
-class WatchedSet(set[Any]):
-    """A set that says when its last element has left it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emptied = asyncio.Event()
-
-    def discard(self, element: Any) -> None:
-        super().discard(element)
-        if not self:
-            self.emptied.set()
-
-
-def watch_drain(server: Server) -> asyncio.Event:
-    """Set when the server begins to end."""
-    draining = asyncio.Event()
-    server._serving.on_drain.append(draining.set)
-    return draining
-
-
-Scenario = Callable[[FakeLLM, Peer, Server], Awaitable[None]]
-
-
-def run_with_server(
-    scenario: Scenario,
-    *,
-    drain_timeout_s: float = 5.0,
-    pieces: int = 3,
-    max_waiting: int = 2048,
-    **limits: Any,
-) -> float:
-    """Run a scenario beside a server, then end it with SIGTERM; returns how long the end took."""
-
-    async def main() -> float:
-        llm = FakeLLM(tuple("word " for _ in range(pieces)))
-        listener = socket.create_server(("127.0.0.1", 0))
-        options = ServerOptions(
-            drain_timeout_s=drain_timeout_s, max_waiting=max_waiting, limits=Limits(**limits)
-        )
-        server = Server(llm, options)  # type: ignore[arg-type]
-        server._state.connections = WatchedSet()
-        ready = asyncio.Event()
-        serving = asyncio.create_task(server.serve(listener, ready.set))
-        peer = Peer(listener.getsockname()[1])
-        async with asyncio.timeout(30):
-            await ready.wait()
-            await peer.connect()
-            try:
-                await scenario(llm, peer, server)
-                began = time.monotonic()
-                if not serving.done():
-                    os.kill(os.getpid(), signal.SIGTERM)
-                assert await serving == 0
-            finally:
-                peer.leave()
-        assert llm.num_shutdowns == 1
-        assert len(llm.ended) == len(llm.calls)
-        return time.monotonic() - began
-
-    return asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -171,12 +71,17 @@ def test_a_request_that_does_not_end_is_answered_with_408(begun: bytes, limit: s
 
 
 def test_a_connection_that_says_nothing_is_closed_and_one_too_many_is_refused() -> None:
-    async def scenario(_llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        second = Peer(peer._port)
-        await second.connect()
-        status, _, _ = await second.read_answer()
-        assert status == 503
+    async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
+        llm.gate.clear()
+        await peer.post("/v1/chat/completions", CHAT)
+        await llm.wait_for_calls(1)
+        second = await peer.make_neighbour()
+        status, _, body = await second.read_answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "too_many_connections")
         second.leave()
+        llm.gate.set()
+        assert (await peer.read_answer())[0] == 200
+        await peer.say(b"\r\n")  # which is no request, and keeps nothing open
         assert await peer.read_all() == b""
 
     run_with_server(scenario, max_keep_alive_s=0.3, max_connections=1)
@@ -228,7 +133,7 @@ def test_a_client_that_leaves_ends_its_request_within_a_second(body: Any, holds_
 
 def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        slow = Peer(peer._port)
+        slow = Peer(peer.port)
         await slow.connect(receive_buffer=4096)
         slow.writer.transport.pause_reading()
         began = time.monotonic()
@@ -246,7 +151,7 @@ def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> Non
 def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connection: str) -> None:
     async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
         llm.pieces = ("word " * 4_000_000,)  # past what the kernel takes for a reader that does not read
-        slow = Peer(peer._port)
+        slow = Peer(peer.port)
         await slow.connect(receive_buffer=4096)
         slow.writer.transport.pause_reading()
         await slow.post("/v1/chat/completions", CHAT, f"connection: {connection}\r\n")
@@ -262,7 +167,7 @@ def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connectio
 def test_overload_is_answered_at_once() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
         llm.gate.clear()
-        peers = [Peer(peer._port) for _ in range(4)]
+        peers = [Peer(peer.port) for _ in range(4)]
         for one in peers:
             await one.connect()
             await one.post("/v1/chat/completions", CHAT)
@@ -287,14 +192,14 @@ def test_overload_is_answered_at_once() -> None:
 def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
         llm.gate.clear()
-        late = Peer(peer._port)
+        late = Peer(peer.port)
         await late.connect()
         await peer.post("/v1/chat/completions", STREAM)
         await llm.started.wait()
         draining = watch_drain(server)
         os.kill(os.getpid(), signal.SIGTERM)
         await draining.wait()
-        newcomer = Peer(peer._port)
+        newcomer = Peer(peer.port)
         await newcomer.connect()
         await newcomer.say(b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await newcomer.read_answer())[0] == 503
