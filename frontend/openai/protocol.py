@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
+from uvicorn._types import HTTPScope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -123,7 +124,7 @@ class CappedProtocol(HttpToolsProtocol):
         self._disarm()
         self.resume_writing()
         self._forget_cycle()  # uvicorn tells the last request that came only
-        self._release()
+        self._end()
         self._admission.connections.remove(self)
         super().connection_lost(exc)
 
@@ -294,6 +295,8 @@ class CappedProtocol(HttpToolsProtocol):
             self.close_after_answer()
             return
         super().on_response_complete()
+        if not self.is_busy:
+            self._forget_request()
         self._hold_bytes()
         if self.transport.is_closing():  # when its last bytes have gone, which takes a reader that reads
             self._arm(self._limits.write_timeout_s, None)
@@ -418,12 +421,19 @@ class CappedProtocol(HttpToolsProtocol):
         self._disarm()
         self._unset_keepalive_if_required()
         self.pipeline.clear()
-        self._release()
-        self._admission.connections.demote(self)
-
-    def _release(self) -> None:
+        self._has_begun = False
+        self._forget_request()
         self._admission.headers.release(self)
         self._admission.bodies.release(self)
+        self._admission.connections.demote(self)
+
+    def _forget_request(self) -> None:
+        """What has been answered is not kept until the next request: its headers may be large."""
+        self.cycle = self._answered = cast(RequestResponseCycle, None)
+        if not self._has_begun:
+            self.headers = []
+            self.scope = cast(HTTPScope, None)
+            self.url = b""
 
     @property
     def is_busy(self) -> bool:

@@ -249,6 +249,40 @@ def test_bodies_of_one_key_that_fill_the_room_do_not_cost_another_its_request() 
     run_with_server(scenario, api_keys=("one", "two"), max_body_bytes=90_000, max_total_body_bytes=230_000)
 
 
+def test_an_idle_connection_keeps_nothing_of_what_was_answered() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
+        llm.gate.clear()
+        await peer.post("/v1/chat/completions", CHAT, KEY + f"x: {'y' * 60_000}\r\n")
+        await llm.wait_for_calls(1)
+        connection = find_any(server)
+        assert connection._admission.headers.num_bytes > 60_000
+        llm.gate.set()
+        assert (await peer.read_answer())[0] == 200
+        assert connection._admission.headers.num_bytes == 0
+        assert not connection.headers
+        assert connection.cycle is connection.scope is None
+
+    run_with_server(scenario, api_keys=("one",))
+
+
+def test_a_client_that_leaves_frees_all_requests_in_its_row() -> None:
+    async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
+        llm.gate.clear()
+        row = await peer.make_neighbour()
+        await row.post("/v1/chat/completions", CHAT)
+        await llm.wait_for_calls(1)
+        await row.post("/v1/chat/completions", CHAT)
+        connection = find_connection(server, row)
+        assert connection is not None
+        while not connection.pipeline:
+            assert await peer.ask_live()
+        connection.transport.abort()  # a paused connection learns of its client's end when it writes
+        await llm.wait_for_calls(1, num_ended=1)
+        assert connection._admission.headers.num_bytes == 0
+
+    run_with_server(scenario)
+
+
 def find_any(server: Server) -> CappedProtocol:
     connections: Any = server._state.connections
     return next(iter(connections))
