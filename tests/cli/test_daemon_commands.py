@@ -49,7 +49,7 @@ PS_KEYS = [
 @pytest.fixture(scope="module", autouse=True)
 def runtime() -> Iterator[Path]:
     with runtime_folders() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=":")
         yield folder
 
 
