@@ -6,28 +6,42 @@ a step fail or wait for ever. Pure functions of a request and the engine's limit
 
 from __future__ import annotations
 
-import itertools
+import math
 
 from ..ipc.config import EngineConfig
 from ..ipc.messages import EngineCoreRequest
-from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
+from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
+from ..ipc.token_lists import TokenLists, has_unpacked, is_token_mask
+
+_NO_LISTS = TokenLists()
 
 
 def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
-    """Why this request can never run on a cache of `num_blocks` blocks, None if it can."""
+    """Why this request can never run on a cache of `num_blocks` blocks, None if it can.
+
+    Lengths come first: they bound what the checks of ids cost.
+    """
     vocab_size = config.model.shape.vocab_size
     return (
-        _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
+        _find_odd_size("prompt_token_ids", request.prompt_token_ids)
+        or _find_odd_size("output_token_ids", request.output_token_ids)
+        or _find_bad_length(request, config.model.max_model_len)
+        or _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
         or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
         or _find_bad_parameter(request, vocab_size)
-        or _find_bad_length(request, config.model.max_model_len)
         or _find_lack_of_blocks(request, config, num_blocks)
     )
 
 
-def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
+def _find_odd_size(field: str, packed: bytes) -> str | None:
     if len(packed) % TOKEN_SIZE_BYTES:
         return f"{field}: {len(packed)} bytes, not a whole number of int32"
+    return None
+
+
+def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
+    if odd := _find_odd_size(field, packed):
+        return odd
     # As unsigned numbers negative ids are the largest: one pass finds both kinds.
     largest = max(memoryview(packed).cast("I"), default=0)
     if largest < vocab_size:
@@ -38,20 +52,46 @@ def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
 
 def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | None:
     """A token id outside the vocabulary would be an index outside the logits, in everybody's step."""
-    params = request.sampling_params
-    ids_of = {
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "logit_bias": params.logit_bias or (),
-        "stop_token_ids": params.stop_token_ids or (),
-        "eos_token_ids": request.eos_token_ids,
-        "bad_words": itertools.chain.from_iterable(request.bad_words_token_ids),
-    }
-    for field, ids in ids_of.items():
-        bad = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
-        if bad is not None:
-            return f"{field}: token id {bad} is not in 0..{vocab_size - 1}"
-    if not all(request.bad_words_token_ids):
+    if not request.request_id.isprintable():  # it is shown in logs and terminals
+        return "request_id: only printable characters"
+    if has_unpacked(request.sampling_params):
+        return "sampling_params: lists of token ids and texts do not travel in it"
+    for token_id in request.eos_token_ids:
+        if not 0 <= token_id < vocab_size:
+            return f"eos_token_ids: token id {token_id} is not in 0..{vocab_size - 1}"
+    lists = request.token_lists
+    if lists == _NO_LISTS:
+        return None
+    return (
+        _find_bad_set("allowed_token_ids", lists.allowed, vocab_size)
+        or _find_bad_token("logit_bias", lists.bias_ids, vocab_size)
+        or _find_bad_token("stop_token_ids", lists.stop, vocab_size)
+        or _find_bad_token("bad_words", lists.bad_words, vocab_size)
+        or _find_bad_counts(lists)
+    )
+
+
+def _find_bad_set(field: str, packed: bytes, vocab_size: int) -> str | None:
+    if not is_token_mask(packed, vocab_size):
+        return _find_bad_token(field, packed, vocab_size)
+    if int.from_bytes(packed, "little").bit_length() > vocab_size:
+        return f"{field}: a bit beyond token id {vocab_size - 1}"
+    return None
+
+
+def _find_bad_counts(lists: TokenLists) -> str | None:
+    """Lists that belong together and do not fit each other."""
+    if len(lists.bias_ids) != len(lists.bias_values):
+        return "logit_bias: as many ids as values"
+    if not all(map(math.isfinite, memoryview(lists.bias_values).cast("f"))):
+        return "logit_bias: finite values"
+    if odd := _find_odd_size("bad_words: lengths", lists.bad_word_lengths):
+        return odd
+    counts = decode_token_ids(lists.bad_word_lengths)
+    if min(counts, default=1) < 1:
         return "bad_words: an empty list of token ids"
+    if sum(counts) != count_token_ids(lists.bad_words):
+        return f"bad_words: {count_token_ids(lists.bad_words)} token ids, and lengths of {sum(counts)}"
     return None
 
 

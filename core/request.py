@@ -16,17 +16,20 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 
 from ..ipc.messages import EngineCoreRequest, FinishReason, RequestTimes
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
-from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids
+from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
+from ..ipc.token_lists import TokenLists
 from .tenant import Tenant
 
 # (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
 QueueOrder = tuple[int, float, int]
 
 NEVER = sys.maxsize
+_LONG_PROMPT_BYTES = 4096  # of a prompt that sequences share
 
 
 class RequestStatus(Enum):
@@ -51,7 +54,7 @@ class Request:
     max_total_tokens: int  # prompt + output at the longest
     eos_token_ids: list[int]
     stop_token_ids: frozenset[int]  # end-of-sequence tokens included
-    bad_words_token_ids: list[list[int]]
+    token_lists: TokenLists
     cache_salt: str
     order: QueueOrder
     queued_time: float
@@ -107,14 +110,14 @@ class Request:
             client=client,
             tenant=tenant,
             sampling_params=params,
-            prompt_token_ids=message.prompt_token_ids,
+            prompt_token_ids=_share_prompt(message.prompt_token_ids),
             num_prompt_tokens=num_prompt,
             max_total_tokens=max_model_len
             if max_tokens is None
             else min(num_prompt + max_tokens, max_model_len),
             eos_token_ids=message.eos_token_ids,
-            stop_token_ids=frozenset(message.eos_token_ids).union(params.stop_token_ids or ()),
-            bad_words_token_ids=message.bad_words_token_ids,
+            stop_token_ids=_make_stop_set(tuple(message.eos_token_ids), message.token_lists.stop),
+            token_lists=_share_lists(message.token_lists),
             cache_salt=message.cache_salt,
             order=order,
             queued_time=now,
@@ -187,7 +190,7 @@ class Request:
             output_token_ids=self.output_token_ids.tobytes(),
             sampling_params=self.sampling_params,
             eos_token_ids=self.eos_token_ids,
-            bad_words_token_ids=self.bad_words_token_ids,
+            token_lists=self.token_lists,
             block_ids=self.block_ids.copy(),
             num_computed_tokens=self.num_computed_tokens,
         )
@@ -203,6 +206,29 @@ class Request:
             self.last_token_time,
             self.num_preemptions,
         )
+
+
+# The sequences of a request come one after the other and say the same: they share what is large of it.
+
+
+@lru_cache(maxsize=16)
+def _share_lists(lists: TokenLists) -> TokenLists:
+    """The first of equal ones."""
+    return lists
+
+
+def _share_prompt(packed: bytes) -> bytes:
+    return _share_long_prompt(packed) if len(packed) >= _LONG_PROMPT_BYTES else packed
+
+
+@lru_cache(maxsize=4)
+def _share_long_prompt(packed: bytes) -> bytes:
+    return packed
+
+
+@lru_cache(maxsize=16)
+def _make_stop_set(eos_token_ids: tuple[int, ...], stop_token_ids: bytes) -> frozenset[int]:
+    return frozenset(eos_token_ids).union(decode_token_ids(stop_token_ids))
 
 
 def drop_finished(requests: Iterable[Request]) -> list[Request]:

@@ -22,7 +22,6 @@ from ..ipc.codec import PING
 from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, EngineStartError, ProtocolError, QuireError
 from ..ipc.messages import (
-    AbortRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -32,6 +31,7 @@ from ..ipc.messages import (
     UtilityCall,
     UtilityMethod,
     UtilityResult,
+    make_aborts,
 )
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient
 from .engine_link import (
@@ -129,7 +129,8 @@ class AsyncMPClient(EngineCoreClient):
         if request_ids:
             self._check_usable()
             self._ledger.abort(request_ids)
-            self._send(AbortRequests(request_ids))
+            for message in make_aborts(request_ids):
+                self._send(message)
 
     async def get_outputs(self) -> list[EngineCoreOutput]:
         """Wait for outputs; called by one task only, which also resolves utility calls.

@@ -24,7 +24,6 @@ from ..ipc.codec import PING
 from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, EngineStartError, ProtocolError, QuireError
 from ..ipc.messages import (
-    AbortRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -35,6 +34,7 @@ from ..ipc.messages import (
     UtilityCall,
     UtilityMethod,
     UtilityResult,
+    make_aborts,
 )
 from ..ipc.sockets import until_ms
 from .engine_link import (
@@ -161,7 +161,8 @@ class SyncMPClient(SyncClient):
         if request_ids:
             self._check_usable()
             self._ledger.abort(request_ids)
-            self._send(AbortRequests(request_ids))
+            for message in make_aborts(request_ids):
+                self._send(message)
 
     def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:
         if self._kept:

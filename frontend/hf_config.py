@@ -13,6 +13,7 @@ from typing import Any, cast, get_args
 
 from ..ipc.config import MAX_INT, NATIVE_ARCHITECTURES, Activation, Dtype, ModelShape, RopeConfig, RopeType
 from ..ipc.errors import ConfigError, ModelError, SamplingParamsError, shorten
+from ..ipc.messages import MAX_EOS_TOKEN_IDS
 from ..ipc.sampling_params import SamplingParams
 
 _ARCHITECTURE_OF_TYPE = {
@@ -169,7 +170,10 @@ def read_eos_token_ids(
         for token_id in ids:
             if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
                 raise ModelError(f"{name} eos_token_id", value, f"token ids from 0 to {vocab_size - 1}")
-        return tuple(dict.fromkeys(ids))
+        distinct = tuple(dict.fromkeys(ids))
+        if len(distinct) > MAX_EOS_TOKEN_IDS:  # each request carries them
+            raise ModelError(f"{name} eos_token_id", f"{len(distinct)} ids", f"at most {MAX_EOS_TOKEN_IDS}")
+        return distinct
     return ()
 
 

@@ -25,6 +25,7 @@ from ..ipc.messages import (
 )
 from ..ipc.sampling_params import MAX_SEED, SamplingParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
+from ..ipc.token_lists import drop_packed, pack_token_lists
 from .tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -131,6 +132,7 @@ class InputProcessor:
         self._check_params(params)
         arrived = time.time() if arrival_time is None else arrival_time
         hides = params.num_sequences > params.n and params.logprobs is None
+        bad_words = self._encode_bad_words(params.bad_words or [])
         template = EngineCoreRequest(
             request_id=f"{request_id}-{os.urandom(4).hex()}",
             prompt_token_ids=prompt.packed,
@@ -139,7 +141,7 @@ class InputProcessor:
             eos_token_ids=[] if params.ignore_eos else list(self._facts.eos_token_ids),
             priority=priority,
             cache_salt=prompt.cache_salt,
-            bad_words_token_ids=self._encode_bad_words(params.bad_words or []),
+            token_lists=pack_token_lists(params, bad_words, self._facts.vocab_size),
         )
         return EngineInput(
             request_id,
@@ -206,10 +208,10 @@ class InputProcessor:
         for name in ("logprobs", "prompt_logprobs"):
             self._check_num_logprobs(name, getattr(params, name))
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token_id in getattr(params, name) or ():
-                if token_id >= self._facts.vocab_size:
-                    allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
-                    raise SamplingParamsError(name, token_id, allowed)
+            largest = max(getattr(params, name) or (), default=0)
+            if largest >= self._facts.vocab_size:
+                allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
+                raise SamplingParamsError(name, largest, allowed)
         if self._tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):
@@ -255,6 +257,7 @@ def _make_sequences(template: EngineCoreRequest, scores: bool) -> list[EngineCor
     for index in range(params.num_sequences):
         own = copy.copy(params)  # checked already; `replace` would check each one again
         own.n, own.best_of, own.seed = 1, None, _wrap_seed(seed + index)
+        drop_packed(own)
         if scores:
             own.logprobs = 0
         if index:  # one copy of the prompt's logprobs is enough

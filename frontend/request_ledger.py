@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ..ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, drop_positions
+from ..ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, drop_positions, make_aborts
 
 _LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there was no engine
 
@@ -111,9 +111,7 @@ class RequestLedger:
                 entry.note_loss()
             messages.append(_resumed(entry, now))
             entry.is_sent = True
-        if aborted:
-            messages.append(AbortRequests(aborted))
-        return messages
+        return messages + make_aborts(aborted)
 
 
 def _resumed(entry: _Entry, now: float) -> EngineCoreRequest:

@@ -1,4 +1,4 @@
-"""The protocol between frontends and the engine core (version 2).
+"""The protocol between frontends and the engine core (version 3).
 
 A message is one ZeroMQ frame: a byte that names its type (`MessageType`), then a msgpack body.
 The engine binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a
@@ -30,6 +30,7 @@ LeaseCheck: core, to every client when some connection has ended, to learn whose
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import Annotated
 
@@ -38,13 +39,15 @@ from msgspec import Meta
 
 from .config import RecoveryConfig
 from .sampling_params import SamplingParams
+from .token_lists import TokenLists
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MAX_REQUEST_ID_LENGTH = 256
 MAX_CACHE_SALT_LENGTH = 128
 MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
-MAX_IDS_PER_ABORT = 65536
+MAX_IDS_PER_ABORT = 2048  # more are several messages
+MAX_EOS_TOKEN_IDS = 1024
 MAX_REASON_LENGTH = 65536
 MAX_TENANT_LENGTH = 128
 MAX_CLIENT_WEIGHT = 1000.0
@@ -178,13 +181,13 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     request_id: RequestId  # unique over all clients: the frontend adds a random part
     prompt_token_ids: PackedTokenIds
-    sampling_params: SamplingParams  # seed is set
+    sampling_params: SamplingParams  # seed is set; without its lists (`token_lists.drop_packed`)
     arrival_time: float  # seconds since the epoch, for fcfs and metrics
-    eos_token_ids: Annotated[list[int], Meta(max_length=64)] = []  # empty with ignore_eos
+    eos_token_ids: Annotated[list[int], Meta(max_length=MAX_EOS_TOKEN_IDS)] = []  # empty with ignore_eos
     output_token_ids: PackedTokenIds = b""  # a resumed request: what it has already generated
     priority: int = 0  # lower runs first
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_LENGTH)] = ""
-    bad_words_token_ids: Annotated[list[list[int]], Meta(max_length=512)] = []
+    token_lists: TokenLists = TokenLists()
     tenant: Tenant = ""  # whose it is under the fair policy; empty: the client's own
     timeout_s: Timeout | None = None  # after its arrival it ends with ABORT and what it has
     queue_timeout_s: Timeout | None = None  # if it has not begun by then it ends with QUEUE_TIMEOUT
@@ -196,6 +199,12 @@ class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
     """End these requests now."""
 
     request_ids: Annotated[list[RequestId], Meta(max_length=MAX_IDS_PER_ABORT)]
+
+
+def make_aborts(request_ids: Sequence[str]) -> list[AbortRequests]:
+    """The messages that end any number of requests."""
+    starts = range(0, len(request_ids), MAX_IDS_PER_ABORT)
+    return [AbortRequests(list(request_ids[start : start + MAX_IDS_PER_ABORT])) for start in starts]
 
 
 class UtilityCall(msgspec.Struct, array_like=True, frozen=True):

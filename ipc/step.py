@@ -21,6 +21,7 @@ import msgspec
 
 from .messages import LogprobsBlock
 from .sampling_params import SamplingParams
+from .token_lists import TokenLists
 
 
 class StepMessageType(bytes, Enum):
@@ -48,7 +49,7 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     output_token_ids: bytes
     sampling_params: SamplingParams
     eos_token_ids: list[int]
-    bad_words_token_ids: list[list[int]]
+    token_lists: TokenLists
     block_ids: list[int]
     num_computed_tokens: int
 

@@ -17,6 +17,7 @@ from quire.ipc.config import EngineConfig, RopeConfig, SchedulerConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.token_lists import drop_packed, pack_token_lists
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
 from quire.worker.model_runner import GPUModelRunner, LaunchedStep
 from torch import Tensor
@@ -140,6 +141,9 @@ class Driver:
     ) -> None:
         """The request enters `row` with the next step that computes it."""
         output = output or []
+        params = params.clone() if params is not None else SamplingParams(temperature=0.0)
+        lists = pack_token_lists(params, bad_words or [], self.config.model.shape.vocab_size)
+        drop_packed(params)
         self.requests[name] = DrivenRequest(row, len(prompt) + len(output), 0)
         self._names[row] = name
         self._entering.append(
@@ -148,9 +152,9 @@ class Driver:
                 request_id=name,
                 prompt_token_ids=encode_token_ids(prompt),
                 output_token_ids=encode_token_ids(output),
-                sampling_params=params or SamplingParams(temperature=0.0),
+                sampling_params=params,
                 eos_token_ids=eos or [],
-                bad_words_token_ids=bad_words or [],
+                token_lists=lists,
                 block_ids=[],
                 num_computed_tokens=0,
             )

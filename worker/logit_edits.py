@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
+from ..ipc.token_ids import TOKEN_SIZE_BYTES
+from ..ipc.token_lists import is_token_mask, unpack_bad_words
 from ..kernels.penalties import penalize_reference
 from ..kernels.triton_runtime import can_use_triton
 from .penalties import TokenPenalties
@@ -30,9 +32,10 @@ _NO_IDS: Ids = np.zeros(0, dtype=np.int64)
 class LogitEdits:
     """The edits of one row. Ids outside the vocabulary have been dropped."""
 
-    allowed_ids: Ids | None
+    allowed: bytes  # packed as in TokenLists
     banned_ids: Ids  # bad words of one token
-    bad_words: list[tuple[list[int], int]]  # (all tokens but the last, the last)
+    bad_words: list[tuple[bytes, int]]  # (all tokens but the last, packed, and the last)
+    max_word_tokens: int  # of the longest of them, without its last
     min_tokens: int
     stop_ids: Ids  # not before min_tokens
     bias_ids: Ids
@@ -49,9 +52,10 @@ class LogitEdits:
         banned = [self.banned_ids]
         if num_output < self.min_tokens:
             banned.append(self.stop_ids)
-        for start, last in self.bad_words:
-            if history[-len(start) :].tolist() == start:
-                banned.append(np.array([last], dtype=np.int64))
+        if self.bad_words:  # 256 words take 20 us: bytes are compared from the end
+            tail = history[-self.max_word_tokens :].tobytes()
+            last_ids = [last for start, last in self.bad_words if tail.endswith(start)]
+            banned.append(np.array(last_ids, dtype=np.int64))
         return banned
 
 
@@ -69,22 +73,25 @@ def make_logit_edits(
     request: NewRequestData, prompt: NDArray[np.int32], output: NDArray[np.int32], vocab_size: int
 ) -> LogitEdits | None:
     """The edits that the request asks for, None if it asks for none."""
-    params = request.sampling_params
-    words = [word for word in request.bad_words_token_ids if word and max(word) < vocab_size]
+    params, lists = request.sampling_params, request.token_lists
+    words = [np.frombuffer(word, dtype=np.int32) for word in unpack_bad_words(lists)]
+    words = [word for word in words if word.max() < vocab_size]
     penalties = _make_penalties(params, prompt, output)
     has_min_tokens = len(output) < params.min_tokens
-    if not (params.allowed_token_ids or words or has_min_tokens or params.logit_bias or penalties):
+    if not (lists.allowed or words or has_min_tokens or lists.bias_ids or penalties):
         return None
-    bias = {token: value for token, value in (params.logit_bias or {}).items() if token < vocab_size}
-    stop_ids: list[int] = sorted({*request.eos_token_ids, *(params.stop_token_ids or [])})
+    stop_ids = np.union1d(np.array(request.eos_token_ids, dtype=np.int64), _unpack_ids(lists.stop))
+    bias_ids = _unpack_ids(lists.bias_ids)
+    starts = [(word[:-1].tobytes(), int(word[-1])) for word in words if len(word) > 1]
     return LogitEdits(
-        allowed_ids=_ids(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None,
-        banned_ids=_ids([word[0] for word in words if len(word) == 1], vocab_size),
-        bad_words=[(word[:-1], word[-1]) for word in words if len(word) > 1],
+        allowed=lists.allowed,
+        banned_ids=np.array([word[0] for word in words if len(word) == 1], dtype=np.int64),
+        bad_words=starts,
+        max_word_tokens=max((len(start) for start, _ in starts), default=0) // TOKEN_SIZE_BYTES,
         min_tokens=params.min_tokens,
-        stop_ids=_ids(stop_ids, vocab_size) if has_min_tokens else _NO_IDS,
-        bias_ids=np.array(list(bias), dtype=np.int64),
-        bias_values=np.array(list(bias.values()), dtype=np.float32),
+        stop_ids=stop_ids[stop_ids < vocab_size] if has_min_tokens else _NO_IDS,
+        bias_ids=bias_ids[bias_ids < vocab_size],
+        bias_values=np.frombuffer(lists.bias_values, dtype=np.float32)[bias_ids < vocab_size],
         penalties=penalties,
     )
 
@@ -102,26 +109,32 @@ def _make_penalties(
     return TokenPenalties(prompt, output, repetition, frequency, presence)
 
 
-def _ids(token_ids: list[int], vocab_size: int) -> Ids:
-    ids = np.array(token_ids, dtype=np.int64)
-    return ids[ids < vocab_size]
+def _unpack_ids(packed: bytes) -> Ids:
+    return np.frombuffer(packed, dtype=np.int32).astype(np.int64)
 
 
 def apply_logit_edits(logits: Tensor, rows: list[EditedRow]) -> None:
     """Edit float32 `logits` [S, V] in place, one batched operation for each kind of edit."""
     for row in rows:
-        if row.edits.allowed_ids is not None:
-            _keep_only(logits[row.index], row.edits.allowed_ids)
+        if row.edits.allowed:
+            _keep_only(logits[row.index], row.edits.allowed)
     _ban(logits, rows)
     _add_bias(logits, rows)
     _penalize(logits, [row for row in rows if row.edits.penalties is not None])
 
 
-def _keep_only(logits: Tensor, allowed: Ids) -> None:
-    ids = to_device(allowed, logits.device)
-    kept = logits[ids]
+def _keep_only(logits: Tensor, allowed: bytes) -> None:
+    """Set what is not in the token set `allowed` to minus infinity in `logits` [V]."""
+    size = len(logits)
+    if is_token_mask(allowed, size):
+        bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), count=size, bitorder="little")
+        logits.masked_fill_(to_device(bits == 0, logits.device), -torch.inf)
+        return
+    ids = _unpack_ids(allowed)
+    index = to_device(ids[ids < size], logits.device)
+    kept = logits[index]
     logits.fill_(-torch.inf)
-    logits[ids] = kept
+    logits[index] = kept
 
 
 def _ban(logits: Tensor, rows: list[EditedRow]) -> None:

@@ -16,6 +16,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
+from ..ipc.token_lists import TokenLists
 from ..kernels import native
 from .kv_cache import allocate_kv_caches, check_max_model_len, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
@@ -113,7 +114,7 @@ class Worker:
             output_token_ids=b"",
             sampling_params=SamplingParams(temperature=1.0, top_p=0.9, seed=0),
             eos_token_ids=[],
-            bad_words_token_ids=[],
+            token_lists=TokenLists(),
             block_ids=[0],
             num_computed_tokens=0,
         )

@@ -41,7 +41,9 @@ from quire.ipc.messages import (
     Welcome,
 )
 from quire.ipc.run_dir import find_named
+from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.sockets import connect_dealer
+from quire.ipc.token_lists import TokenLists
 
 TESTS = Path(__file__).parent.parent
 MAX_MODEL_LEN = 512
@@ -352,7 +354,14 @@ def test_requests_that_no_frontend_would_send_end_with_an_error(daemon: Daemon, 
             replace(honest, output_token_ids=b"\xff\xff\xff\x7f"),
             replace(honest, output_token_ids=b"\x00" * 4 * MAX_MODEL_LEN),
             replace(honest, eos_token_ids=[-1]),
-            replace(honest, bad_words_token_ids=[[]]),
+            replace(honest, token_lists=TokenLists(bad_word_lengths=bytes(4))),
+            replace(honest, token_lists=TokenLists(bad_words=bytes(8), bad_word_lengths=b"\1\0\0\0")),
+            replace(honest, token_lists=TokenLists(bad_words=bytes(3))),
+            replace(honest, token_lists=TokenLists(allowed=b"\xff\xff\xff\x7f")),
+            replace(honest, token_lists=TokenLists(bias_ids=bytes(4))),
+            replace(honest, token_lists=TokenLists(bias_ids=bytes(4), bias_values=b"\0\0\xc0\x7f")),
+            replace(honest, sampling_params=SamplingParams(allowed_token_ids=[1])),
+            replace(honest, request_id="\x1b[2J"),
         ):
             message = stranger.ask(*CODEC.encode(request))
             assert isinstance(message, EngineCoreOutputs), message

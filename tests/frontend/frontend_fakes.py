@@ -151,7 +151,7 @@ class FakeEngine:
         finish, stop_reason = None, None
         if token in request.eos_token_ids:
             finish = FinishReason.STOP
-        elif token in (params.stop_token_ids or ()):
+        elif token in decode_token_ids(request.token_lists.stop):
             finish, stop_reason = FinishReason.STOP, token
         elif done + 1 in (params.max_tokens, len(script)):
             finish = FinishReason.LENGTH

@@ -14,6 +14,7 @@ from quire.frontend.hf_config import (
 )
 from quire.ipc.config import NATIVE_ARCHITECTURES, ModelShape
 from quire.ipc.errors import ConfigError, ModelError
+from quire.ipc.messages import MAX_EOS_TOKEN_IDS
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,
@@ -254,6 +255,12 @@ def test_end_tokens_come_from_the_generation_config_first():
     assert read_eos_token_ids({"eos_token_id": None}, {}, 10) == ()
     with pytest.raises(ModelError, match="0 to 9"):
         read_eos_token_ids({"eos_token_id": [2, 10]}, {}, 10)
+
+
+def test_more_end_of_sequence_ids_than_a_request_carries_are_refused_at_the_start():
+    assert len(read_eos_token_ids({"eos_token_id": list(range(MAX_EOS_TOKEN_IDS))}, {}, 5000)) == 1024
+    with pytest.raises(ModelError, match=r"config.json eos_token_id='1025 ids': at most 1024"):
+        read_eos_token_ids({"eos_token_id": list(range(MAX_EOS_TOKEN_IDS + 1))}, {}, 5000)
 
 
 @pytest.mark.parametrize(

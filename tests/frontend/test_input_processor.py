@@ -12,6 +12,8 @@ from quire.frontend.input_processor import InputProcessor
 from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError
 from quire.ipc.sampling_params import MAX_SEED, SamplingParams
+from quire.ipc.token_ids import decode_token_ids, encode_token_ids
+from quire.ipc.token_lists import unpack_bad_words
 
 
 @pytest.fixture
@@ -226,15 +228,15 @@ def test_best_of_asks_for_the_tokens_own_logprobs(processor: InputProcessor):
 def test_bad_words_are_forbidden_at_a_beginning_and_after_a_space(byte_level: Tokenizer):
     processor = InputProcessor(make_facts(), byte_level)
     request = processor.process("a", [1], SamplingParams(bad_words=["fox"]))
-    forbidden = request.sequences[0].bad_words_token_ids
-    texts = {byte_level.decode(ids) for ids in forbidden}
+    forbidden = unpack_bad_words(request.sequences[0].token_lists)
+    texts = {byte_level.decode(decode_token_ids(packed)) for packed in forbidden}
     assert texts == {"fox", " fox"}
 
 
 def test_a_spaced_form_that_ends_in_the_plain_one_is_not_repeated(byte_level: Tokenizer):
     processor = InputProcessor(make_facts(), byte_level)
     request = processor.process("a", [1], SamplingParams(bad_words=["<|im_end|>"]))
-    assert request.sequences[0].bad_words_token_ids == [[2]]
+    assert unpack_bad_words(request.sequences[0].token_lists) == [encode_token_ids([2])]
 
 
 def test_without_a_tokenizer_only_token_ids_go_in_and_out():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from quire.ipc.codec import make_client_codec, make_step_codec
 from quire.ipc.errors import ProtocolError
 from quire.ipc.messages import (
+    MAX_EOS_TOKEN_IDS,
     MAX_REQUEST_ID_LENGTH,
     AbortRequests,
     EngineCoreOutput,
@@ -22,6 +23,7 @@ from quire.ipc.messages import (
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
+from quire.ipc.token_lists import TokenLists
 
 CLIENT = make_client_codec()
 STEP = make_step_codec()
@@ -44,7 +46,7 @@ def test_a_message_survives_the_trip(message: msgspec.Struct) -> None:
 
 
 def test_a_step_survives_the_trip() -> None:
-    new = NewRequestData(3, "r", b"", b"", SamplingParams(), [1], [[2, 3]], [0, 1], 16)
+    new = NewRequestData(3, "r", b"", b"", SamplingParams(), [1], TokenLists(stop=b"abcd"), [0, 1], 16)
     step = SchedulerOutput(9, [3, 1], [5, 1], [new], [3], [(1, [7])])
     assert STEP.decode(STEP.encode(step)) == step
     output = ModelRunnerOutput(9, [1], [42])
@@ -68,7 +70,7 @@ def test_a_field_over_its_cap_is_a_protocol_error() -> None:
     for message in (
         EngineCoreRequest("x" * (MAX_REQUEST_ID_LENGTH + 1), b"", SamplingParams(), 0.0),
         EngineCoreRequest("", b"", SamplingParams(), 0.0),
-        EngineCoreRequest("x", b"", SamplingParams(), 0.0, list(range(65))),
+        EngineCoreRequest("x", b"", SamplingParams(), 0.0, list(range(MAX_EOS_TOKEN_IDS + 1))),
     ):
         with pytest.raises(ProtocolError):
             CLIENT.decode(CLIENT.encode(message))

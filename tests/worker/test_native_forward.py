@@ -13,6 +13,7 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.token_lists import TokenLists
 from quire.kernels import decoder as decoder_kernel
 from quire.kernels.native import set_num_threads
 from quire.worker.kv_cache import allocate_kv_caches
@@ -165,7 +166,7 @@ class RecordingRunner:
         row = self._rows[name]
         blocks = [(7 * (10 * row + block) + 3) % NUM_BLOCKS for block in range(10)]
         prompt = encode_token_ids(tokens_of(name))
-        return NewRequestData(row, name, prompt, b"", self._params, [], [], blocks, 0)
+        return NewRequestData(row, name, prompt, b"", self._params, [], TokenLists(), blocks, 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -187,7 +188,9 @@ def test_steps_have_the_same_logits_and_tokens_natively(
 def test_prompt_logprobs_are_scored_where_the_model_has_a_native_pass(checkpoint: Checkpoint) -> None:
     config, params = checkpoint.engine_config(), SamplingParams(temperature=0.0, prompt_logprobs=2)
     native, python = (RecordingRunner(config, is_native, params).runner for is_native in (True, False))
-    request = NewRequestData(0, "r", encode_token_ids(tokens_of("d")), b"", params, [], [], [3, 4, 5], 0)
+    request = NewRequestData(
+        0, "r", encode_token_ids(tokens_of("d")), b"", params, [], TokenLists(), [3, 4, 5], 0
+    )
     outputs = [runner.execute(SchedulerOutput(0, [0], [33], [request])) for runner in (native, python)]
     assert outputs[0].logprobs[0].prompt is not None
     assert outputs[0].logprobs == outputs[1].logprobs

@@ -8,6 +8,7 @@ import pytest
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.token_lists import TokenLists
 from quire.worker.block_tables import BlockTables
 from quire.worker.request_rows import RequestRows
 
@@ -16,7 +17,7 @@ def _request(
     row: int, prompt: list[int], output: list[int] | None = None, params: SamplingParams | None = None
 ) -> NewRequestData:
     packed = encode_token_ids(prompt), encode_token_ids(output or [])
-    return NewRequestData(row, "r", *packed, params or SamplingParams(), [], [], [], 3)
+    return NewRequestData(row, "r", *packed, params or SamplingParams(), [], TokenLists(), [], 3)
 
 
 def _append(rows: RequestRows, row: int, token: int, generation: int | None = None) -> None:

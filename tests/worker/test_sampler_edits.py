@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
+from quire.ipc.token_lists import is_token_mask, pack_token_lists
 from quire.worker.logit_edits import EditedRow, LogitEdits, apply_logit_edits, make_logit_edits
 
 VOCAB_SIZE = 12
@@ -19,7 +20,9 @@ INF = float("inf")
 
 
 def _request(params: SamplingParams, eos: list[int], bad_words: list[list[int]]) -> NewRequestData:
-    return NewRequestData(0, "r", b"", b"", params, eos, bad_words, [], 0)
+    return NewRequestData(
+        0, "r", b"", b"", params, eos, pack_token_lists(params, bad_words, VOCAB_SIZE), [], 0
+    )
 
 
 def _make(
@@ -147,6 +150,21 @@ def test_a_bad_word_of_several_tokens_is_banned_only_after_its_beginning() -> No
     assert banned([1, 4], [5]) == [6, 7]  # it may begin in the prompt
     assert banned([1], [5, 4]) == [7]
     assert banned([5], []) == [7]
+
+
+def test_many_allowed_ids_are_kept_by_a_bit_a_token_and_few_by_their_ids() -> None:
+    vocab_size = 203
+    for allowed in ([5, 202], list(range(1, 203, 2))):
+        lists = pack_token_lists(SamplingParams(allowed_token_ids=allowed), (), vocab_size)
+        assert is_token_mask(lists.allowed, vocab_size) == (len(allowed) > 2)
+        request = NewRequestData(0, "r", b"", b"", SamplingParams(), [], lists, [], 0)
+        nothing = np.zeros(0, dtype=np.int32)
+        edits = make_logit_edits(request, nothing, nothing, vocab_size)
+        assert edits is not None
+        logits = torch.zeros(2, vocab_size)
+        apply_logit_edits(logits, [_row(1, edits, [1], [])])
+        assert torch.nonzero(logits[1] == 0)[:, 0].tolist() == allowed
+        assert not logits[0].any()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.token_lists import TokenLists
 from quire.kernels.gather_step import StepArrays, launch_gather_step
 from quire.kernels.native import load_library
 from quire.worker.block_tables import BlockTables
@@ -31,7 +32,7 @@ def _enter(
     generator = np.random.default_rng(row)
     tokens = generator.integers(0, 1000, num_prompt + num_output).tolist()
     packed = encode_token_ids(tokens[:num_prompt]), encode_token_ids(tokens[num_prompt:])
-    rows.enter(NewRequestData(row, "r", *packed, SamplingParams(), [], [], [], computed))
+    rows.enter(NewRequestData(row, "r", *packed, SamplingParams(), [], TokenLists(), [], computed))
     tables.assign(row, generator.permutation(1000)[: MAX_LEN // BLOCK_SIZE].tolist())
 
 

@@ -14,6 +14,7 @@ from quire.ipc.errors import ConfigError
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.token_lists import TokenLists
 from quire.worker.threads import ThreadRule, count_cores
 from quire.worker.worker import Worker, resolve_device
 
@@ -40,7 +41,9 @@ def _config(checkpoint: Checkpoint, **parallel: Any) -> EngineConfig:
 
 def _enter(row: int, params: SamplingParams) -> NewRequestData:
     blocks = list(range(row * 8, row * 8 + 8))[::-1]
-    return NewRequestData(row, str(row), encode_token_ids(_prompt(row)), b"", params, [], [], blocks, 0)
+    return NewRequestData(
+        row, str(row), encode_token_ids(_prompt(row)), b"", params, [], TokenLists(), blocks, 0
+    )
 
 
 def _generate(worker: Worker, chunk: int, params: SamplingParams) -> dict[int, list[int]]:

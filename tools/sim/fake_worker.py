@@ -17,6 +17,7 @@ from ...ipc.messages import EngineCoreRequest, FinishReason, LogprobsBlock
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput, StepFailed
 from ...ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
+from ...ipc.token_lists import drop_packed, pack_token_lists
 
 VOCAB_SIZE = 997
 
@@ -73,10 +74,13 @@ def make_request(
     **params: object,
 ) -> EngineCoreRequest:
     """A request as a frontend sends it; `params` are SamplingParams fields."""
+    sampling = SamplingParams(**{"temperature": 0.0, **params})  # pyright: ignore[reportArgumentType]
+    lists = pack_token_lists(sampling, (), VOCAB_SIZE)
+    drop_packed(sampling)
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=encode_token_ids(prompt),
-        sampling_params=SamplingParams(**{"temperature": 0.0, **params}),  # pyright: ignore[reportArgumentType]
+        sampling_params=sampling,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids or [],
         output_token_ids=encode_token_ids(output or []),
@@ -85,6 +89,7 @@ def make_request(
         tenant=tenant,
         timeout_s=timeout_s,
         queue_timeout_s=queue_timeout_s,
+        token_lists=lists,
     )
 
 
@@ -99,7 +104,7 @@ def expected_output(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
     tokens = decode_token_ids(request.output_token_ids)
     room = max_model_len - count_token_ids(request.prompt_token_ids)
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
-    stops = {*request.eos_token_ids, *(params.stop_token_ids or [])}
+    stops = {*request.eos_token_ids, *decode_token_ids(request.token_lists.stop)}
     while True:
         if tokens and tokens[-1] in stops and len(tokens) >= params.min_tokens:
             return tokens, FinishReason.STOP

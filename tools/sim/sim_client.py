@@ -16,7 +16,7 @@ import msgspec
 from ...frontend.engine_link import Conversation, Engine
 from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
-from ...ipc.messages import AbortRequests, EngineCoreOutputs, EngineDead, ProtocolNotice, Refusal
+from ...ipc.messages import EngineCoreOutputs, EngineDead, ProtocolNotice, Refusal, make_aborts
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 
@@ -105,7 +105,8 @@ class SimClient:
             ids = self._processor.find_engine_ids([name])
             if ids:
                 self._ledger.abort(ids)
-                self._send(AbortRequests(ids))
+                for message in make_aborts(ids):
+                    self._send(message)
 
         self._when_awake(abort_now)
 
