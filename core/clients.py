@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import zmq
@@ -18,6 +19,7 @@ from .outbox import Outbox
 from .snapshot import AttachedClient
 
 _CHECKS_AFTER_S = (0.0, 0.05, 0.5)
+_REST = 20  # times the cost of a check before the next: a storm of connections takes 5 % of the core's time
 
 
 @dataclass(slots=True)
@@ -37,14 +39,16 @@ class Client:
 class LeaseWatch:
     """Says when clients are to be checked."""
 
-    def __init__(self, router: zmq.Socket[bytes]) -> None:
+    def __init__(self, router: zmq.Socket[bytes], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.monitor: zmq.Socket[bytes] = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._due: list[float] = []  # monotonic, sorted
+        self._not_before = 0.0
 
     @property
     def next_check_at(self) -> float | None:
         """When the next check is due, None if none is."""
-        return self._due[0] if self._due else None
+        return max(self._due[0], self._not_before) if self._due else None
 
     def read_events(self) -> None:
         """Take what the monitor says."""
@@ -54,12 +58,15 @@ class LeaseWatch:
                 self.monitor.recv_multipart(zmq.NOBLOCK)
                 has_news = True
         if has_news:
-            now = time.monotonic()
+            now = self._clock()
             self._due = sorted(now + after_s for after_s in _CHECKS_AFTER_S)
 
-    def take_due(self) -> bool:
-        """True once for each check whose time has come."""
-        if not self._due or self._due[0] > time.monotonic():
-            return False
-        del self._due[0]
-        return True
+    def check_if_due(self, check: Callable[[], None]) -> None:
+        """Call `check` if its time has come. It costs as much as there are clients, so it then rests."""
+        due_at, now = self.next_check_at, self._clock()
+        if due_at is None or due_at > now:
+            return
+        self._due = [at for at in self._due if at > now]
+        check()
+        ended = self._clock()
+        self._not_before = ended + _REST * (ended - now)

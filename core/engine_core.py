@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError
+from ..ipc.fair_share import has_room
 from ..ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -24,6 +25,7 @@ from ..ipc.messages import (
     SchedulerStats,
     drop_positions,
 )
+from ..ipc.request_price import find_held_bytes
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
 from ..ipc.token_ids import count_token_ids
 from .admission import find_refusal
@@ -34,6 +36,7 @@ from .deadlines import Deadlines
 from .fair_scheduler import FairScheduler
 from .kv_cache_manager import KVCacheManager
 from .poison_report import FoundBy, PoisonReport, make_poison_report
+from .remarks import Remarks
 from .request import Request, drop_finished
 from .scheduler import Scheduler, Step
 from .snapshot import Inspector, Surroundings
@@ -41,6 +44,7 @@ from .stats import EngineCounters
 from .step_limits import StepLimits
 from .tenant import Tenant, TenantLedger
 
+EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of
 # The sampler tells neither case from the other: both leave a row without a number to choose.
 BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
 
@@ -90,9 +94,11 @@ class EngineCore:
             config.scheduler.max_num_seqs,
             can_split=config.scheduler.enable_chunked_prefill,
         )
-        self._inspector = Inspector(config, self.counters, self._scheduler, self._blame, self._pool)
-        self._window, self._observations = self._inspector.window, self._inspector.observations
         self._tenants = TenantLedger()
+        self._inspector = Inspector(
+            config, self.counters, self._scheduler, self._blame, self._pool, self._tenants
+        )
+        self._window, self._observations = self._inspector.window, self._inspector.observations
         self._weights: dict[bytes, float] = {}  # of clients that said one
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
@@ -101,6 +107,7 @@ class EngineCore:
         self._num_arrivals = 0
         self._num_deaths_alone = num_deaths_alone or {}
         self._poison_reports: list[PoisonReport] = []
+        self.remarks = Remarks(monotonic)
 
     # -- requests
 
@@ -116,10 +123,13 @@ class EngineCore:
         if refusal is not None:
             self._refuse(client, request, refusal, ErrorCode.REFUSED)
             return
-        tenant = self._tenants.enter(request.tenant or client, self._weights.get(client, 1.0))
-        overload = self._find_overload(request, tenant)
+        held_bytes = find_held_bytes(request)
+        if held_bytes >= EXPENSIVE_BYTES:
+            self.remarks.note("expensive request", f"{request.request_id!r} holds {held_bytes} bytes")
+        tenant = self._tenants.enter(request.tenant or client, self._weights.get(client, 1.0), held_bytes)
+        overload = self._find_overload(request, tenant, held_bytes)
         if overload is not None:
-            self._tenants.leave(tenant)
+            self._tenants.leave(tenant, held_bytes)
             self._refuse(client, request, overload, ErrorCode.OVERLOADED)
             return
         now = self._clock()
@@ -337,21 +347,29 @@ class EngineCore:
             return f"request_id={request.request_id!r}: a request with this id is running"
         return find_refusal(request, self._config, self._pool.num_blocks)
 
-    def _find_overload(self, request: EngineCoreRequest, tenant: Tenant) -> str | None:
-        """Why one more request may not wait, None if it may. A resumed one was taken on before, so it may.
+    def _find_overload(self, request: EngineCoreRequest, tenant: Tenant, held_bytes: int) -> str | None:
+        """Why one more request may not wait, None if it may. The tenant's account has it already.
 
-        Under the fair policy a tenant may fill its part of the queue also when others have filled all of it,
-        until twice as many wait.
+        Under the fair policy a tenant has its share of both bounds. A resumed request was taken on before, so
+        it finds a place; its bytes do while there are twice as many, which is as far as shares reach.
         """
-        bound, num_rows = self._config.scheduler.max_num_queued_reqs, self._config.scheduler.max_num_seqs
-        num_queued = self._scheduler.num_queued + max(0, len(self._blame.parked) - num_rows)
-        if bound is None or num_queued < bound or request.is_resumed or request.output_token_ids:
-            return None
-        if self._config.scheduler.policy == "fair" and num_queued < 2 * bound:
-            part = bound * tenant.weight / self._tenants.active_weight
-            if tenant.num_live - tenant.num_rows <= part:
-                return None
-        return f"{num_queued} requests wait already, and max_num_queued_reqs={bound}: try again later"
+        config = self._config.scheduler
+        was_taken_on = request.is_resumed or bool(request.output_token_ids)
+        share = tenant.weight / self._tenants.active_weight if config.policy == "fair" else 0.0
+        bound = config.max_num_queued_reqs
+        if bound is not None and not was_taken_on:
+            taken = self._scheduler.num_queued + max(0, len(self._blame.parked) - config.max_num_seqs)
+            if not has_room(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, share):
+                return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"
+        bound = config.max_queued_bytes
+        if bound is not None:
+            taken, own = self._tenants.held_bytes - held_bytes, tenant.held_bytes - held_bytes
+            if not has_room(held_bytes, taken, own, 2 * bound if was_taken_on else bound, share):
+                return (
+                    f"it takes {held_bytes} bytes, live requests hold {taken} ({own} of them this tenant's), "
+                    f"and max_queued_bytes={bound}: try again later"
+                )
+        return None
 
     def _is_oldest(self, step_id: int) -> bool:
         """True if this answers the oldest step in flight, False if it answers a forgotten one."""
@@ -478,6 +496,7 @@ class EngineCore:
     def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
         """Answer a request that was not taken on."""
         self._observations.observe_refusal()
+        self.remarks.note(f"request {code}", f"{request.request_id!r}: {error}")
         start = count_token_ids(request.output_token_ids)
         end = FinishReason.ERROR
         output = EngineCoreOutput(request.request_id, start, [], end, error=error, error_code=code)
@@ -521,7 +540,7 @@ class EngineCore:
         for request in finished:
             self._inspector.note_end(request)
             del self._requests[request.request_id]
-            self._tenants.leave(request.tenant)
+            self._tenants.leave(request.tenant, request.held_bytes)
             own = self._ids_of[request.client]
             own.discard(request.request_id)
             if not own:

@@ -38,6 +38,7 @@ from ..ipc.process import (
     catch_signals,
     enable_stack_dumps,
 )
+from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.sockets import bind_router, until_ms
 from ..ipc.step import (
     ModelRunnerOutput,
@@ -56,7 +57,7 @@ from .reception import Reception
 
 _log = logging.getLogger(__name__)
 
-MAX_FRAMES_PER_TURN = 256  # client messages taken before the next step is scheduled
+MAX_RECEIVE_S = 0.005  # taking clients' messages before the next step is scheduled; they come in turn
 OUTBOX_RETRY_MS = 20  # how soon a client whose queue was full is tried again
 FIRST_HELLO_TIMEOUT_MS = 2000  # how long a failed start waits for somebody to tell
 LAST_WORDS_TIMEOUT_S = 0.5
@@ -70,13 +71,14 @@ class EngineCoreProcess:
     def __init__(self, launch: CoreLaunch, lifeline_fd: int, started_at: float) -> None:
         self._config = launch.config
         self._starter_package_dir = launch.package_dir
-        self._codec = make_client_codec()
+        max_frame_bytes = find_max_frame_bytes(launch.config.model.max_model_len)
+        self._codec = make_client_codec(max_frame_bytes)
         self._faults = make_fault_hooks(launch.config.fault_hooks, "core")
         self._journal = DeathJournal(launch.journal_path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         if self._faults is not None:
             self._faults.reach("core.bind")
-        self._router = bind_router(self._context, launch.client_address)
+        self._router = bind_router(self._context, launch.client_address, max_frame_bytes=max_frame_bytes)
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
         self._reception = Reception(secrets.token_hex(8), started_at, self._send)
         self._leases = LeaseWatch(self._router)
@@ -139,8 +141,7 @@ class EngineCoreProcess:
             self._receive_from_clients()
         if self._leases.monitor in ready:
             self._leases.read_events()
-        if self._leases.take_due():
-            self._reception.check_leases()
+        self._leases.check_if_due(self._reception.check_leases)
         for event in self._executor.receive():
             self._on_executor_event(event)
         if self._core is not None:
@@ -148,7 +149,7 @@ class EngineCoreProcess:
         # 3. Keep the worker fed before anything else, then deliver.
         self._submit_steps()
         self._reception.deliver()
-        self._log_poison()
+        self._log_requests()
 
     def _wait(self) -> dict[object, int]:
         in_flight = self._core is not None and self._core.num_in_flight > 0
@@ -172,6 +173,8 @@ class EngineCoreProcess:
             timeouts.append(until_ms(check_at))
         if self._core is not None and (deadline := self._core.next_deadline()) is not None:
             timeouts.append(until_ms(deadline))
+        if (answer_at := self._reception.next_answer_at) is not None:
+            timeouts.append(until_ms(answer_at))
         if self._core is not None and (submit_at := self._core.next_schedule_at()) is not None:
             timeouts.append(until_ms(submit_at))
         if (look_at := self._executor.next_check_at) is not None:
@@ -196,7 +199,8 @@ class EngineCoreProcess:
     # Clients.
 
     def _receive_from_clients(self) -> None:
-        for _ in range(MAX_FRAMES_PER_TURN):
+        ends_at = time.monotonic() + MAX_RECEIVE_S
+        while True:
             try:
                 identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -205,6 +209,8 @@ class EngineCoreProcess:
                 self._reception.take(identity, self._codec.decode(frames))
             except ProtocolError as error:
                 self._reception.reply(identity, ProtocolNotice(str(error)))
+            if time.monotonic() >= ends_at:
+                return
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
@@ -248,9 +254,13 @@ class EngineCoreProcess:
             max_tokens, max_rows = self._core.step_limits
             _log.warning("steps have at most %d tokens and %d requests for a while", max_tokens, max_rows)
 
-    def _log_poison(self) -> None:
-        for report in self._core.take_poison_reports() if self._core is not None else ():
+    def _log_requests(self) -> None:
+        if self._core is None:
+            return
+        for report in self._core.take_poison_reports():
             _log.error("poison request %s", msgspec.json.encode(report).decode())
+        for line in self._core.remarks.take():
+            _log.info("%s", line)
 
     def _on_worker_failed(self, failed: WorkerFailed) -> None:
         """What is wrong with the model stays so; else one in the place of a lost one is tried again."""

@@ -31,6 +31,7 @@ from .clients import Client
 from .engine_core import EngineCore
 from .engine_facts import call_utility
 from .snapshot import Surroundings
+from .utility_calls import UtilityCalls
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Reception:
         self._started_at = started_at
         self._phase = ""
         self._send = send
+        self._calls = UtilityCalls()
 
     def note_phase(self, phase: str) -> None:
         """Tell who waits for the start how far it is."""
@@ -82,15 +84,14 @@ class Reception:
             case AbortRequests():
                 self.core.abort_requests(identity, message.request_ids)
             case UtilityCall():
-                clients = {identity: client.describe() for identity, client in self.clients.items()}
-                surroundings = Surroundings(self._epoch, self._started_at, clients)
-                self.reply(identity, call_utility(self.core, message, surroundings))
+                self._calls.add(identity, message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for the engine")
 
     def forget(self, identity: bytes) -> None:
         """Drop a client and its requests; nothing happens if it is not one."""
         if self.clients.pop(identity, None) is not None and self.core is not None:
+            self._calls.forget(identity)
             self.core.remove_client(identity)
 
     def check_leases(self) -> None:
@@ -112,9 +113,16 @@ class Reception:
         except ConnectionResetError:
             _log.debug("nobody is there to be told %s", type(message).__name__)
 
+    @property
+    def next_answer_at(self) -> float | None:
+        """When `deliver` has calls to answer, by the monotonic clock; None if no call waits."""
+        return self._calls.next_at
+
     def deliver(self) -> None:
         """Send what is owed, as far as each client's queue takes it."""
         if self.core is not None:
+            for identity, result in self._calls.answer(self._ask):
+                self.reply(identity, result)
             for identity, outputs in self.core.take_outputs().items():
                 client = self.clients.get(identity)
                 if client is not None:
@@ -130,12 +138,18 @@ class Reception:
         for identity in gone:
             self._on_client_gone(identity)
 
+    def _ask(self, call: UtilityCall) -> UtilityResult:
+        assert self.core is not None
+        clients = {identity: client.describe() for identity, client in self.clients.items()}
+        return call_utility(self.core, call, Surroundings(self._epoch, self._started_at, clients))
+
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
             self.reply(identity, Refusal(reason))
             return
         self.forget(identity)  # it begins anew and will add again what it still wants
+        hello = msgspec.structs.replace(hello, client_kind=make_printable(hello.client_kind))
         self.clients[identity] = Client(hello, time.monotonic())
         if self.core is not None and self.facts is not None:
             self._welcome(identity, self.core, self.facts)
@@ -151,6 +165,11 @@ class Reception:
         hello = self.clients[identity].hello
         _log.info("client %s (pid %d) is gone", hello.client_kind, hello.pid)
         self.forget(identity)
+
+
+def make_printable(text: str) -> str:
+    """The text with ? for what could steer a terminal or break a line of a log."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _is_ping(call: UtilityCall) -> bool:

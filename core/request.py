@@ -19,6 +19,7 @@ from enum import Enum, auto
 from functools import lru_cache
 
 from ..ipc.messages import EngineCoreRequest, FinishReason, RequestTimes
+from ..ipc.request_price import find_held_bytes
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
 from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
@@ -62,6 +63,7 @@ class Request:
     queue_timeout_at: float | None
     queue_timeout_s: float | None
     num_attempts: int  # as in the message
+    held_bytes: int  # its price; its tenant's account has it
 
     output_token_ids: array[int]
     num_tokens: int  # known
@@ -125,6 +127,7 @@ class Request:
             queue_timeout_at=None if queue_timeout_s is None else monotonic_now + queue_timeout_s,
             queue_timeout_s=queue_timeout_s,
             num_attempts=message.num_attempts,
+            held_bytes=find_held_bytes(message),
             output_token_ids=output,
             num_tokens=num_prompt + len(output),
         )

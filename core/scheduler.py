@@ -32,6 +32,10 @@ from .request_queue import RequestQueue, WaitingRequests
 from .stats import EngineCounters
 from .tenant import Tenant
 
+# Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
+# beginnings are cached would else be one frame of 134 MB, which no worker takes.
+MAX_NEW_BYTES = 8 * 1024 * 1024
+
 
 @dataclass(slots=True, eq=False)
 class Step:
@@ -46,6 +50,7 @@ class Step:
     sampled: list[Request] = field(default_factory=list[Request])  # those that sample, in the order of `rows`
     sampled_rows: list[int] = field(default_factory=list[int])
     new_requests: list[NewRequestData] = field(default_factory=list[NewRequestData])
+    new_bytes: int = 0  # the price of those
     new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
     indexed_blocks: list[int] = field(default_factory=list[int])  # findable, though only this step fills them
     prompt_starts: dict[int, int] = field(
@@ -225,6 +230,8 @@ class Scheduler:
         """Let the next waiting request in, if tokens and blocks suffice; there is a free row."""
         if request.num_placeholders:
             return False  # preempted, and steps in flight still sample tokens for it
+        if step.new_requests and step.new_bytes + request.held_bytes > MAX_NEW_BYTES:
+            return False
         hits = self._manager.find_prefix(request)
         num_missing = request.num_tokens - len(hits) * self._manager.block_size
         num_tokens = self._size_chunk(step, request, num_missing)
@@ -294,6 +301,7 @@ class Scheduler:
         request.tenant.num_blocks += len(request.block_ids)
         insort(self.running, request, key=lambda running: running.order)
         step.new_requests.append(request.to_new_request_data())
+        step.new_bytes += request.held_bytes
 
     def _grow(self, step: Step, request: Request) -> bool:
         """One more block for a decoding request; False if it had to be preempted itself, being the last."""

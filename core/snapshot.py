@@ -18,6 +18,7 @@ from .block_pool import BlockPool
 from .request import Request, RequestStatus
 from .scheduler import Scheduler
 from .stats import EngineCounters, Observations, RateWindow
+from .tenant import TenantLedger
 
 MAX_REQUEST_VIEWS = 200
 MIN_WAITING_VIEWS = 50  # of them, if so many wait
@@ -54,6 +55,7 @@ class Inspector:
         scheduler: Scheduler,
         blame: Blame,
         pool: BlockPool,
+        tenants: TenantLedger,
     ) -> None:
         self.window = RateWindow(counters)
         self.observations = Observations(config.model.max_model_len)
@@ -62,6 +64,7 @@ class Inspector:
         self._scheduler = scheduler
         self._blame = blame
         self._pool = pool
+        self._tenants = tenants
         self._tokens_of_ended: dict[bytes, int] = {}  # client -> tokens of its requests that have ended
 
     def note_end(self, request: Request) -> None:
@@ -92,6 +95,7 @@ class Inspector:
             schedule_s_total=counters.schedule_s,
             update_s_total=counters.update_s,
             step_wait_s_total=counters.step_wait_s,
+            held_bytes=self._tenants.held_bytes,
         )
 
     def metrics(self, stats: SchedulerStats) -> EngineMetrics:
@@ -152,6 +156,7 @@ class Inspector:
             num_blocks=len(request.block_ids),
             num_preemptions=request.num_preemptions,
             age_s=max(now - request.queued_time, 0.0),
+            held_bytes=request.held_bytes,
         )
 
     def _why_waiting(self, request: Request) -> str:

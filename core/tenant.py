@@ -31,6 +31,7 @@ class Tenant:
     num_live: int = 0  # requests that wait or run
     num_rows: int = 0  # of them, those that run
     num_blocks: int = 0  # that those hold, a shared one counted for each
+    held_bytes: int = 0  # the price of all its live requests
 
     @property
     def key(self) -> TenantKey:
@@ -85,6 +86,7 @@ class TenantLedger:
         self._tenants: dict[TenantName, Tenant] = {}
         self._num_activations = 0
         self.active_weight = 0.0  # the sum over tenants with live requests
+        self.held_bytes = 0  # likewise
         self._num_active = 0
         self._active = TenantHeap(lambda tenant: tenant.num_live > 0)
         self._idle = TenantHeap(self._is_idle)
@@ -92,17 +94,21 @@ class TenantLedger:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def enter(self, name: TenantName, weight: float) -> Tenant:
+    def enter(self, name: TenantName, weight: float, held_bytes: int = 0) -> Tenant:
         """A request of this tenant comes in. The weight counts if the tenant becomes active with it."""
         tenant = self._tenants.get(name)
         if tenant is None or tenant.num_live == 0:
             tenant = self._activate(name, weight)
         tenant.num_live += 1
+        tenant.held_bytes += held_bytes
+        self.held_bytes += held_bytes
         return tenant
 
-    def leave(self, tenant: Tenant) -> None:
-        """A request of this tenant has ended."""
+    def leave(self, tenant: Tenant, held_bytes: int = 0) -> None:
+        """A request of this tenant has ended, that came in with the same price."""
         tenant.num_live -= 1
+        tenant.held_bytes -= held_bytes
+        self.held_bytes -= held_bytes
         if tenant.num_live:
             return
         self.active_weight -= tenant.weight
@@ -117,6 +123,8 @@ class TenantLedger:
         active = {tenant: tenant.num_live for tenant in self._tenants.values() if tenant.num_live}
         if active != num_live or len(active) != self._num_active:
             return [f"tenants count {sum(active.values())} live requests, {sum(num_live.values())} are"]
+        if self.held_bytes != sum(tenant.held_bytes for tenant in active):
+            return [f"{self.held_bytes} bytes are counted as held, and not those of the tenants"]
         return []
 
     def _activate(self, name: TenantName, weight: float) -> Tenant:

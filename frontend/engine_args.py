@@ -41,6 +41,7 @@ from .model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_SEQS = 256
+SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
 _DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
@@ -144,6 +145,11 @@ class EngineArgs:
     )
     max_num_queued_reqs: int | None = _arg(
         None, "scheduler", "most requests that wait, more are refused; default: no bound"
+    )
+    max_queued_bytes: int | str | None = _arg(
+        None,
+        "scheduler",
+        "most memory for live requests' prompts and lists, such as 1GiB; more are refused; default: no bound",
     )
     async_scheduling: bool | None = _arg(
         None, "scheduler", "schedule a step while the one before it runs; default on"
@@ -321,6 +327,7 @@ class EngineArgs:
             enable_chunked_prefill=self.enable_chunked_prefill,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             max_num_queued_reqs=self.max_num_queued_reqs,
+            max_queued_bytes=parse_size_bytes("max_queued_bytes", self.max_queued_bytes),
             run_ahead=1 if self.async_scheduling is False else 2,
         )
 

@@ -15,14 +15,18 @@ from . import messages as m
 from . import step as s
 from .errors import ProtocolError
 
-# A body above this is refused before it is decoded; the largest honest one is a prompt of 16 M tokens.
+# A body above this is refused before it is decoded. What clients send a core has a lower limit
+# (`request_price.find_max_frame_bytes`); this one is of outputs, and of steps with many new requests.
 MAX_BODY_BYTES = 128 * 1024 * 1024
 
 
 class Codec:
     """Encodes and decodes one closed set of message types. Not thread safe; cheap to make."""
 
-    def __init__(self, struct_of: Mapping[bytes, type[msgspec.Struct]]) -> None:
+    def __init__(
+        self, struct_of: Mapping[bytes, type[msgspec.Struct]], max_body_bytes: int = MAX_BODY_BYTES
+    ) -> None:
+        self._max_body_bytes = max_body_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoders = {bytes(kind): msgspec.msgpack.Decoder(cls) for kind, cls in struct_of.items()}
         self._kind_of = {cls: bytes(kind) for kind, cls in struct_of.items()}
@@ -39,15 +43,15 @@ class Codec:
         decoder = self._decoders.get(kind)
         if decoder is None:
             raise ProtocolError(f"unknown message type {kind!r}")
-        if len(body) > MAX_BODY_BYTES:
-            raise ProtocolError(f"a body of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")
+        if len(body) > self._max_body_bytes:
+            raise ProtocolError(f"a body of {len(body)} bytes is over the limit of {self._max_body_bytes}")
         try:
             return decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError) as error:
             raise ProtocolError(f"message type {kind!r} does not decode: {error}") from None
 
 
-def make_client_codec() -> Codec:
+def make_client_codec(max_body_bytes: int = MAX_BODY_BYTES) -> Codec:
     """The protocol of messages.py, both directions."""
     kind = m.MessageType
     return Codec(
@@ -65,7 +69,8 @@ def make_client_codec() -> Codec:
             kind.ENGINE_DEAD: m.EngineDead,
             kind.NOTICE: m.ProtocolNotice,
             kind.LEASE_CHECK: m.LeaseCheck,
-        }
+        },
+        max_body_bytes,
     )
 
 

@@ -174,6 +174,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     # Longer prompts share at most this many tokens in a step that also decodes; 0: a quarter of the budget.
     long_prefill_token_threshold: int = 0
     max_num_queued_reqs: int | None = None  # that may wait; one more is refused as OVERLOADED
+    max_queued_bytes: int | None = None  # that live requests may hold (request_price.py); likewise
     run_ahead: int = 2  # steps scheduled before the oldest one's tokens are known; 1 is lock-step
 
     def __post_init__(self) -> None:
@@ -183,6 +184,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         _check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         if self.max_num_queued_reqs is not None:
             _check_range("max_num_queued_reqs", self.max_num_queued_reqs, 1)
+        if self.max_queued_bytes is not None:
+            _check_range("max_queued_bytes", self.max_queued_bytes, 1, MAX_SIZE_BYTES)
         _check_range("run_ahead", self.run_ahead, 1, 2)
 
 

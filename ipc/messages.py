@@ -231,6 +231,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     schedule_s_total: float  # time in schedule()
     update_s_total: float  # time in update()
     step_wait_s_total: float  # time blocked on the executor with work in flight
+    held_bytes: int = 0  # the price of all live requests
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +248,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     num_preemptions: int
     age_s: float
+    held_bytes: int = 0  # its price: what the core holds for it (request_price.py)
 
 
 class ClientView(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,12 +54,14 @@ def bind_router(
     address: str,
     *,
     heartbeat_timeout_ms: int | None = HEARTBEAT_TIMEOUT_MS,
+    max_frame_bytes: int = MAX_BODY_BYTES,
 ) -> zmq.Socket[bytes]:
     """A listening ROUTER. Sends raise zmq.Again (slow peer) or EHOSTUNREACH (gone) rather than drop.
 
-    Without a heartbeat time-out a stopped peer keeps its connection.
+    Without a heartbeat time-out a stopped peer keeps its connection. Who sends a longer frame loses its own.
     """
     socket = _configure(context.socket(zmq.ROUTER))
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.RCVHWM, ROUTER_RECEIVE_HIGH_WATER_MARK)
     if heartbeat_timeout_ms is not None:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)

@@ -21,6 +21,9 @@ from .token_ids import TOKEN_SIZE_BYTES, decode_token_ids, encode_token_ids
 MAX_VOCAB_SIZE = 2**20  # of a model; the largest vocabularies have 262,144
 MAX_BAD_WORD_TOKENS = 8192  # of all bad words of a request, in both of their forms
 MAX_BAD_WORD_FORMS = 2 * MAX_BAD_WORDS  # at a text's beginning, and after a space
+MAX_LISTS_BYTES = MAX_VOCAB_SIZE // 8 + TOKEN_SIZE_BYTES * (
+    MAX_BAD_WORD_TOKENS + MAX_BAD_WORD_FORMS + 2 * MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS
+)
 
 
 class TokenLists(msgspec.Struct, array_like=True, frozen=True, gc=False):

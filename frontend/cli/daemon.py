@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ...ipc.errors import DaemonError
 from ..daemon import check_name_is_free, find_log, restart_engine, start_daemon, stop_daemon
-from ..engine_args import EngineArgs
+from ..engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from .exit_codes import ExitCode
 from .parser import Parser, UsageError
 from .progress import PhaseLine
@@ -49,7 +49,7 @@ def _start(argv: Sequence[str]) -> int:
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="as --model")
     parser.add_argument("--name", default=DEFAULT_NAME, help=f"what to call it ({DEFAULT_NAME!r})")
     EngineArgs.add_cli_args(parser)
-    parser.set_defaults(scheduling_policy="fair")
+    parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
     options = parser.parse(argv)
     if options.model_argument is not None:
         options.model = options.model_argument

@@ -9,6 +9,9 @@ from ...ipc.errors import ConfigError
 from ..engine_args import EngineArgs
 from .parser import Parser
 
+# --seed is the request's where a command has one; the others have defaults of the command.
+_OF_COMMANDS = ("seed", "log_level", "generation_config", "scheduling_policy", "max_queued_bytes")
+
 
 def add_engine_options(parser: Parser) -> None:
     """Add --attach and every engine option."""
@@ -25,8 +28,7 @@ def read_engine_choice(options: argparse.Namespace) -> EngineArgs | None:
     if options.attach is None:
         return EngineArgs.from_cli_args(options)
     for item in fields(EngineArgs):
-        # --seed is the request's where a command has one; the others have defaults of the command.
-        if item.name in ("seed", "log_level", "generation_config", "scheduling_policy"):
+        if item.name in _OF_COMMANDS:
             continue
         value = getattr(options, item.name, item.default)
         if value != item.default:

@@ -20,7 +20,7 @@ from ...ipc.errors import ConfigError
 from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from ...ipc.run_dir import find_named
 from ..daemon import DaemonStarter, check_name_is_free
-from ..engine_args import EngineArgs
+from ..engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..engine_core_client import attach_sync_client
 from ..openai.listen import bind_socket, is_loopback
 from .engine_choice import add_engine_options, read_engine_choice
@@ -208,7 +208,7 @@ def _make_parser() -> Parser:
     )
     group.add_argument("--help-limits", action="store_true", help="show every limit and its value")
     add_engine_options(parser)
-    parser.set_defaults(scheduling_policy="fair")
+    parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
     return parser
 
 

@@ -224,8 +224,9 @@ def _render_requests(snapshot: EngineSnapshot, num_rows: int, width: int) -> Ren
     num_waiting = min(len(waiting), max(num_rows // 2, num_rows - len(running)))
     shown = running[: num_rows - num_waiting] + waiting[:num_waiting]
     table = _make_table(width)
-    for name in ("request", "state", "progress", "tokens", "age"):
-        table.add_column(name, justify="right" if name in ("tokens", "age") else "left", no_wrap=True)
+    for name in ("request", "state", "progress", "tokens", "holds", "age"):
+        is_number = name in ("tokens", "holds", "age")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
     table.add_column("waits for", no_wrap=True, overflow="ellipsis", ratio=1)
     for view in shown:
         table.add_row(*_describe(view))
@@ -246,6 +247,7 @@ def _describe(view: RequestView) -> tuple[str | Text, ...]:
         "prefill" if is_prefill else view.state,
         Text.assemble(("━" * filled, _ACCENT), ("━" * (10 - filled), _MUTED)),
         f"{view.num_prompt_tokens}+{view.num_output_tokens}",
+        _format_size(view.held_bytes),
         _format_duration(view.age_s),
         Text(view.waits_for, _WAITING),
     )
@@ -282,6 +284,10 @@ def _resample(block_map: bytes, num_columns: int) -> Generator[tuple[int, int]]:
 
 def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _format_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e3:.0f} kB" if num_bytes < 1e6 else f"{num_bytes / 1e6:.0f} MB"
 
 
 def _format_duration(seconds: float) -> str:

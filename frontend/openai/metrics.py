@@ -88,6 +88,7 @@ class _EngineCollector(Collector):
             ("num_clients", "Frontends attached to the engine.", stats.num_clients),
             ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", used),
             ("kv_blocks", "KV blocks that there are.", stats.kv_blocks_total),
+            ("request_held_bytes", "What the engine core holds for live requests.", stats.held_bytes),
         ):
             family = GaugeMetricFamily(PREFIX + name, text, labels=list(self._labels))
             family.add_metric(list(self._labels.values()), value)

@@ -1,0 +1,14 @@
+"""The one rule by which many share a bound: places in a queue, bytes held, sequences of a server."""
+
+from __future__ import annotations
+
+
+def has_room(asked: float, taken: float, own: float, bound: float, share: float) -> bool:
+    """Whether `asked` more may enter where `taken` are inside, `own` of them of who asks.
+
+    Everybody may fill what is free. Whoever has less than its `share` (0 to 1) of the bound gets it also when
+    others have filled everything, until twice the bound is taken. What is larger than the bound enters alone.
+    """
+    if taken + asked <= bound or not taken or not asked:
+        return True
+    return own + asked <= bound * share and taken + asked <= 2 * bound

@@ -1,0 +1,185 @@
+"""What a request makes the core hold is known, bounded, shared and shown; no text of a client steers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from fakes import FakeEngine, make_config, make_request
+from quire.core import scheduler
+from quire.core.clients import LeaseWatch
+from quire.core.reception import Reception
+from quire.core.remarks import PERIOD_S
+from quire.core.request import Request
+from quire.core.snapshot import Surroundings
+from quire.ipc.config import SchedulerConfig
+from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello
+from quire.ipc.request_price import find_held_bytes, find_max_frame_bytes, find_result_price
+from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
+from quire.ipc.token_lists import MAX_BAD_WORD_TOKENS, TokenLists
+from quire.tools.sim.fake_worker import VOCAB_SIZE, FakeClock
+
+PROMPT = [1] * 1000  # 4,000 bytes, and 2,048 for any request
+
+
+def make_engine(**scheduler_config: Any) -> FakeEngine:
+    config = make_config(max_model_len=1100, scheduler=SchedulerConfig(**scheduler_config))
+    return FakeEngine(config, 2000)
+
+
+def find_live(engine: FakeEngine) -> list[Request]:
+    return list(engine.core._requests.values())
+
+
+def test_the_price_is_what_is_held_and_comes_back_when_the_request_ends() -> None:
+    engine = make_engine()
+    request = make_request("r", PROMPT, max_tokens=3, logit_bias={5: 1.0}, stop_token_ids=[7])
+    assert find_held_bytes(request) == 2048 + 4000 + 4 + 4 + 4
+    engine.add(request)
+    assert engine.core.stats().held_bytes == find_held_bytes(request)
+    (view,) = engine.core.snapshot(Surroundings("epoch", 0.0)).requests
+    assert view.held_bytes == find_held_bytes(request)
+    engine.run()
+    assert engine.core.stats().held_bytes == 0
+    assert engine.core.check_integrity() == []
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_requests_that_hold_too_much_are_refused_with_the_numbers(policy: str) -> None:
+    engine = make_engine(max_num_seqs=1, max_queued_bytes=20_000, policy=policy)
+    for number in range(4):
+        engine.add(make_request(f"flood{number}", PROMPT, max_tokens=2), b"flood")
+    final = engine.finals["flood3"]
+    assert final.error_code is ErrorCode.OVERLOADED
+    assert "it takes 6048 bytes, live requests hold 18144 (18144 of them this tenant's)" in str(final.error)
+    assert "max_queued_bytes=20000" in str(final.error)
+    engine.add(make_request("light", PROMPT, max_tokens=2), b"light")
+    assert ("light" in engine.finals) == (policy == "fcfs")
+    engine.run()
+    assert engine.core.check_integrity() == []
+
+
+def test_what_was_taken_on_before_finds_room_up_to_twice_the_bound_and_no_more() -> None:
+    engine = make_engine(max_num_seqs=1, max_queued_bytes=20_000)
+    for number in range(10):
+        resumed = msgspec.structs.replace(make_request(f"r{number}", PROMPT, max_tokens=2), is_resumed=True)
+        engine.add(resumed)
+    assert list(engine.finals) == ["r6", "r7", "r8", "r9"]  # 7 would be 42 kB
+
+
+def test_a_request_larger_than_the_bound_runs_alone() -> None:
+    engine = make_engine(max_queued_bytes=1)
+    engine.add(make_request("r", PROMPT, max_tokens=2))
+    engine.run()
+    assert len(engine.tokens["r"]) == 2
+
+
+def test_sequences_of_a_request_share_its_lists_and_its_prompt() -> None:
+    engine = make_engine()
+    lists = TokenLists(bad_words=bytes(4 * MAX_BAD_WORD_TOKENS), bad_word_lengths=b"\0\x20\0\0")
+    for number in range(20):  # as frames bring them: equal, and not the same
+        request = make_request(f"r{number}", [number // 10] * 1050, max_tokens=2)
+        copy = TokenLists(*(bytes(bytearray(one)) for one in msgspec.structs.astuple(lists)))
+        prompt = bytes(bytearray(request.prompt_token_ids))
+        engine.add(msgspec.structs.replace(request, token_lists=copy, prompt_token_ids=prompt))
+    assert len({id(live.token_lists) for live in find_live(engine)}) == 1
+    assert len({id(live.prompt_token_ids) for live in find_live(engine)}) == 2
+
+
+def test_what_enters_rows_in_one_step_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MAX_NEW_BYTES", 10_000)
+    engine = make_engine(max_num_batched_tokens=8192)
+    for number in range(5):
+        engine.add(make_request(f"r{number}", [*PROMPT, number], max_tokens=9))
+    num_new: list[int] = []
+    while step := engine.core.schedule():
+        num_new.append(len(step.new_requests))
+        engine.core.update(engine.worker.execute(step))
+        if sum(num_new) == 5:
+            break
+    assert num_new == [1, 1, 1, 1, 1]
+
+
+def test_the_longest_honest_frame_has_room_for_everything() -> None:
+    assert find_max_frame_bytes(1000) > 4000 + find_held_bytes(
+        EngineCoreRequest("x" * 256, b"", SamplingParams(), 0.0, token_lists=TokenLists(bytes(2**17)))
+    )
+
+
+def test_the_result_of_a_stream_is_packed_and_a_whole_ones_is_not() -> None:
+    whole = SamplingParams(n=2, max_tokens=10, logprobs=4, output_kind=RequestOutputKind.FINAL_ONLY)
+    stream = SamplingParams(n=2, max_tokens=10, logprobs=4, output_kind=RequestOutputKind.DELTA)
+    assert find_result_price(whole, 5, 100) == (20 * 64, 20 * 5 * 384)
+    assert find_result_price(stream, 5, 100) == (20 * 64, 20 * 5 * 16)
+    assert find_result_price(SamplingParams(max_tokens=None), 95, 100) == (5 * 64, 0)
+
+
+# What clients send and people see.
+
+
+def test_a_client_cannot_steer_a_terminal_or_a_log() -> None:
+    engine = make_engine()
+    reception = Reception("epoch", 0.0, lambda _identity, _message: True)
+    reception.core = engine.core
+    reception.take(b"c", Hello(PROTOCOL_VERSION, "\x1b]0;owned\x07\nquire: \u202eall is well", 1))
+    assert reception.clients[b"c"].describe().kind == "?]0;owned??quire: ?all is well"
+    engine.add(make_request("\x1b[2Jr", [1]))
+    assert engine.finals["\x1b[2Jr"].error == "request_id: only printable characters"
+    (line,) = engine.core.remarks.take()
+    assert line == "request refused: '\\x1b[2Jr': request_id: only printable characters"
+
+
+def test_a_flood_of_refusals_is_one_line_of_the_log() -> None:
+    engine = make_engine()
+    lines: list[int] = []
+    for number in range(1000):
+        engine.add(make_request(f"r{number}", [VOCAB_SIZE]))
+        lines.append(len(engine.core.remarks.take()))
+    assert sum(lines) == lines[0] == 1
+    engine.clock.advance(PERIOD_S)
+    (line,) = engine.core.remarks.take()
+    assert line.endswith("(and 998 more before it)")
+
+
+# Connections.
+
+
+class FakeMonitor:
+    """Says that a connection has ended as often as it is asked, once a time."""
+
+    def __init__(self) -> None:
+        self.has_event = True
+
+    def get_monitor_socket(self, _events: int) -> FakeMonitor:
+        return self
+
+    def recv_multipart(self, _flags: int) -> list[bytes]:
+        if not self.has_event:
+            raise zmq.Again
+        self.has_event = False
+        return []
+
+
+def test_a_storm_of_connections_has_the_clients_checked_within_a_share_of_the_cores_time() -> None:
+    clock = FakeClock()
+    monitor = FakeMonitor()
+    leases = LeaseWatch(monitor, clock)  # type: ignore[arg-type]
+    num_checks = 0
+
+    def check() -> None:
+        nonlocal num_checks
+        num_checks += 1
+        clock.advance(0.01)
+
+    began = clock.now
+    while clock.now < began + 10.0:
+        monitor.has_event = True
+        leases.read_events()
+        leases.check_if_due(check)
+        clock.advance(0.001)
+    assert 40 <= num_checks <= 50
+    clock.advance(1.0)
+    leases.check_if_due(check)
+    assert leases.next_check_at is None
