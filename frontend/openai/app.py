@@ -167,7 +167,7 @@ class _PostRoutes:
             try:
                 serving.check_open()
                 request = await parse_request(http, kind, serving.options.limits.max_body_bytes)
-                return await handler(serving, http, request, http.scope["state"][CALLER_KEY])
+                return await handler(serving, http, request, _find_caller(http))
             except ClientDisconnect:
                 return Response(status_code=_CLIENT_GONE)
             except Exception as error:
@@ -181,6 +181,14 @@ class _PostRoutes:
             name=handler.__name__,
             **describe_route(handler.__doc__, kind, answer, event),
         )
+
+
+def _find_caller(http: Request) -> Caller:
+    """Who asks: by the API key, or by the address where there are no keys."""
+    caller: Caller = http.scope["state"][CALLER_KEY]
+    if caller.key_hash or http.client is None:
+        return caller
+    return msgspec.structs.replace(caller, address=http.client.host)
 
 
 def _add_status_routes(app: FastAPI, serving: Serving) -> None:

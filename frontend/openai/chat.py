@@ -41,7 +41,7 @@ async def create_chat_completion(
     _check(request)
     serving.check_model(request.model)
     params = make_chat_params(serving, request)
-    serving.check_room(params.num_sequences)
+    serving.check_room(params, caller)
     prompt = await render_chat(serving, _conversation(request))
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, params, caller, request)

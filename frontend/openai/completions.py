@@ -33,7 +33,7 @@ async def create_completion(
     serving.check_model(request.model)
     prompts = split_prompts(request.prompt, serving.options.limits.max_prompts)
     params = make_completion_params(serving, request)
-    serving.check_room(len(prompts) * params.num_sequences)
+    serving.check_room(params, caller, len(prompts))
     job = _Job(serving, request, params, caller, prompts)
     if request.stream:
         return serving.stream(job.stream(), job.id)

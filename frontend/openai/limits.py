@@ -14,6 +14,7 @@ from msgspec import Meta
 from ...ipc.errors import ConfigError, did_you_mean
 from ...ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
 from ...ipc.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_N,
@@ -44,6 +45,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_prompts: Count = 256
     max_messages: Count = 4096
     max_sequences: Count = 1024
+    max_result_bytes: Count = 256 * 1024 * 1024
+    max_total_logprobs_bytes: Count = 1024 * 1024 * 1024
     max_render_s: Seconds = 10.0
     write_timeout_s: Seconds = 60.0
     ping_interval_s: Seconds = 15.0
@@ -72,6 +75,8 @@ _SETTABLE = {
     "max_prompts": ("prompts of one completions request", "400"),
     "max_messages": ("messages of one conversation", "400"),
     "max_sequences": ("prompts times n (or best_of) of one request", "400"),
+    "max_result_bytes": ("bytes that one request's answer may come to, 64 a token, 384 a logprob", "413"),
+    "max_total_logprobs_bytes": ("of them for logprobs, of all requests; shared by callers", "429"),
     "max_render_s": ("seconds that the chat template may take", "400"),
     "write_timeout_s": ("seconds that a write may wait for a reader that does not read", "closed"),
     "ping_interval_s": ("seconds without a chunk before a stream gets a comment", "': ping'"),
@@ -82,6 +87,7 @@ _FIXED = [
     Limit("stop length", MAX_STOP_LENGTH, "characters of a stop text or bad word", "400"),
     Limit("stop_token_ids", MAX_STOP_TOKEN_IDS, "stop token ids", "400"),
     Limit("bad_words", MAX_BAD_WORDS, "bad words", "400"),
+    Limit("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS, "allowed token ids", "400"),
     Limit("logit_bias", MAX_LOGIT_BIAS, "tokens with a bias", "400"),
     Limit("top_logprobs", MAX_TOP_LOGPROBS, "alternatives of a token (the engine's max_logprobs too)", "400"),
     Limit("cache_salt", MAX_CACHE_SALT_LENGTH, "characters of a cache salt", "400"),

@@ -134,7 +134,7 @@ async def create_response(
         raise FieldError("max_output_tokens", 0, "an integer of at least 1")
     answer = _Answer(request, serving)
     params = make_responses_params(serving, request, answer.wants_logprobs)
-    serving.check_room(params.num_sequences)
+    serving.check_room(params, caller)
     prompt = await render_chat(serving, Conversation(_messages_of(request), param="input"))
     outputs = serving.generate(answer.response.id, prompt, params, caller, request)
     if request.stream:

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 
 from ...ipc.errors import RequestFailedError
+from ...ipc.request_price import find_result_price
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
 from ..outputs import RequestOutput
 from ..tokenizer import Tokenizer
-from .errors import ApiError, FieldError, overloaded, unavailable
+from .errors import ApiError, FieldError, unavailable
 from .options import ServerOptions
+from .room import Room, Stay
 from .schema import ResponsesRequest, SamplingFields
 from .stream import EventStream
 
@@ -29,14 +31,15 @@ PromptInput = str | list[int]
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys."""
+    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys; then `address`, where it is known."""
 
     key_hash: str = ""
+    address: str = ""
 
     @property
     def tenant(self) -> str:
-        """The name under which the engine shares its time among callers."""
-        return self.key_hash[:16]
+        """The name under which the engine shares its time, and this process its room, among callers."""
+        return self.key_hash[:16] or self.address
 
     def salt(self, cache_salt: str | None) -> str | None:
         """Callers with different keys never share cached blocks: what is cached can be told by its speed."""
@@ -56,8 +59,7 @@ class Serving:
         self.is_draining = False
         self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
-        self._live: dict[str, int] = {}  # engine request id -> its sequences
-        self._num_live_sequences = 0
+        self._room = Room(options.limits.max_total_logprobs_bytes)
         self._defaults: dict[str, Any] = {}
 
     def open(self) -> None:
@@ -91,12 +93,12 @@ class Serving:
     @property
     def num_live_sequences(self) -> int:
         """Sequences that the engine has of this process."""
-        return self._num_live_sequences
+        return self._room.num_sequences
 
     @property
     def live_request_ids(self) -> list[str]:
         """The engine's requests of this process."""
-        return list(self._live)
+        return self._room.request_ids
 
     @property
     def model_id(self) -> str:
@@ -128,18 +130,30 @@ class Serving:
                 code="model_not_found",
             )
 
-    def check_room(self, num_sequences: int) -> None:
-        """ApiError 429 when as many sequences wait here as may; 400 when a request brings too many."""
-        if num_sequences > self.options.limits.max_sequences:
-            raise FieldError(
-                "n", f"{num_sequences} sequences", f"at most {self.options.limits.max_sequences} in a request"
+    def check_room(self, params: SamplingParams, caller: Caller, num_prompts: int = 1) -> None:
+        """ApiError 429 when there is no room for the caller now; 400 or 413 when there never is any."""
+        limits, num_sequences = self.options.limits, num_prompts * params.num_sequences
+        if num_sequences > limits.max_sequences:
+            allowed = f"at most {limits.max_sequences} in a request"
+            raise FieldError("n", f"{num_sequences} sequences", allowed)
+        self._find_stay(params, caller, 0, num_prompts)
+
+    def _find_stay(
+        self, params: SamplingParams, caller: Caller, num_prompt_tokens: int, num_prompts: int = 1
+    ) -> Stay:
+        """What so many prompts take, for which there is room now; ApiError 413 or 429 if there is none."""
+        price = find_result_price(params, num_prompt_tokens, self.llm.facts.max_model_len)
+        max_bytes = self.options.limits.max_result_bytes
+        if num_prompts * price.total_bytes > max_bytes:
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the answer may come to {num_prompts * price.total_bytes} bytes and may have {max_bytes} "
+                "(max_result_bytes): lower n, max_tokens or the number of logprobs",
+                code="answer_too_large",
             )
-        room = self.llm.facts.max_num_seqs + self.options.max_waiting
-        if self._num_live_sequences + num_sequences > room and self._num_live_sequences:
-            raise overloaded(
-                f"{self._num_live_sequences} sequences are under way and at most {room} may be "
-                f"(max_num_seqs + max_waiting={self.options.max_waiting})"
-            )
+        stay = Stay(caller.tenant, num_prompts * params.num_sequences, num_prompts * price.logprobs_bytes)
+        self._room.check(stay, self.llm.facts.max_num_seqs + self.options.max_waiting)
+        return stay
 
     async def generate(
         self,
@@ -151,7 +165,7 @@ class Serving:
     ) -> AsyncGenerator[RequestOutput, None]:
         """AsyncLLM.generate for one prompt of a request; closing the generator aborts it."""
         self.check_open()
-        self.check_room(params.num_sequences)
+        stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
         asked: dict[str, Any] = {
             "priority": fields.priority,
             "tenant": caller.tenant or None,
@@ -161,7 +175,7 @@ class Serving:
         key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
         salted = {key: prompt, "cache_salt": caller.salt(fields.cache_salt)}
         keywords = {name: value for name, value in asked.items() if value is not None}
-        self._enter(request_id, params.num_sequences)
+        self._room.enter(request_id, stay)
         try:
             async with aclosing(self.llm.generate(salted, params, request_id, **keywords)) as outputs:
                 async for output in outputs:
@@ -172,7 +186,7 @@ class Serving:
         except RequestFailedError as error:
             raise _blame_limits(error, params) from None
         finally:
-            self._leave(request_id)
+            self._room.leave(request_id)
 
     def stream(
         self,
@@ -183,13 +197,6 @@ class Serving:
         """The response that streams `events`."""
         limits = self.options.limits
         return EventStream(events, limits, encode_failure, request_id, lambda: self.is_recovering)
-
-    def _enter(self, request_id: str, num_sequences: int) -> None:
-        self._live[request_id] = num_sequences
-        self._num_live_sequences += num_sequences
-
-    def _leave(self, request_id: str) -> None:
-        self._num_live_sequences -= self._live.pop(request_id)
 
 
 def _blame_limits(error: RequestFailedError, params: SamplingParams) -> Exception:

@@ -388,6 +388,51 @@ def test_what_does_not_fit_is_refused_at_once_with_retry_after() -> None:
     run_with_app(scenario, ServerOptions(max_waiting=2))  # beside max_num_seqs=4
 
 
+def test_a_flood_by_one_key_leaves_another_its_share_of_the_places() -> None:
+    def by(key: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {key}"}
+
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.gate.clear()
+        flood = [asyncio.create_task(client.post(CHAT, chat(n=2), **by("one"))) for _ in range(3)]
+        await llm.wait_for_calls(3)
+        assert serving.num_live_sequences == 6  # max_num_seqs + max_waiting
+        refused = await client.post(CHAT, chat(), **by("one"))
+        assert refused.status == 429
+        assert "6 sequences are under way (6 of them yours)" in refused.error["message"]
+        small = [asyncio.create_task(client.post(CHAT, chat(), **by("two"))) for _ in range(3)]
+        await llm.wait_for_calls(6)
+        assert (await client.post(CHAT, chat(), **by("two"))).status == 429  # beyond its half
+        llm.gate.set()
+        assert {(await one).status for one in flood + small} == {200}
+
+    keys = tuple(hash_key(key) for key in ("one", "two"))
+    run_with_app(scenario, ServerOptions(max_waiting=2, api_key_hashes=keys))
+
+
+def test_an_answer_that_would_not_fit_is_refused_before_anything_is_generated() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        many = {"n": 128, "max_tokens": 2000, "logprobs": 20, "prompt": ["x"] * 8}
+        answer = await client.post("/v1/completions", many)
+        assert (answer.status, answer.error["code"]) == (413, "answer_too_large")
+        assert "16646144000 bytes" in answer.error["message"]
+        assert "268435456" in answer.error["message"]
+        answer = await client.post(CHAT, chat(n=128, logprobs=True, top_logprobs=20))
+        assert (answer.status, answer.error["code"]) == (413, "answer_too_large")
+        assert not llm.calls
+        assert (await client.post(CHAT, chat(n=2, max_tokens=100, logprobs=True))).status == 200
+
+    run_with_app(scenario, max_model_len=8192)
+
+
+def test_without_keys_callers_are_told_by_their_address() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        await client.post(CHAT, chat())
+        assert llm.calls[0].keywords["tenant"] == "127.0.0.1"
+
+    run_with_app(scenario)
+
+
 def test_every_route_but_the_health_checks_wants_a_key() -> None:
     async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         paths = ["/v1/models", "/docs", "/openapi.json", "/metrics", "/", "/stats", "/version", "/nothing"]
