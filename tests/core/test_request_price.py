@@ -102,6 +102,18 @@ def test_what_enters_rows_in_one_step_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert num_new == [1, 1, 1, 1, 1]
 
 
+def test_prompt_tokens_with_logprobs_are_fewer_in_a_step_that_also_decodes() -> None:
+    engine = make_engine(max_num_batched_tokens=800)  # of which long prompts get 200 beside decodes
+    engine.add(make_request("stream", [1], max_tokens=50))
+    engine.turn()
+    for number in range(2):
+        engine.add(make_request(f"scored{number}", [*PROMPT, number], max_tokens=1, prompt_logprobs=1))
+    while "scored1" not in engine.finals:
+        assert engine.turn()
+    sizes = [[size for size in step.num_tokens if size > 1] for step in engine.steps]
+    assert max(map(sum, sizes)) == 200 // scheduler.SCORED_TOKEN_PRICE
+
+
 def test_the_longest_honest_frame_has_room_for_everything() -> None:
     assert find_max_frame_bytes(1000) > 4000 + find_held_bytes(
         EngineCoreRequest("x" * 256, b"", SamplingParams(), 0.0, token_lists=TokenLists(bytes(2**17)))
