@@ -27,6 +27,9 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _TOKEN_TEXT_CACHE_SIZE = 65536  # texts of single ids, for logprobs
+# The library's `encode` keeps the interpreter's lock, its batch call does not; the latter starts threads, and
+# says so to whoever forks afterwards, so short texts (1 ms) do without it.
+_LOCKED_LENGTH = 4000
 
 
 class _NamedTemplate(msgspec.Struct):
@@ -83,12 +86,22 @@ class Tokenizer:
 
         Raises UnicodeEncodeError or TypeError for text that UTF-8 cannot hold (lone surrogates).
         """
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.encode_texts([text], add_special_tokens)[0].ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """As `encode` for many texts, on all cores; offsets are not computed."""
-        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in batch]
+        """As `encode` for many texts, on all cores."""
+        return [encoding.ids for encoding in self.encode_texts(texts, add_special_tokens)]
+
+    def encode_texts(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[tokenizers.Encoding]:
+        """As `encode_batch`, not yet as lists: `len` of one is its number of tokens, `ids` makes the list.
+
+        Long texts, and several, are encoded without the interpreter's lock and without offsets.
+        """
+        if len(texts) == 1 and len(texts[0]) <= _LOCKED_LENGTH:
+            return [self.backend.encode(texts[0], add_special_tokens=add_special_tokens)]
+        return self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids that the tokenizer does not know are left out."""

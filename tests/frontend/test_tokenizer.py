@@ -169,3 +169,16 @@ def test_apply_chat_template_speaks_transformers_dialect():
         assert ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt) == expected
     ids = oracle.apply_chat_template(messages, tokenize=True, return_dict=False)
     assert ours.apply_chat_template(messages) == ids
+
+
+@pytest.mark.parametrize("name", ["byte_level", "metaspace"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_long_texts_have_the_ids_of_the_librarys_slower_call(
+    name: str, adds: bool, request: pytest.FixtureRequest
+):
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    text = "the quick \u00e9\U0001f600 fox<|im_end|> </s>\n " * 200
+    ids = tokenizer.backend.encode(text, add_special_tokens=adds).ids
+    assert tokenizer.encode(text, adds) == ids
+    (encoding,) = tokenizer.encode_texts([text], adds)
+    assert (len(encoding), encoding.ids) == (len(ids), ids)
