@@ -14,14 +14,13 @@ from ..ipc.messages import EngineFacts, EngineMetrics, EngineSnapshot, Scheduler
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .engine_args import EngineArgs
-from .input_processor import InputProcessor, Prompt
+from .input_processor import InputProcessor, PreparedParams, Prompt
 from .llm_engine import load_model_tokenizer, load_served_tokenizer, make_default_sampling_params
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .tokenizer import Tokenizer
 
 _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
-_LONG_TEXT = 20_000  # characters; tokenizing more would hold up the event loop for milliseconds
 
 
 class OutputCollector:
@@ -168,7 +167,7 @@ class AsyncLLM:
     async def generate(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PreparedParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -179,7 +178,8 @@ class AsyncLLM:
         """Outputs of one request, as SamplingParams.output_kind says, until one is `finished`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. A reader that falls
-        behind gets deltas merged. sampling_params None takes the model's defaults; request_id None makes one.
+        behind gets deltas merged. sampling_params None takes the model's defaults, and those that
+        `prepare_params` has checked are not checked again; request_id None makes one.
         priority, tenant, timeout_s, queue_timeout_s: as LLMEngine.add_request.
         Raises ValueErrors for bad input, RequestFailedError when the engine fails this request,
         EngineDeadError when the engine is gone.
@@ -198,9 +198,9 @@ class AsyncLLM:
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
         )
-        is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
+        is_long = self._input_processor.takes_long(prompt, params)
         request = await asyncio.to_thread(process) if is_long else process()
-        collector = OutputCollector(params.output_kind)
+        collector = OutputCollector(request.params.output_kind)
         self._output_processor.add_request(request, collector.put)
         self._collectors[name] = collector
         is_finished = False
@@ -217,6 +217,15 @@ class AsyncLLM:
             del self._collectors[name]
             if not is_finished:
                 self._forget(name)
+
+    def prepare_params(
+        self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
+    ) -> PreparedParams:
+        """Check parameters once for many calls of `generate`. Raises SamplingParamsError.
+
+        See InputProcessor.prepare_params for `encoded_bad_words`. Only after `start`.
+        """
+        return self._input_processor.prepare_params(params, encoded_bad_words)
 
     async def wait_until_dead(self) -> None:
         """Returns when the engine is gone for good, with `dead_error` set, or after `shutdown`."""

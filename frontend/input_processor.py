@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -25,12 +26,17 @@ from ..ipc.messages import (
 )
 from ..ipc.sampling_params import MAX_SEED, SamplingParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
-from ..ipc.token_lists import drop_packed, pack_token_lists
+from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, TokenLists, drop_packed, pack_token_lists
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 MAX_USER_ID_LENGTH = 200  # leaves room for the index and the random part within the wire's cap
+_LONG_TEXT = 4000  # characters; to tokenize more takes over a millisecond
+_LONG_IDS = 20_000  # token ids; to check more, likewise
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
 
@@ -62,12 +68,24 @@ class EngineInput:
     hides_cumulative_logprob: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedParams:
+    """SamplingParams that fit the engine, with what of them takes a tokenizer. For any number of requests.
+
+    `params` are the user's, cloned; requests take copies.
+    """
+
+    params: SamplingParams
+    token_lists: TokenLists
+
+
 @dataclass(slots=True)
 class _RawPrompt:
     name: str
     text: str | None
     token_ids: Any
     cache_salt: str
+    ids_name: str = "prompt"  # of the token ids alone
 
 
 class InputProcessor:
@@ -81,7 +99,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | PreparedParams,
         priority: int = 0,
         arrival_time: float | None = None,
         *,
@@ -90,10 +108,11 @@ class InputProcessor:
         queue_timeout_s: float | None = None,
     ) -> EngineInput:
         """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
-        _check_tenant(tenant)
-        timeouts = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
-        for name, value in timeouts.items():
-            _check_timeout(name, value)
+        tenant = _check_tenant(tenant)
+        timeouts = {
+            name: _check_timeout(name, value)
+            for name, value in (("timeout_s", timeout_s), ("queue_timeout_s", queue_timeout_s))
+        }
         made = self.make_input(request_id, self.tokenize([prompt])[0], params, priority, arrival_time)
         sequences = [
             msgspec.structs.replace(sequence, tenant=tenant, **timeouts) for sequence in made.sequences
@@ -110,50 +129,82 @@ class InputProcessor:
         names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
         raw = [_parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         texts = [one for one in raw if one.token_ids is None]
-        for one, token_ids in zip(texts, self._encode(texts, add_special_tokens), strict=True):
-            one.token_ids = token_ids
+        for one, encoding in zip(texts, self._encode(texts, add_special_tokens), strict=True):
+            self._check_length(one.name, len(encoding))
+            one.token_ids = encoding.ids
         return [self._check_prompt(one) for one in raw]
+
+    def takes_long(self, prompt: Prompt, params: SamplingParams | PreparedParams) -> bool:
+        """Whether `process` takes more than about a millisecond, which an event loop has no time for."""
+        text: Any = prompt
+        if isinstance(prompt, Mapping):
+            text = prompt.get("prompt") or prompt.get("prompt_token_ids")
+        if hasattr(text, "__len__") and len(text) > (_LONG_TEXT if isinstance(text, str) else _LONG_IDS):
+            return True
+        words = params.bad_words if isinstance(params, SamplingParams) else None
+        return words is not None and sum(map(len, words)) > _LONG_TEXT // 2  # each is encoded twice
+
+    def prepare_params(
+        self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
+    ) -> PreparedParams:
+        """Check parameters once for all requests that they are given to.
+
+        `encoded_bad_words`: token ids of `list_bad_word_texts`, where they have been encoded elsewhere.
+        Raises SamplingParamsError.
+        """
+        if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SamplingParamsError("sampling_params", params, "a SamplingParams")
+        params = params.clone()
+        self._check_params(params)
+        words = params.bad_words if self._tokenizer is not None else None
+        bad_words = self._pair_bad_words(words, encoded_bad_words) if words else []
+        return PreparedParams(params, pack_token_lists(params, bad_words, self._facts.vocab_size))
+
+    def prepare_each(self, params: Sequence[SamplingParams]) -> list[PreparedParams]:
+        """`prepare_params` of each; one that is there many times is checked once."""
+        prepared: dict[int, PreparedParams] = {}
+        for one in params:
+            if id(one) not in prepared:
+                prepared[id(one)] = self.prepare_params(one)
+        return [prepared[id(one)] for one in params]
 
     def make_input(
         self,
         request_id: str,
         prompt: TokenizedPrompt,
-        params: SamplingParams,
+        params: SamplingParams | PreparedParams,
         priority: int = 0,
         arrival_time: float | None = None,
     ) -> EngineInput:
         """Check the parameters and build the request's sequences: best_of, or n, of them."""
-        _check_request_id(request_id)
-        if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SamplingParamsError("sampling_params", params, "a SamplingParams")
+        request_id = _check_request_id(request_id)
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("priority", priority, "an integer; lower runs first")
-        params = params.clone()
-        self._check_params(params)
+        prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
+        own = copy.copy(prepared.params)
         arrived = time.time() if arrival_time is None else arrival_time
-        hides = params.num_sequences > params.n and params.logprobs is None
-        bad_words = self._encode_bad_words(params.bad_words or [])
+        hides = own.num_sequences > own.n and own.logprobs is None
         template = EngineCoreRequest(
             request_id=f"{request_id}-{os.urandom(4).hex()}",
             prompt_token_ids=prompt.packed,
-            sampling_params=params,
+            sampling_params=own,
             arrival_time=arrived,
-            eos_token_ids=[] if params.ignore_eos else list(self._facts.eos_token_ids),
-            priority=priority,
+            eos_token_ids=[] if own.ignore_eos else list(self._facts.eos_token_ids),
+            priority=int(priority),
             cache_salt=prompt.cache_salt,
-            token_lists=pack_token_lists(params, bad_words, self._facts.vocab_size),
+            token_lists=prepared.token_lists,
         )
         return EngineInput(
             request_id,
             prompt.text,
             prompt.token_ids,
-            params,
+            own,
             arrived,
             _make_sequences(template, hides),
             hides,
         )
 
-    def _encode(self, raw: list[_RawPrompt], add_special_tokens: bool) -> list[list[int]]:
+    def _encode(self, raw: list[_RawPrompt], add_special_tokens: bool) -> list[Encoding]:
         if not raw:
             return []
         tokenizer = self._tokenizer
@@ -164,15 +215,17 @@ class InputProcessor:
                 raise PromptError(one.name, one.text, "a text that is not empty")
         texts = [one.text or "" for one in raw]
         try:
-            if len(texts) == 1:
-                return [tokenizer.encode(texts[0], add_special_tokens)]
-            return tokenizer.encode_batch(texts, add_special_tokens)
+            return tokenizer.encode_texts(texts, add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             for one in raw:
                 _check_encodable(one.name, one.text or "")
             raise PromptError(raw[0].name, raw[0].text, f"a text that can be tokenized ({error})") from error
 
     def _check_prompt(self, raw: _RawPrompt) -> TokenizedPrompt:
+        self._check_length(raw.name, len(raw.token_ids))  # before anything that takes longer for more of them
+        if bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
+            wrong = next(one for one in raw.token_ids if isinstance(one, bool))
+            raise PromptError(raw.ids_name, wrong, "integers as token ids")
         allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
         try:
             packed = encode_token_ids(raw.token_ids)
@@ -185,7 +238,6 @@ class InputProcessor:
         if min(token_ids) < 0 or max(token_ids) >= self._facts.vocab_size:
             wrong = next(one for one in token_ids if not 0 <= one < self._facts.vocab_size)
             raise PromptError(raw.name, wrong, allowed)
-        self._check_length(raw.name, len(token_ids))
         return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt)
 
     def _check_length(self, name: str, num_tokens: int) -> None:
@@ -228,22 +280,31 @@ class InputProcessor:
         if cap != -1 and (asked > cap or (asked == -1 and size > cap)):
             raise SamplingParamsError(name, asked, f"at most max_logprobs={cap} (an engine argument)")
 
-    def _encode_bad_words(self, words: list[str]) -> list[list[int]]:
+    def _pair_bad_words(self, words: list[str], encoded: list[list[int]] | None) -> list[list[int]]:
         """Each word as it is at a text's beginning, and after a space where that gives other tokens."""
+        assert self._tokenizer is not None
+        if encoded is None:
+            encoded = self._tokenizer.encode_batch(list_bad_word_texts(words), add_special_tokens=False)
         found: list[list[int]] = []
-        for word in words if self._tokenizer is not None else ():
-            assert self._tokenizer is not None
-            plain = self._tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
-            spaced = self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        for word, plain, spaced in zip(words, encoded[::2], encoded[1::2], strict=True):
             if not plain:
                 raise SamplingParamsError("bad_words", word, "texts that have tokens")
             found.append(plain)
             if spaced[-len(plain) :] != plain:  # a sequence that ends in the plain one is caught by it
                 found.append(spaced)
-        for token_id in (one for ids in found for one in ids):
-            if token_id >= self._facts.vocab_size:
-                raise SamplingParamsError("bad_words", token_id, "texts within the model's vocabulary")
+        num_ids = sum(map(len, found))
+        if num_ids > MAX_BAD_WORD_TOKENS:
+            allowed = f"words of at most {MAX_BAD_WORD_TOKENS} token ids, those after a space included"
+            raise SamplingParamsError("bad_words", f"{num_ids} token ids", allowed)
+        if max(itertools.chain.from_iterable(found), default=0) >= self._facts.vocab_size:
+            wrong = next(one for one in itertools.chain(*found) if one >= self._facts.vocab_size)
+            raise SamplingParamsError("bad_words", wrong, "texts within the model's vocabulary")
         return found
+
+
+def list_bad_word_texts(words: Sequence[str]) -> list[str]:
+    """What is encoded of bad words: two texts a word, at a text's beginning and after a space."""
+    return [text for word in words for text in (word.lstrip() or word, " " + word.lstrip())]
 
 
 def _make_sequences(template: EngineCoreRequest, scores: bool) -> list[EngineCoreRequest]:
@@ -276,10 +337,10 @@ def _wrap_seed(seed: int) -> int:
 
 def _parse_prompt(name: str, prompt: Any) -> _RawPrompt:
     if isinstance(prompt, str):
-        return _RawPrompt(name, prompt, None, "")
+        return _RawPrompt(name, _plain(prompt), None, "")
     if isinstance(prompt, Mapping):
         return _parse_dict(name, cast(Mapping[str, Any], prompt))
-    return _RawPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "")
+    return _RawPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "", name)
 
 
 def _as_sequence(name: str, values: Any, allowed: str) -> Sequence[Any]:
@@ -287,13 +348,10 @@ def _as_sequence(name: str, values: Any, allowed: str) -> Sequence[Any]:
     ids = values
     if not isinstance(values, Sequence) and hasattr(values, "tolist"):
         ids = values.tolist()
-    # Bytes are a sequence of integers that nobody meant as ids, and bools would be packed as 0 and 1.
+    # Bytes are a sequence of integers that nobody meant as ids.
     if not isinstance(ids, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
         raise PromptError(name, values, allowed)
-    ids = cast(Sequence[Any], ids)
-    if bool in set(map(type, ids)):
-        raise PromptError(name, next(one for one in ids if isinstance(one, bool)), "integers as token ids")
-    return ids
+    return cast(Sequence[Any], ids)
 
 
 def _parse_dict(name: str, prompt: Mapping[str, Any]) -> _RawPrompt:
@@ -306,36 +364,47 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> _RawPrompt:
         raise PromptError(name, dict(prompt), _ALLOWED_PROMPT)
     if text is not None and not isinstance(text, str):
         raise PromptError(f"{name}.prompt", text, "a text")
+    ids_name = f"{name}.prompt_token_ids"
     if token_ids is not None:
-        token_ids = _as_sequence(f"{name}.prompt_token_ids", token_ids, "a list of token ids")
-    return _RawPrompt(name, text, token_ids, _parse_salt(f"{name}.cache_salt", prompt.get("cache_salt")))
+        token_ids = _as_sequence(ids_name, token_ids, "a list of token ids")
+    text = None if text is None else _plain(text)
+    salt = _parse_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
+    return _RawPrompt(name, text, token_ids, salt, ids_name)
 
 
 def _parse_salt(name: str, salt: Any) -> str:
     if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
         raise PromptError(name, salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None")
     _check_encodable(name, salt or "")
-    return salt or ""
+    return _plain(salt or "")
 
 
-def _check_request_id(request_id: Any) -> None:
+def _plain(text: str) -> str:
+    """Without a subclass (of an enum, of numpy), which is not a text to msgspec."""
+    return text if type(text) is str else str.__str__(text)
+
+
+def _check_request_id(request_id: Any) -> str:
     if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_USER_ID_LENGTH:
         raise InputError("request_id", request_id, f"a text of 1 to {MAX_USER_ID_LENGTH} characters")
     if not request_id.isprintable():
         raise InputError("request_id", request_id, "printable characters")
+    return _plain(request_id)
 
 
-def _check_tenant(tenant: Any) -> None:
+def _check_tenant(tenant: Any) -> str:
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_LENGTH:
         raise InputError("tenant", tenant, f"a text of at most {MAX_TENANT_LENGTH} characters")
     if not tenant.isprintable():  # as lone surrogates are not, which UTF-8 cannot hold
         raise InputError("tenant", tenant, "printable characters")
+    return _plain(tenant)
 
 
-def _check_timeout(name: str, value: Any) -> None:
+def _check_timeout(name: str, value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value <= MAX_TIMEOUT_S):  # nan compares false
         raise InputError(name, value, f"seconds above 0 and up to {MAX_TIMEOUT_S:g}, or None")
+    return None if value is None else float(value)
 
 
 def _check_encodable(name: str, text: str) -> None:

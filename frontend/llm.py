@@ -139,7 +139,8 @@ class LLM:
         use_tqdm: bool | Callable[..., Any],
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = self._params_of_each(sampling_params, len(prompts))
+        given = self._params_of_each(sampling_params, len(prompts))
+        params = self.llm_engine.input_processor.prepare_each(given)
         if priority is not None and len(priority) != len(prompts):
             raise InputError(
                 "priority", f"{len(priority)} entries", f"one for each of {len(prompts)} prompts"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from frontend_fakes import FakeEngine, Script, make_facts, prompt_ids
 from quire.frontend import async_llm as async_llm_module
+from quire.frontend import input_processor
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.model_folder import pocket_folder
@@ -276,7 +277,7 @@ def test_a_stop_string_is_ended_in_the_engine(run: Any):
 
 
 def test_long_texts_are_tokenized_beside_the_event_loop(run: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(async_llm_module, "_LONG_TEXT", 3)
+    monkeypatch.setattr(input_processor, "_LONG_TEXT", 3)
 
     async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
         with pytest.raises(PromptError, match="max_model_len=64"):

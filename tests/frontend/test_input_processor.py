@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import array
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import pytest
 from frontend_fakes import make_facts, prompt_ids
-from quire.frontend.input_processor import InputProcessor
+from quire.frontend.input_processor import InputProcessor, list_bad_word_texts
 from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError
 from quire.ipc.sampling_params import MAX_SEED, SamplingParams
@@ -237,6 +238,71 @@ def test_a_spaced_form_that_ends_in_the_plain_one_is_not_repeated(byte_level: To
     processor = InputProcessor(make_facts(), byte_level)
     request = processor.process("a", [1], SamplingParams(bad_words=["<|im_end|>"]))
     assert unpack_bad_words(request.sequences[0].token_lists) == [encode_token_ids([2])]
+
+
+class CountingTokenizer(Tokenizer):
+    """Notes how many texts each call of the library encodes."""
+
+    def encode_texts(self, texts: Any, add_special_tokens: bool = True) -> Any:
+        self.calls = [*getattr(self, "calls", []), len(texts)]
+        return super().encode_texts(texts, add_special_tokens)
+
+
+def test_bad_words_are_encoded_once_for_all_requests_of_their_params(byte_level: Tokenizer):
+    tokenizer = CountingTokenizer(byte_level.backend, byte_level.special_tokens, None)
+    processor = InputProcessor(make_facts(), tokenizer)
+    params = SamplingParams(bad_words=["fox", "dog"], max_tokens=3)
+    prompts = processor.tokenize(["the", "fox", "a"], is_many=True)
+    tokenizer.calls = []
+    requests = [
+        processor.make_input(str(place), *parts)
+        for place, parts in enumerate(zip(prompts, processor.prepare_each([params] * 3), strict=True))
+    ]
+    assert tokenizer.calls == [4]
+    assert requests[0].params is not requests[1].params
+    (ids, *others) = [one.token_lists for request in requests for one in request.sequences]
+    assert others == [ids, ids]
+    elsewhere = byte_level.encode_batch(list_bad_word_texts(["fox", "dog"]), add_special_tokens=False)
+    assert processor.prepare_params(params, elsewhere).token_lists == ids
+    assert tokenizer.calls == [4]
+
+
+def test_bad_words_of_too_many_tokens_are_refused_with_the_number(processor: InputProcessor):
+    params = SamplingParams(bad_words=["".join(map(chr, range(0x4E00, 0x4E00 + 1000)))] * 3)
+    with pytest.raises(SamplingParamsError, match="bad_words='9000 token ids': words of at most 8192"):
+        processor.process("a", [1], params)
+
+
+class Name(StrEnum):
+    """A text that msgspec does not take for one."""
+
+    FOX = "the fox"
+
+
+@pytest.mark.parametrize("prompt", [Name.FOX, {"prompt": Name.FOX, "cache_salt": Name.FOX}], ids=repr)
+def test_a_subclass_of_str_is_a_text(processor: InputProcessor, prompt: Any):
+    request = processor.process(Name.FOX, prompt, SamplingParams(), tenant=Name.FOX)
+    plain = processor.process("a", "the fox", SamplingParams())
+    assert request.prompt_token_ids == plain.prompt_token_ids
+    (sequence,) = request.sequences
+    texts = [request.request_id, request.prompt, sequence.tenant, sequence.cache_salt]
+    assert {type(text) for text in texts} == {str}
+    assert sequence.request_id.startswith("the fox-")
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_its_ids_are_looked_at(processor: InputProcessor):
+    with pytest.raises(PromptError, match="'1000 tokens': at most 63"):
+        processor.process("a", [True] * 1000, SamplingParams())
+
+
+def test_what_takes_an_event_loop_too_long_is_told(processor: InputProcessor):
+    short, words = SamplingParams(), SamplingParams(bad_words=["x" * 1000] * 3)
+    long = "x" * 5000
+    assert [processor.takes_long(one, short) for one in ("x", [1], {"prompt": "x"})] == [False] * 3
+    several: list[Any] = [long, [1] * 30_000, {"prompt": long}, {"prompt_token_ids": [1] * 30_000}]
+    assert [processor.takes_long(one, short) for one in several] == [True] * 4
+    assert processor.takes_long("x", words)
+    assert not processor.takes_long("x", processor.prepare_params(words))
 
 
 def test_without_a_tokenizer_only_token_ids_go_in_and_out():
