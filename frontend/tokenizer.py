@@ -17,6 +17,7 @@ import msgspec
 
 from ..ipc.errors import ModelError
 from .model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_file, read_file, read_json
+from .tokenizer_cost import is_predictable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -107,6 +108,16 @@ class Tokenizer:
         """Text of token ids; ids that the tokenizer does not know are left out."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def is_predictable(self) -> bool:
+        """Whether short texts are encoded in a short time, as far as that can be told."""
+        return is_predictable(self.backend)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat_template` is something; loads nothing."""
+        return self._template is not None
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

@@ -1,0 +1,88 @@
+"""`python -m quire.frontend.openai.text`: one text process, started by a TextLane, never by hand.
+
+One job at a time, each with a limit of processor time that the kernel keeps (SIGPROF ends the process): a
+template or a pattern without end costs its own request, also when nobody is left to kill the process. A
+limited address space makes what eats memory fail here. Ends with its socket.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from ....ipc.process import EXIT_OK, Lifeline
+from ...tokenizer import Tokenizer, load_tokenizer
+from .jobs import MAX_MEMORY_BYTES, FrameReader, Ready, TextLaunch, decode_job, encode_body, make_frame
+from .work import do_job
+
+_MAX_LOAD_S = 60.0  # of processor time
+_NICENESS = 5  # a third of the processor beside others that want it
+_RECEIVE_BYTES = 1 << 20
+
+
+def main() -> int:
+    """Answer jobs until the socket ends."""
+    lifeline = Lifeline()
+    launch = msgspec.msgpack.decode(lifeline.launch, type=TextLaunch)
+    _limit_memory()
+    after_job: Callable[[], object] = bool
+    if launch.is_background:
+        # A short job's limit is near; a long one shall not go on for a parent that is gone.
+        lifeline.watch(0.0)
+        os.nice(_NICENESS)
+        after_job = _find_trim()
+    with socket.socket(fileno=launch.socket_fd) as jobs, contextlib.suppress(ConnectionError):
+        _set_time_limit(_MAX_LOAD_S)
+        tokenizer = _load(launch.tokenizer)
+        _set_time_limit(0.0)
+        jobs.sendall(make_frame(encode_body(Ready())))
+        _serve(jobs, tokenizer, after_job)
+    return EXIT_OK
+
+
+def _limit_memory() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _load(folder: str) -> Tokenizer:
+    """With Jinja, whose import takes longer than most jobs; a template is compiled within a job's limits."""
+    tokenizer = load_tokenizer(folder)
+    _ = tokenizer.chat_template
+    gc.collect()
+    gc.freeze()
+    return tokenizer
+
+
+def _serve(jobs: socket.socket, tokenizer: Tokenizer, after_job: Callable[[], object]) -> None:
+    reader = FrameReader()
+    while data := jobs.recv(_RECEIVE_BYTES):
+        for body, limit_s in reader.feed(data):
+            _set_time_limit(limit_s)
+            answer = make_frame(encode_body(do_job(tokenizer, decode_job(body))))
+            _set_time_limit(0.0)
+            jobs.sendall(answer)
+            after_job()
+
+
+def _set_time_limit(limit_s: float) -> None:
+    """Processor time of this process from now on, after which SIGPROF ends it; 0.0 for no limit."""
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+
+
+def _find_trim() -> Callable[[], object]:
+    """Gives freed memory back to the system, where the C library has such a thing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return bool if trim is None else lambda: trim(0)
+
+
+sys.exit(main())

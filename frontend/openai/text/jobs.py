@@ -1,0 +1,154 @@
+"""What an HTTP process asks of its text process, and what it is answered. Frames over a stream socket.
+
+A frame is a length, a limit in seconds of processor time (0.0 in answers) and a msgpack body. Knows no
+processes and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ..schema import ChatMessage
+
+MAX_MEMORY_BYTES = 2 << 30  # of a text process's address space
+MAX_ANSWER_BYTES = 64 << 20  # of /tokenize, /detokenize and echoed prompts, as JSON
+_HEAD = struct.Struct("<If")
+
+
+class TextLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """One text process: the tokenizer's folder and the socket of its jobs.
+
+    is_background: it leaves the processor to others, and gives memory back after each job.
+    """
+
+    tokenizer: str
+    socket_fd: int
+    is_background: bool
+
+
+class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
+    """A conversation to token ids by the chat template. `param`: the request's field, for errors.
+
+    max_model_len: refuse what leaves no token to generate.
+    """
+
+    messages: list[ChatMessage]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    variables: dict[str, Any] | None
+    add_special_tokens: bool
+    param: str
+    max_model_len: int | None
+
+
+class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
+    """Texts to token ids. `names`: what each is called in errors."""
+
+    texts: list[str]
+    names: list[str]
+    add_special_tokens: bool
+    max_model_len: int | None
+
+
+class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
+    """The whole answer of /tokenize."""
+
+    source: RenderJob | EncodeJob
+    max_model_len: int
+    wants_strings: bool
+
+
+class DetokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="detokenize"):
+    """The whole answer of /detokenize. `token_ids`: packed."""
+
+    token_ids: bytes
+
+
+class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
+    """The text of token ids, special tokens shown. `token_ids`: packed."""
+
+    token_ids: bytes
+
+
+TextJob = RenderJob | EncodeJob | TokenizeJob | DetokenizeJob | DecodeJob
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The process's first word: jobs are taken."""
+
+
+class TokenIds(msgspec.Struct, frozen=True, tag="ids"):
+    """Token ids of each text, packed."""
+
+    packed: list[bytes]
+
+
+class Body(msgspec.Struct, frozen=True, tag="body"):
+    """An HTTP answer, as JSON."""
+
+    json: bytes
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """What was decoded."""
+
+    text: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The request's own fault: what is wrong with which field of it."""
+
+    message: str
+    field: str
+    code: str | None = None
+
+
+TextAnswer = Ready | TokenIds | Body | Text | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_answer_decoder: msgspec.msgpack.Decoder[TextAnswer] = msgspec.msgpack.Decoder(TextAnswer)
+_job_decoder: msgspec.msgpack.Decoder[TextJob] = msgspec.msgpack.Decoder(TextJob)
+
+
+def encode_body(message: TextJob | TextAnswer) -> bytes:
+    """Raises UnicodeEncodeError for text that UTF-8 cannot hold, RecursionError for data nested too deep."""
+    return _encoder.encode(message)
+
+
+def make_frame(body: bytes, limit_s: float = 0.0) -> bytes:
+    """Bytes for the socket."""
+    return _HEAD.pack(len(body), limit_s) + body
+
+
+def decode_job(body: bytes) -> TextJob:
+    """In the text process."""
+    return _job_decoder.decode(body)
+
+
+def decode_answer(body: bytes) -> TextAnswer:
+    """In the HTTP process."""
+    return _answer_decoder.decode(body)
+
+
+class FrameReader:
+    """Bytes as they come -> whole frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, float]]:
+        """(body, limit in seconds) of each frame that is complete with `data`."""
+        self._data += data
+        while len(self._data) >= _HEAD.size:
+            size, limit_s = _HEAD.unpack_from(self._data)
+            end = _HEAD.size + size
+            if len(self._data) < end:
+                return
+            with memoryview(self._data) as view:
+                body = bytes(view[_HEAD.size : end])
+            del self._data[:end]
+            yield body, limit_s

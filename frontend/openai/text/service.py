@@ -1,0 +1,117 @@
+"""TextService: which lane does a job, and what its caller is told when it cannot be done."""
+
+from __future__ import annotations
+
+import functools
+from http import HTTPStatus
+
+from ..errors import ApiError, overloaded, unavailable
+from .jobs import Body, Refused, RenderJob, Text, TextAnswer, TextJob, TokenIds, TokenizeJob, encode_body
+from .lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextUnavailableError
+from .process import TextProcess
+from .turns import TurnQueueFullError
+from .work import MEMORY_ALLOWED, name_of
+
+SHORT_JOB_BYTES = 20_000  # rendered and tokenized within milliseconds
+_SHORT_JOB_MESSAGES = 64  # likewise
+_SHORT_JOB_S = 0.5  # of processor time; what takes longer is tried once more where it disturbs nobody
+_MAX_JOBS = 4096  # that a tenant has waiting in a lane
+_MAX_BYTES = 32 << 20  # likewise: four bodies of the largest size
+_MAX_TOTAL_BYTES = 256 << 20  # of all tenants in a lane
+_LONG_LANE_IDLE_S = 30.0  # then its process, and with it what memory it has taken, is given up
+
+
+class TextService:
+    """Renders and tokenizes for one server, in processes that can be ended. For one event loop.
+
+    Two lanes, each with a process of its own: short jobs, and long ones at a low priority, whose process is
+    started for the first one. `tokenizer`: the model's folder. max_render_s: processor time of a long job.
+    """
+
+    def __init__(self, tokenizer: str, max_render_s: float) -> None:
+        self._max_render_s = max_render_s
+        start = functools.partial(TextProcess, tokenizer)
+        self._short = TextLane(
+            _make_limits(min(_SHORT_JOB_S, max_render_s), 4, None), functools.partial(start, False)
+        )
+        self._long = TextLane(
+            _make_limits(max_render_s, 1, _LONG_LANE_IDLE_S), functools.partial(start, True)
+        )
+
+    def start(self) -> None:
+        """Start the process of short jobs, so that the first one does not wait for it."""
+        self._short.start()
+
+    def close(self) -> None:
+        """End the processes; jobs that wait are answered with 503. Idempotent."""
+        self._short.close()
+        self._long.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run now: of short jobs, of long ones."""
+        return [lane.pid for lane in (self._short, self._long) if lane.pid is not None]
+
+    async def run(self, job: TextJob, tenant: str) -> TokenIds | Body | Text:
+        """The answer to a job, which counts as `tenant`'s.
+
+        Raises ApiError: 400 for what the request itself is to blame for, also for too much time or memory,
+        429 when the tenant has too much waiting, 503 when there is no process.
+        """
+        name = name_of(job)
+        try:
+            body = encode_body(job)
+        except (UnicodeEncodeError, RecursionError, TypeError, OverflowError) as error:
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST, f"{name}: JSON that can be sent on ({error})", param=name
+            ) from None
+        try:
+            answer = await self._try(job, body, tenant)
+        except JobEndedError as error:
+            raise self._blame(name, len(body), error) from None
+        except TurnQueueFullError as error:
+            raise overloaded(f"{name}={len(body)} bytes: of this client's texts {error}") from None
+        except TextUnavailableError as error:
+            raise unavailable(str(error), "no_text_process") from None
+        if isinstance(answer, Refused):
+            raise ApiError(HTTPStatus.BAD_REQUEST, answer.message, param=answer.field, code=answer.code)
+        assert isinstance(answer, TokenIds | Body | Text), "only the first frame says that it is ready"
+        return answer
+
+    async def _try(self, job: TextJob, body: bytes, tenant: str) -> TextAnswer:
+        if len(body) <= SHORT_JOB_BYTES and _count_messages(job) <= _SHORT_JOB_MESSAGES:
+            try:
+                return await self._short.run(body, tenant)
+            except JobEndedError:
+                pass
+        try:
+            return await self._long.run(body, tenant)
+        except JobEndedError as error:
+            if error.by != EndedBy.LOSS:
+                raise
+        return await self._long.run(body, tenant)
+
+    def _blame(self, name: str, size_bytes: int, error: JobEndedError) -> ApiError:
+        allowed = {
+            EndedBy.TIME: f"what is rendered and tokenized in {self._max_render_s:g} s (max_render_s)",
+            EndedBy.MEMORY: MEMORY_ALLOWED,
+            EndedBy.LOSS: f"what can be rendered and tokenized; twice the process that did ended: {error}",
+        }[error.by]
+        return ApiError(HTTPStatus.BAD_REQUEST, f"{name}={size_bytes} bytes: {allowed}", param=name)
+
+
+def _make_limits(limit_s: float, max_sent: int, idle_s: float | None) -> LaneLimits:
+    return LaneLimits(
+        limit_s=limit_s,
+        max_jobs=_MAX_JOBS,
+        max_bytes=_MAX_BYTES,
+        max_total_bytes=_MAX_TOTAL_BYTES,
+        max_sent=max_sent,
+        idle_s=idle_s,
+    )
+
+
+def _count_messages(job: TextJob) -> int:
+    if isinstance(job, TokenizeJob):
+        return _count_messages(job.source)
+    return len(job.messages) if isinstance(job, RenderJob) else 0

@@ -1,0 +1,149 @@
+"""Doing text jobs with a tokenizer. Knows no sockets; what bounds its time and memory is the process's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ....ipc.errors import InputError, PromptError, shorten
+from ....ipc.token_ids import decode_token_ids, encode_token_ids
+from ...tokenizer import Tokenizer
+from ..schema import ChatMessage, DetokenizeResponse, TextPart, TokenizeResponse
+from .jobs import (
+    MAX_ANSWER_BYTES,
+    MAX_MEMORY_BYTES,
+    Body,
+    DecodeJob,
+    DetokenizeJob,
+    EncodeJob,
+    Refused,
+    RenderJob,
+    Text,
+    TextAnswer,
+    TextJob,
+    TokenIds,
+    TokenizeJob,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+_SILENT_PARTS = ("image_url", "input_audio", "file")
+_PANIC = "PanicException"  # of the tokenizers library's Rust: no Exception, and not to be imported
+MEMORY_ALLOWED = f"what takes at most {MAX_MEMORY_BYTES >> 20} MiB of memory to render and tokenize"
+
+
+def do_job(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
+    """The answer to a job; never raises for what is wrong with the request."""
+    try:
+        return _do(tokenizer, job)
+    except InputError as error:
+        if isinstance(error.__cause__, MemoryError):  # as the template's failure
+            return _refuse(error.field, error.value, MEMORY_ALLOWED)
+        code = "context_length_exceeded" if "max_model_len" in error.allowed else None
+        return Refused(str(error), error.field, code)
+    except MemoryError:
+        return _refuse(name_of(job), "a text", MEMORY_ALLOWED)
+    except RecursionError:
+        return _refuse(name_of(job), "a conversation", "JSON of less depth")
+    except (UnicodeEncodeError, TypeError, OverflowError) as error:
+        return _refuse(name_of(job), "a text", f"a text that can be tokenized ({error})")
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        return _refuse(name_of(job), "a text", f"a text that the model's tokenizer can take ({error})")
+
+
+def name_of(job: TextJob) -> str:
+    """The request's field that a job is about."""
+    match job:
+        case TokenizeJob():
+            return name_of(job.source)
+        case RenderJob():
+            return job.param
+        case EncodeJob():
+            return job.names[0] if len(job.names) == 1 else job.names[0].partition("[")[0]
+        case DetokenizeJob():
+            return "tokens"
+        case DecodeJob():
+            return "prompt"
+
+
+def _refuse(field: str, value: object, allowed: str) -> Refused:
+    return Refused(f"{field}={shorten(value)}: {allowed}", field)
+
+
+def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
+    match job:
+        case RenderJob() | EncodeJob():
+            return TokenIds([encode_token_ids(one.ids) for one in _encode(tokenizer, job)])
+        case TokenizeJob():
+            return _tokenize(tokenizer, job)
+        case DetokenizeJob():
+            text = tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False)
+            return _make_body("tokens", DetokenizeResponse(text))
+        case DecodeJob():
+            return Text(tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False))
+
+
+def _tokenize(tokenizer: Tokenizer, job: TokenizeJob) -> TextAnswer:
+    ids = _encode(tokenizer, job.source)[0].ids
+    strings = [tokenizer.token_text(one) for one in ids] if job.wants_strings else None
+    return _make_body(name_of(job), TokenizeResponse(len(ids), job.max_model_len, ids, strings))
+
+
+def _make_body(name: str, body: msgspec.Struct) -> TextAnswer:
+    json = msgspec.json.encode(body)
+    if len(json) > MAX_ANSWER_BYTES:
+        return _refuse(name, f"an answer of {len(json)} bytes", f"at most {MAX_ANSWER_BYTES}")
+    return Body(json)
+
+
+def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[Encoding]:
+    if isinstance(job, EncodeJob):
+        names, encodings = job.names, tokenizer.encode_texts(job.texts, job.add_special_tokens)
+    else:
+        names, encodings = (
+            [job.param],
+            tokenizer.encode_texts([_render(tokenizer, job)], job.add_special_tokens),
+        )
+    limit = job.max_model_len
+    for name, encoding in zip(names, encodings, strict=True):
+        if limit is not None and len(encoding) >= limit:
+            allowed = f"at most {limit - 1} (max_model_len={limit}, one to generate)"
+            raise PromptError(name, f"{len(encoding)} tokens", allowed)
+    return encodings
+
+
+def _render(tokenizer: Tokenizer, job: RenderJob) -> str:
+    template = tokenizer.chat_template
+    if template is None:
+        allowed = "/v1/completions: this model has no chat template"
+        raise PromptError(job.param, "a conversation", allowed)
+    messages = [_to_plain(f"{job.param}[{i}]", message) for i, message in enumerate(job.messages)]
+    return template.render(messages, job.add_generation_prompt, job.continue_final_message, job.variables)
+
+
+def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
+    """A message as the template takes it, without what clients echo back from an answer."""
+    for field in ("audio", "function_call"):
+        if getattr(message, field) is not None:
+            raise PromptError(f"{name}.{field}", getattr(message, field), "none: only text is supported")
+    content = message.content
+    if isinstance(content, list):
+        content = [_check_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
+    plain: dict[str, Any] = {"role": message.role, "content": content}
+    for field in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
+        value = getattr(message, field)
+        if value:
+            plain[field] = value
+    return plain
+
+
+def _check_part(name: str, part: TextPart) -> dict[str, str]:
+    if part.type not in ("text", "input_text", "output_text") or any(getattr(part, f) for f in _SILENT_PARTS):
+        raise PromptError(f"{name}.type", part.type, "'text': only text is supported")
+    if part.text is None:
+        raise PromptError(f"{name}.text", None, "a text")
+    return {"type": "text", "text": part.text}
