@@ -139,6 +139,8 @@ class BatchRun:
                     group.create_task(self._answer_lines(app))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            serving.close()
 
     async def _answer_lines(self, app: ASGIApp) -> None:
         """One worker: the next line that is due, as long as there is one."""

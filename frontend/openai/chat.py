@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ..outputs import CompletionOutput, RequestOutput
 from .errors import FieldError
 from .logprobs import make_chat_logprobs, make_prompt_logprobs
-from .prompts import Conversation, render_chat
+from .prompts import Conversation, prepare_params, render_chat
 from .sampling import make_chat_params
 from .schema import (
     AnswerMessage,
@@ -42,9 +42,10 @@ async def create_chat_completion(
     serving.check_model(request.model)
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
-    prompt = await render_chat(serving, _conversation(request))
+    prepared = await prepare_params(serving, params, caller)
+    prompt = await render_chat(serving, _conversation(request), caller)
     request_id = make_id("chatcmpl")
-    outputs = serving.generate(request_id, prompt, params, caller, request)
+    outputs = serving.generate(request_id, prompt, prepared, caller, request)
     if request.stream:
         chunks = _ChunkMaker(request, request_id, serving.model_id)
         events = _stream(outputs, chunks, params.n)

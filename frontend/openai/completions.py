@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...ipc.errors import PromptError
-from ...ipc.sampling_params import SamplingParams
+from ..input_processor import PreparedParams
 from ..outputs import CompletionOutput, RequestOutput
 from .errors import FieldError
 from .logprobs import join_completion_logprobs, make_completion_logprobs, make_prompt_logprobs
-from .prompts import split_prompts, tokenize_prompt
+from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .sampling import make_completion_params
 from .schema import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 from .serving import Caller, PromptInput, Serving, make_id
@@ -34,7 +35,9 @@ async def create_completion(
     prompts = split_prompts(request.prompt, serving.options.limits.max_prompts)
     params = make_completion_params(serving, request)
     serving.check_room(params, caller, len(prompts))
-    job = _Job(serving, request, params, caller, prompts)
+    prepared = await prepare_params(serving, params, caller)
+    inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller)
+    job = _Job(serving, request, prepared, caller, prompts, inputs)
     if request.stream:
         return serving.stream(job.stream(), job.id)
     body = await run_while_connected(http.receive, job.complete())
@@ -56,15 +59,20 @@ class _Job:
         self,
         serving: Serving,
         request: CompletionRequest,
-        params: SamplingParams,
+        prepared: PreparedParams,
         caller: Caller,
         prompts: list[PromptInput],
+        inputs: list[PromptInput],
     ) -> None:
+        """`prompts` as the request has them, `inputs` as the engine takes them."""
         self._serving = serving
         self._request = request
-        self._params = params
+        self._prepared = prepared
+        self._n = prepared.params.n
         self._caller = caller
         self._prompts = prompts
+        self._inputs = inputs
+        self._echoes: dict[int, str] = {}  # by prompt: its text, for echo
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
         options = request.stream_options
@@ -116,15 +124,18 @@ class _Job:
     async def _outputs(self, place: int) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one prompt; PromptErrors name its place in the list."""
         request = self._request
-        prompt = await tokenize_prompt(self._serving, self._prompts[place], request.add_special_tokens)
         request_id = f"{self._head.id}-{place}"
-        generate = self._serving.generate(request_id, prompt, self._params, self._caller, request)
+        generate = self._serving.generate(
+            request_id, self._inputs[place], self._prepared, self._caller, request
+        )
         try:
             async with aclosing(generate) as outputs:
                 async for output in outputs:
                     if self._hides_output:
                         _hide(output)
                     self._counter.add(output)
+                    if request.echo and place not in self._echoes:
+                        self._echoes[place] = await self._make_echo(place, output)
                     yield output
         except PromptError as error:
             if len(self._prompts) == 1 or error.field != "prompt":
@@ -165,7 +176,7 @@ class _Job:
         return b"".join(self._make_chunk(place, output, one) for one in output.outputs)
 
     def _make_chunk(self, place: int, output: RequestOutput, one: CompletionOutput) -> bytes:
-        index = place * self._params.n + one.index
+        index = place * self._n + one.index
         is_plain = one.finish_reason is None and one.logprobs is None and not self._always_has_usage
         if is_plain and (not self._request.echo or index in self._text_lengths):
             if not one.text:
@@ -180,9 +191,9 @@ class _Job:
         return encode_event(chunk)
 
     def _make_choice(self, place: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
-        index = place * self._params.n + one.index
+        index = place * self._n + one.index
         num_sent = self._text_lengths.get(index)
-        echoed = self._echo_text(place, output) if self._request.echo and num_sent is None else ""
+        echoed = self._echoes[place] if self._request.echo and num_sent is None else ""
         offset = (num_sent or 0) + len(echoed)
         self._text_lengths[index] = offset + len(one.text)
         choice = CompletionChoice(
@@ -207,15 +218,15 @@ class _Job:
             return own
         prompt = make_completion_logprobs(output.prompt_logprobs, num_top, 0)
         prompt.tokens[0] = self._serving.tokenizer.token_text(output.prompt_token_ids[0])
-        lengths = [len(token) for token in prompt.tokens]
-        prompt.text_offset = [sum(lengths[:i]) for i in range(len(lengths))]
+        lengths = map(len, prompt.tokens[:-1])
+        prompt.text_offset = list(itertools.accumulate(lengths, initial=0))
         return join_completion_logprobs(prompt, own)
 
-    def _echo_text(self, place: int, output: RequestOutput) -> str:
+    async def _make_echo(self, place: int, output: RequestOutput) -> str:
         prompt = self._prompts[place]
         if isinstance(prompt, str):
             return prompt
-        return self._serving.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+        return await decode_prompt(self._serving, output.prompt_token_ids, self._caller)
 
 
 def _hide(output: RequestOutput) -> None:

@@ -1,21 +1,25 @@
-"""Requests' prompts and conversations -> what the engine takes. Long ones leave the event loop."""
+"""Requests' prompts and conversations -> what the engine takes.
+
+Short prompts are left to the engine's own tokenizing; whatever takes longer, and every chat template, runs in
+the server's text processes.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
-from ..tokenizer import Tokenizer
+from ...ipc.sampling_params import SamplingParams
+from ...ipc.token_ids import decode_token_ids, encode_token_ids
+from ..input_processor import PreparedParams, list_bad_word_texts
 from .errors import FieldError
-from .schema import ChatMessage, TextPart
-from .serving import PromptInput, Serving
+from .schema import ChatMessage
+from .serving import Caller, PromptInput, Serving
+from .text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
 
-_LONG_TEXT = 20_000  # characters; rendering or tokenizing more would hold up the event loop for milliseconds
-_LONG_CHAT = 64  # messages, likewise
-_NUM_THREADS = 2
+# Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
+MAX_INLINE_LENGTH = 2000
+_MAX_INLINE_IDS = 2000  # decoded in the event loop, likewise
 _RESERVED_VARIABLES = {
     "messages",
     "tools",
@@ -24,9 +28,6 @@ _RESERVED_VARIABLES = {
     "chat_template",
     "tokenize",
 }
-_SILENT_PARTS = ("image_url", "input_audio", "file")
-
-T = TypeVar("T")
 
 
 class Conversation(NamedTuple):
@@ -54,98 +55,88 @@ def split_prompts(prompt: str | list[str | int | list[int]], max_prompts: int) -
     return cast(list[PromptInput], prompt)
 
 
-async def tokenize_prompt(
-    serving: Serving, prompt: PromptInput, add_special_tokens: bool | None
-) -> PromptInput:
-    """The prompt itself where the engine's own tokenizing does, else its token ids."""
-    if not isinstance(prompt, str):
-        return prompt
-    is_long = len(prompt) > _LONG_TEXT
-    if not prompt or (add_special_tokens is not False and not is_long):
-        return prompt
-    return await encode(serving.tokenizer, prompt, add_special_tokens is not False)
+async def tokenize_prompts(
+    serving: Serving, prompts: list[PromptInput], add_special_tokens: bool | None, caller: Caller
+) -> list[PromptInput]:
+    """Each prompt as it is where the engine's own tokenizing does, else its token ids."""
+    adds = add_special_tokens is not False
+    texts = {place: text for place, text in enumerate(prompts) if isinstance(text, str) and text}
+    if not texts or (adds and can_inline(serving, list(texts.values()))):
+        return prompts
+    names = ["prompt" if len(prompts) == 1 else f"prompt[{place}]" for place in texts]
+    job = EncodeJob(
+        texts=list(texts.values()),
+        names=names,
+        add_special_tokens=adds,
+        max_model_len=serving.llm.facts.max_model_len,
+    )
+    encoded = dict(zip(texts, await _run_for_ids(serving, job, caller), strict=True))
+    return [encoded.get(place, prompt) for place, prompt in enumerate(prompts)]
 
 
-async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text of any length."""
-    if len(text) <= _LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens)
-    return await _run_in_thread(lambda: tokenizer.encode(text, add_special_tokens))
+async def prepare_params(serving: Serving, params: SamplingParams, caller: Caller) -> PreparedParams:
+    """Parameters that fit the engine, for all prompts of a request. Raises InputErrors and ApiErrors."""
+    if serving.llm.tokenizer is None or not params.bad_words:
+        return serving.llm.prepare_params(params)
+    texts = list_bad_word_texts(params.bad_words)
+    if can_inline(serving, texts):
+        return serving.llm.prepare_params(params)
+    job = EncodeJob(
+        texts=texts, names=["bad_words"] * len(texts), add_special_tokens=False, max_model_len=None
+    )
+    return serving.llm.prepare_params(params, await _run_for_ids(serving, job, caller))
 
 
-async def render_chat(serving: Serving, chat: Conversation) -> list[int]:
-    """Token ids of a conversation by the model's chat template, with a time limit.
+def can_inline(serving: Serving, texts: Sequence[str]) -> bool:
+    """Whether texts may be tokenized in the event loop: they are short, and so is the time for them."""
+    return sum(map(len, texts)) <= MAX_INLINE_LENGTH and serving.tokenizer.is_predictable
 
-    Raises FieldError or PromptError for messages that are malformed, refused by the template or too long.
+
+async def render_chat(serving: Serving, chat: Conversation, caller: Caller) -> list[int]:
+    """Token ids of a conversation by the model's chat template.
+
+    Raises ApiError for messages that are malformed, refused by the template or too long.
     """
-    limits = serving.options.limits
-    if len(chat.messages) > limits.max_messages:
-        allowed = f"at most {limits.max_messages} (max_messages)"
-        raise FieldError(chat.param, f"{len(chat.messages)} messages", allowed)
-    for name in chat.variables or ():
-        if name in _RESERVED_VARIABLES:
-            raise FieldError(f"chat_template_kwargs.{name}", name, "a name that the server does not set")
-    messages = [_to_plain(f"{chat.param}[{i}]", message) for i, message in enumerate(chat.messages)]
-    tokenizer = serving.tokenizer
-    length = sum(len(str(message.get("content", ""))) for message in messages)
-    if length <= _LONG_TEXT and len(messages) <= _LONG_CHAT:
-        ids = _render(tokenizer, chat, messages)
-    else:
-        try:
-            async with asyncio.timeout(limits.max_render_s):
-                ids = await _run_in_thread(lambda: _render(tokenizer, chat, messages))
-        except TimeoutError:
-            allowed = f"what the chat template renders in {limits.max_render_s:g} s (max_render_s)"
-            raise FieldError(chat.param, f"{length} characters", allowed) from None
-    limit = serving.llm.facts.max_model_len
-    if len(ids) >= limit:
-        allowed = f"at most {limit - 1} (max_model_len={limit}, one to generate)"
-        raise FieldError(chat.param, f"{len(ids)} tokens", allowed, "context_length_exceeded")
+    (ids,) = await _run_for_ids(serving, make_render_job(serving, chat, has_limit=True), caller)
     return ids
 
 
-def _render(tokenizer: Tokenizer, chat: Conversation, messages: list[dict[str, Any]]) -> list[int]:
-    template = tokenizer.chat_template
-    if template is None:
+def make_render_job(serving: Serving, chat: Conversation, has_limit: bool) -> RenderJob:
+    """The job for a conversation. Raises FieldError for what can be seen at once."""
+    limits = serving.options.limits
+    if not serving.tokenizer.has_chat_template:
         raise FieldError(chat.param, "a conversation", "/v1/completions: this model has no chat template")
-    try:
-        text = template.render(
-            messages, chat.add_generation_prompt, chat.continue_final_message, chat.variables
-        )
-    except RecursionError:
-        raise FieldError(chat.param, "a conversation", "JSON of less depth") from None
-    return tokenizer.encode(text, chat.add_special_tokens)
+    if len(chat.messages) > limits.max_messages:
+        allowed = f"at most {limits.max_messages} (max_messages)"
+        raise FieldError(chat.param, f"{len(chat.messages)} messages", allowed)
+    num_parts = sum(len(one.content) for one in chat.messages if isinstance(one.content, list))
+    if num_parts > limits.max_messages:
+        allowed = f"at most {limits.max_messages} in all messages (max_messages)"
+        raise FieldError(f"{chat.param}.content", f"{num_parts} parts", allowed)
+    for name in chat.variables or ():
+        if name in _RESERVED_VARIABLES:
+            raise FieldError(f"chat_template_kwargs.{name}", name, "a name that the server does not set")
+    return RenderJob(
+        messages=list(chat.messages),
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        variables=chat.variables,
+        add_special_tokens=chat.add_special_tokens,
+        param=chat.param,
+        max_model_len=serving.llm.facts.max_model_len if has_limit else None,
+    )
 
 
-def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
-    """A message as the template takes it, without what clients echo back from an answer."""
-    for field in ("audio", "function_call"):
-        if getattr(message, field) is not None:
-            raise FieldError(f"{name}.{field}", getattr(message, field), "none: only text is supported")
-    content = message.content
-    if isinstance(content, list):
-        content = [_check_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
-    plain: dict[str, Any] = {"role": message.role, "content": content}
-    for field in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
-        value = getattr(message, field)
-        if value:
-            plain[field] = value
-    return plain
+async def decode_prompt(serving: Serving, token_ids: list[int], caller: Caller) -> str:
+    """Text of a prompt's token ids, special tokens shown."""
+    if len(token_ids) <= _MAX_INLINE_IDS:
+        return serving.tokenizer.decode(token_ids, skip_special_tokens=False)
+    answer = await serving.text.run(DecodeJob(token_ids=encode_token_ids(token_ids)), caller.tenant)
+    assert isinstance(answer, Text)
+    return answer.text
 
 
-def _check_part(name: str, part: TextPart) -> dict[str, str]:
-    if part.type not in ("text", "input_text", "output_text") or any(getattr(part, f) for f in _SILENT_PARTS):
-        raise FieldError(f"{name}.type", part.type, "'text': only text is supported")
-    if part.text is None:
-        raise FieldError(f"{name}.text", None, "a text")
-    return {"type": "text", "text": part.text}
-
-
-async def _run_in_thread(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(_threads(), work)
-
-
-@lru_cache(maxsize=1)
-def _threads() -> ThreadPoolExecutor:
-    """Few, so that long prompts leave the processor to the event loop."""
-    return ThreadPoolExecutor(_NUM_THREADS, "prompt")
+async def _run_for_ids(serving: Serving, job: TextJob, caller: Caller) -> list[list[int]]:
+    answer = await serving.text.run(job, caller.tenant)
+    assert isinstance(answer, TokenIds)
+    return [decode_token_ids(packed) for packed in answer.packed]

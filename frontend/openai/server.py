@@ -98,6 +98,7 @@ class Server:
         try:
             if await self._load(on_phase):
                 self._serving.open()
+                self._start_text()
                 listener = listener or await listen()
                 if on_ready is not None:
                     on_ready()
@@ -107,6 +108,7 @@ class Server:
             if listener is not None:
                 listener.close()
             self._llm.shutdown()
+            self._serving.close()
             for connection in cast(list[CappedProtocol], list(self._state.connections)):
                 connection.close_now()
             if self._tracing is not None:
@@ -141,6 +143,12 @@ class Server:
         """Start the engine; False when a signal came first."""
         return await self._run_until_signal(self._llm.start(on_phase))
 
+    def _start_text(self) -> None:
+        """Have the first chat not wait for the process that renders it."""
+        tokenizer = self._llm.tokenizer
+        if tokenizer is not None and tokenizer.has_chat_template:
+            self._serving.text.start()
+
     async def _watch_engine(self) -> None:
         """Until a signal comes or the engine is gone."""
         self._has_died = await self._run_until_signal(self._llm.wait_until_dead())
@@ -166,6 +174,7 @@ class Server:
         for connection in list(self._state.connections):
             connection.shutdown()
         if not await self._wait_until_idle(self._options.drain_timeout_s):
+            self._serving.close()  # what has not been rendered by now is not going to be answered
             ids = self._serving.live_request_ids
             if ids and self._llm.is_running:
                 await self._llm.abort(ids)

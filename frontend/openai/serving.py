@@ -19,6 +19,7 @@ from ...ipc.errors import RequestFailedError
 from ...ipc.request_price import find_result_price
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
+from ..input_processor import PreparedParams
 from ..outputs import RequestOutput
 from ..tokenizer import Tokenizer
 from .errors import ApiError, FieldError, unavailable
@@ -26,6 +27,7 @@ from .options import ServerOptions
 from .room import Room, Stay
 from .schema import ResponsesRequest, SamplingFields
 from .stream import EventStream
+from .text.service import TextService
 
 PromptInput = str | list[int]
 
@@ -49,7 +51,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Serving:
-    """One a server. `open` once the engine runs, `drain` when it is about to end."""
+    """One a server. `open` once the engine runs, `drain` when it is about to end, `close` at last."""
 
     def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
         self.llm = llm
@@ -61,6 +63,7 @@ class Serving:
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
         self._room = Room(options.limits.max_total_logprobs_bytes)
         self._defaults: dict[str, Any] = {}
+        self._text: TextService | None = None
 
     def open(self) -> None:
         """The engine is ready: requests may enter."""
@@ -73,6 +76,11 @@ class Serving:
         if defaults.max_tokens != plain.max_tokens:
             self._defaults["max_tokens"] = defaults.max_tokens
         self.is_open = True
+
+    def close(self) -> None:
+        """End the text processes; what waits for them is answered with 503. Idempotent."""
+        if self._text is not None:
+            self._text.close()
 
     def drain(self) -> None:
         """No new request enters from now on; those under way go on."""
@@ -112,6 +120,14 @@ class Serving:
         if tokenizer is None:
             raise ApiError(HTTPStatus.BAD_REQUEST, "this engine runs without a tokenizer: token ids only")
         return tokenizer
+
+    @property
+    def text(self) -> TextService:
+        """What renders and tokenizes apart from the event loop; ApiError 400 without a tokenizer."""
+        if self._text is None:
+            assert self.tokenizer is not None
+            self._text = TextService(self.llm.facts.tokenizer, self.options.limits.max_render_s)
+        return self._text
 
     def check_open(self) -> None:
         """ApiError 503 while the engine loads, and once the server is about to end."""
@@ -159,11 +175,12 @@ class Serving:
         self,
         request_id: str,
         prompt: PromptInput,
-        params: SamplingParams,
+        prepared: PreparedParams,
         caller: Caller,
         fields: SamplingFields | ResponsesRequest,
     ) -> AsyncGenerator[RequestOutput, None]:
         """AsyncLLM.generate for one prompt of a request; closing the generator aborts it."""
+        params = prepared.params
         self.check_open()
         stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
         asked: dict[str, Any] = {
@@ -177,7 +194,7 @@ class Serving:
         keywords = {name: value for name, value in asked.items() if value is not None}
         self._room.enter(request_id, stay)
         try:
-            async with aclosing(self.llm.generate(salted, params, request_id, **keywords)) as outputs:
+            async with aclosing(self.llm.generate(salted, prepared, request_id, **keywords)) as outputs:
                 async for output in outputs:
                     if output.finished:
                         for tell in self.on_output:

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...ipc.token_ids import encode_token_ids
 from .errors import FieldError
-from .prompts import Conversation, encode, render_chat
-from .schema import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from .prompts import Conversation, make_render_job
+from .schema import DetokenizeRequest, TokenizeRequest
 from .serving import Caller, Serving
+from .text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
 
 
 async def create_tokenize(
-    serving: Serving, _http: Request, request: TokenizeRequest, _caller: Caller
+    serving: Serving, _http: Request, request: TokenizeRequest, caller: Caller
 ) -> Response:
     """Token ids of a prompt, or of a conversation by the chat template."""
     serving.check_model(request.model)
-    tokens = await _tokenize(serving, request)
-    strings = [serving.tokenizer.token_text(one) for one in tokens] if request.return_token_strs else None
-    body = TokenizeResponse(len(tokens), serving.llm.facts.max_model_len, tokens, strings)
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    job = TokenizeJob(
+        source=_make_source(serving, request),
+        max_model_len=serving.llm.facts.max_model_len,
+        wants_strings=bool(request.return_token_strs),
+    )
+    return await _respond(serving, job, caller)
 
 
 async def create_detokenize(
-    serving: Serving, _http: Request, request: DetokenizeRequest, _caller: Caller
+    serving: Serving, _http: Request, request: DetokenizeRequest, caller: Caller
 ) -> Response:
     """Text of token ids, special tokens shown."""
     serving.check_model(request.model)
-    text = serving.tokenizer.decode(request.tokens, skip_special_tokens=False)
-    return Response(msgspec.json.encode(DetokenizeResponse(text)), media_type="application/json")
+    return await _respond(serving, DetokenizeJob(token_ids=encode_token_ids(request.tokens)), caller)
 
 
-async def _tokenize(serving: Serving, request: TokenizeRequest) -> list[int]:
+async def _respond(serving: Serving, job: TextJob, caller: Caller) -> Response:
+    answer = await serving.text.run(job, caller.tenant)
+    assert isinstance(answer, Body)
+    return Response(answer.json, media_type="application/json")
+
+
+def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | EncodeJob:
     if (request.prompt is None) == (request.messages is None):
         raise FieldError("prompt", request.prompt, "either 'prompt' or 'messages'")
     if request.prompt is not None:
-        return await encode(serving.tokenizer, request.prompt, request.add_special_tokens is not False)
+        return EncodeJob(
+            texts=[request.prompt],
+            names=["prompt"],
+            add_special_tokens=request.add_special_tokens is not False,
+            max_model_len=None,
+        )
     continues = bool(request.continue_final_message)
     adds = request.add_generation_prompt
     chat = Conversation(
@@ -46,4 +59,4 @@ async def _tokenize(serving: Serving, request: TokenizeRequest) -> list[int]:
         request.chat_template_kwargs,
         bool(request.add_special_tokens),
     )
-    return await render_chat(serving, chat)
+    return make_render_job(serving, chat, has_limit=False)

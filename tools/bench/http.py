@@ -19,6 +19,7 @@ from typing import Any, cast
 import psutil
 
 from ...frontend.async_llm import AsyncLLM, OutputCollector
+from ...frontend.input_processor import PreparedParams
 from ...frontend.outputs import CompletionOutput, RequestOutput
 from ...ipc.errors import QuireError
 from ...ipc.sampling_params import SamplingParams
@@ -132,6 +133,7 @@ class EndlessLLM:
         from ...ipc.messages import EngineFacts
 
         self.tokenizer = load_tokenizer(pocket_folder())
+        _BenchFacts.tokenizer = str(pocket_folder())
         self.facts = cast(EngineFacts, _BenchFacts())
         self._live: dict[str, tuple[OutputCollector, int]] = {}
         self._turns: asyncio.Task[None] | None = None
@@ -156,10 +158,15 @@ class EndlessLLM:
         """Nobody looks."""
         raise NotImplementedError
 
+    def prepare_params(self, params: SamplingParams) -> PreparedParams:
+        """As they are."""
+        return PreparedParams(params, [])
+
     async def generate(
-        self, _prompt: object, params: SamplingParams, request_id: str, **_keywords: object
+        self, _prompt: object, prepared: PreparedParams, request_id: str, **_keywords: object
     ) -> AsyncGenerator[RequestOutput, None]:
         """`max_tokens` deltas."""
+        params = prepared.params
         collector = OutputCollector(params.output_kind)
         self._live[request_id] = collector, params.max_tokens or 1
         if self._turns is None or self._turns.done():
@@ -188,6 +195,7 @@ class EndlessLLM:
 
 class _BenchFacts:
     served_model_name = _MODEL
+    tokenizer = ""  # the folder
     max_model_len = 2**20
     max_num_seqs = 2**20
 

@@ -6,16 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from frontend_fakes import make_facts
+from quire.frontend.input_processor import InputProcessor, PreparedParams
 from quire.frontend.logprobs import Logprob
 from quire.frontend.metrics import RequestMetrics
 from quire.frontend.model_folder import pocket_folder
 from quire.frontend.openai.app import create_app
 from quire.frontend.openai.auth import ApiKeyMiddleware
+from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
+from quire.frontend.openai.text.jobs import Refused, TextJob, decode_job, encode_body
+from quire.frontend.openai.text.work import do_job
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
@@ -36,7 +41,9 @@ class FakeLLM:
 
     def __init__(self, pieces: tuple[str, ...] = ("Hello", " there", "!"), **facts: Any) -> None:
         self.pieces = pieces
-        values = {"model": str(pocket_folder()), "vocab_size": 2048, "max_model_len": 128, "max_num_seqs": 4}
+        folder = str(pocket_folder())
+        values: dict[str, Any] = {"model": folder, "tokenizer": folder, "vocab_size": 2048}
+        values |= {"max_model_len": 128, "max_num_seqs": 4}
         self.facts = make_facts(**(values | facts))
         self.tokenizer: Tokenizer = load_tokenizer(pocket_folder())
         self.defaults = SamplingParams()
@@ -99,9 +106,13 @@ class FakeLLM:
         self.aborted.update(request_ids)
         self.gate.set()
 
+    def prepare_params(self, params: SamplingParams, encoded: Any = None) -> PreparedParams:
+        return InputProcessor(self.facts, self.tokenizer).prepare_params(params, encoded)
+
     async def generate(
-        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **keywords: Any
+        self, prompt: dict[str, Any], prepared: PreparedParams, request_id: str, **keywords: Any
     ) -> AsyncGenerator[RequestOutput, None]:
+        params = prepared.params
         self.calls.append(Call(prompt, params, request_id, keywords))
         self._has_changed.set()
         try:
@@ -143,6 +154,27 @@ class FakeLLM:
         return RequestOutput(
             request_id, None, ids, None, outputs, is_last, metrics if is_last else None, num_cached_tokens=3
         )
+
+
+class InlineText:
+    """Text jobs done at once and here, as a text process does them. Notes them, with their tenants."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.jobs: list[tuple[TextJob, str]] = []
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    async def run(self, job: TextJob, tenant: str) -> Any:
+        self.jobs.append((job, tenant))
+        answer = do_job(self._tokenizer, decode_job(encode_body(job)))
+        if isinstance(answer, Refused):
+            raise ApiError(HTTPStatus.BAD_REQUEST, answer.message, param=answer.field, code=answer.code)
+        return answer
 
 
 @dataclass
@@ -231,6 +263,7 @@ def run_with_app(scenario: Scenario, options: ServerOptions | None = None, **fac
         llm = FakeLLM(**facts)
         options_ = options or ServerOptions()
         serving = Serving(llm, options_)  # type: ignore[arg-type]
+        serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         serving.open()
         client = AsgiClient(ApiKeyMiddleware(create_app(serving), options_.api_key_hashes))
         async with asyncio.timeout(20):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from openai_fakes import FakeLLM
+from openai_fakes import FakeLLM, InlineText
 from quire.frontend.openai.auth import hash_key
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
@@ -115,6 +115,7 @@ def run_with_server(
         )
         server = Server(llm, options)  # type: ignore[arg-type]
         server._state.connections = WatchedSet()
+        server._serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         ready = asyncio.Event()
         serving = asyncio.create_task(server.serve(listener, ready.set))
         peer = Peer(listener.getsockname()[1])
