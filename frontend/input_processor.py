@@ -76,7 +76,7 @@ class PreparedParams:
     """
 
     params: SamplingParams
-    token_lists: TokenLists
+    token_lists: TokenLists = TokenLists()
 
 
 @dataclass(slots=True)

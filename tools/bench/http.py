@@ -160,7 +160,7 @@ class EndlessLLM:
 
     def prepare_params(self, params: SamplingParams) -> PreparedParams:
         """As they are."""
-        return PreparedParams(params, [])
+        return PreparedParams(params)
 
     async def generate(
         self, _prompt: object, prepared: PreparedParams, request_id: str, **_keywords: object
