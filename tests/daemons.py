@@ -40,7 +40,7 @@ def runtime_folders() -> Iterator[Path]:
 def fake_modules() -> Iterator[None]:
     """Engines that are started in this block have a FakeWorker, in daemons too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         patch.setattr(engine_link, "CORE_MODULE", "fake_core")
         patch.setattr(daemon, "CORE_MODULE", "fake_core")
         yield

@@ -42,7 +42,7 @@ CONFIG = make_config()
 
 @pytest.fixture(autouse=True)
 def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
     monkeypatch.setattr(engine_link, "CORE_MODULE", "fake_core")
 
 

@@ -224,7 +224,7 @@ def test_however_a_script_ends_its_children_are_gone_within_two_seconds(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder:  # nobody else's directories in it
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
         check_that_nothing_stays(way)
 
 

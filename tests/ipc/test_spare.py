@@ -47,7 +47,7 @@ class Spare:
 @pytest.fixture
 def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
     (tmp_path / "spare_child.py").write_text(SPARE.replace("GRACE_S", str(GRACE_S)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     spare = Spare(tmp_path)
     yield spare
     spare.child.stop(0.0)
