@@ -137,7 +137,7 @@ REQUESTS: dict[str, Request] = {
     "flood": Request(
         _COMPLETIONS,
         _json(prompt=["Flood"] * 6, n=128, max_tokens=500, ignore_eos=True, stream=True),
-        3,
+        8,  # more than fill each of two processes
     ),
     "long-prompts": Request(
         _COMPLETIONS, _json(prompt=[[1000 + place] * 1900 for place in range(200)], max_tokens=100), 2
