@@ -137,11 +137,13 @@ def _play(
 
 def _judge(site: Site, options: HostileOptions, golden: Sequence[Golden], result: HostileResult) -> None:
     calm, hostile, settling = result.phases
-    result.logs = site.read_server_log() + site.read_log()
+    said = (site.read_server_log(), site.read_log())
+    result.logs = "".join(said)
     result.memories = measure_memory(result.samples, calm, settling)
     result.lost_at = _find_new(result.samples)
     if site.has_ended:
-        result.broken.append(f"the server or its daemon has ended: {_find_last_line(result.logs)}")
+        words = [(text.strip() or "it has said nothing").splitlines()[-1] for text in said]
+        result.broken.append(f"ended: the server ({words[0]}), or its daemon ({words[1]})")
     result.broken += check_losses(result.samples, _COUNTS, result.logs)
     latencies = [measure(result.records, phase) for phase in (calm, hostile)]
     result.broken += check_latency(latencies[0], latencies[1], options.margin_s)
@@ -167,11 +169,6 @@ def _find_new(samples: Sequence[Sample]) -> list[float]:
         first_at.setdefault(sample.pid, (sample.at, sample.role))
     begins_at = min((at for at, _ in first_at.values()), default=0.0)
     return [at for at, role in first_at.values() if role in _COUNTS and at > begins_at + 1.0]
-
-
-def _find_last_line(logs: str) -> str:
-    lines = logs.strip().splitlines()
-    return lines[-1] if lines else "it has said nothing"
 
 
 def _make_client_plan(site: Site, pool: list[Ask]) -> ClientPlan:
