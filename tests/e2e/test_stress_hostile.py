@@ -7,12 +7,12 @@ from quire.frontend.cli.entry import run_command
 from quire.tools.stress.hostile.report import format_hostile
 from quire.tools.stress.hostile.run import NUM_STREAMS, HostileOptions, play_hostile
 
-ATTACKS = ("slow-heads", "endless-header", "strangers-bodies", "unknown-field", "junk")
+ATTACKS = ("slow-heads", "endless-trailer", "strangers-bodies", "upgrade", "unknown-field", "junk", "flood")
 
 
 def test_a_few_attacks_cost_ordinary_streams_nothing() -> None:
     # Latency is what the slow runs are for: here a busy machine must not fail it.
-    options = HostileOptions(seed=1, duration_s=3.0, max_tokens=60, attacks=ATTACKS, margin_s=10.0, scale=0.2)
+    options = HostileOptions(seed=1, duration_s=2.5, max_tokens=60, attacks=ATTACKS, margin_s=10.0, scale=0.2)
     result = play_hostile(options)
     print(format_hostile(result))
     assert result.broken == []

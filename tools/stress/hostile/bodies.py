@@ -22,15 +22,15 @@ _TEXT_BYTES = 8_000_000  # fits into the largest body
 _WORDS = "one two three four five six seven eight "
 _COMPLETIONS, _CHAT, _TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 
-MakeBody = Callable[[Target], bytes]
+MakeBodies = Callable[[Target], list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent to `path`, `count` times at once."""
+    """What is sent to `path`: each body, `count` times, all at once."""
 
     path: str
-    make_body: MakeBody
+    make_bodies: MakeBodies
     count: int = 1
 
 
@@ -41,21 +41,20 @@ class RequestAttack(Attack):
 
     def __init__(self, target: Target, rng: random.Random, request: Request) -> None:
         super().__init__(target, rng)
-        self._data = make_request(target, request.path, request.make_body(target))
-        self._count = request.count
+        bodies = request.make_bodies(target) * request.count
+        self._requests = [make_request(target, request.path, body) for body in bodies]
 
     def play(self, until: float) -> Counter[str]:
-        crowd = [Conversation([self._data]) for _ in range(self._count)]
-        return converse(self.target, crowd, until)
+        return converse(self.target, [Conversation([data]) for data in self._requests], until)
 
 
-def _json(**fields: Any) -> MakeBody:
-    return lambda target: msgspec.json.encode({"model": target.model, **fields})
+def _json(**fields: Any) -> MakeBodies:
+    return lambda target: [msgspec.json.encode({"model": target.model, **fields})]
 
 
-def _large(make: Callable[[int], dict[str, Any]], size: int = _TEXT_BYTES) -> MakeBody:
+def _large(make: Callable[[int], dict[str, Any]], size: int = _TEXT_BYTES) -> MakeBodies:
     """Fields made of a size that the run's scale shrinks."""
-    return lambda target: msgspec.json.encode({"model": target.model, **make(target.shrink(size))})
+    return lambda target: [msgspec.json.encode({"model": target.model, **make(target.shrink(size))})]
 
 
 def _text(size: int) -> str:
@@ -80,12 +79,20 @@ def _bad_words(num_prompts: int, n: int) -> Callable[[int], dict[str, Any]]:
     return make
 
 
-def _nested(depth: int) -> MakeBody:
-    return lambda target: b'{"prompt": ' + b"[" * target.shrink(depth) + b"]" * target.shrink(depth) + b"}"
+def _nested(depth: int) -> MakeBodies:
+    def make(target: Target) -> list[bytes]:
+        return [b'{"prompt": ' + b"[" * target.shrink(depth) + b"]" * target.shrink(depth) + b"}"]
+
+    return make
 
 
-def _named(size: int) -> MakeBody:
-    return lambda target: b'{"' + b"f" * target.shrink(size) + b'": 1}'
+def _named(size: int) -> MakeBodies:
+    return lambda target: [b'{"' + b"f" * target.shrink(size) + b'": 1}']
+
+
+def _repeated_in_an_error(depth: int) -> bytes:
+    """Just within what JSON's parser takes, in a field that is refused with its value."""
+    return b'{"prompt": "Hi", "response_format": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
 
 
 REQUESTS: dict[str, Request] = {
@@ -143,7 +150,7 @@ REQUESTS: dict[str, Request] = {
         _COMPLETIONS, _json(prompt=[[1000 + place] * 1900 for place in range(200)], max_tokens=100), 2
     ),
     # JSON itself.
-    "depth": Request(_COMPLETIONS, lambda _: b'{"prompt": ' + b"[" * 980 + b"]" * 980 + b"}", 4),
+    "depth": Request(_COMPLETIONS, lambda _: [_repeated_in_an_error(930 + step) for step in range(70)]),
     "great-depth": Request(_COMPLETIONS, _nested(3_500_000)),
     "unknown-field": Request(_COMPLETIONS, _named(7_900_000)),
     "unknown-model": Request(

@@ -37,11 +37,12 @@ MAX_LEFT_BYTES = {
     "http": 96 * _MB,
 }
 MAX_HELPER_BYTES = 1024 * _MB  # in all, of a process that an HTTP process started for its work with texts
+_LEAST_S = 1.5  # in which a process has been looked at for sure
 MAX_CREEP_BYTES = 8 * _MB  # within the second half of the settling phase
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A part of the run, by time.monotonic. is_to_blame: also for waits that begin in it and end later."""
+    """A part of the run, by time.monotonic. is_to_blame: for every wait of which a part lies in it."""
 
     name: str
     begins_at: float
@@ -53,8 +54,8 @@ class Phase(msgspec.Struct, frozen=True):
         return self.begins_at <= at < self.ends_at
 
     def has(self, since: float, until: float) -> bool:
-        """Whether a wait is counted here."""
-        return self.covers(until) or (self.is_to_blame and self.covers(since))
+        """Whether a wait is counted here: else one that ends in it is."""
+        return self.covers(until) or (self.is_to_blame and since < self.ends_at and until >= self.begins_at)
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,8 +198,9 @@ def measure_memory(samples: Sequence[Sample], calm: Phase, end: Phase) -> list[M
 def _measure_role(samples: Sequence[Sample], role: str, calm: Phase, end: Phase) -> Memory:
     sizes = [(one.at, one.pid, one.rss_bytes) for one in samples if one.role == role]
     calm_bytes = max((size for at, _, size in sizes if at < calm.ends_at), default=0)
-    last_third = Phase("", end.ends_at - (end.ends_at - end.begins_at) / 3, end.ends_at)
-    last_half = Phase("", (end.begins_at + end.ends_at) / 2, end.ends_at)
+    end_s = end.ends_at - end.begins_at
+    last_third = Phase("", end.ends_at - max(_LEAST_S, end_s / 3), end.ends_at)
+    last_half = Phase("", end.ends_at - max(_LEAST_S, end_s / 2), end.ends_at)
     pids = {pid for _, pid, _ in sizes}
     left = [[size for at, one, size in sizes if one == pid and last_third.covers(at)] for pid in pids]
     late = [[size for at, one, size in sizes if one == pid and last_half.covers(at)] for pid in pids]

@@ -12,6 +12,7 @@ from ...bench.table import format_table
 from ..checks import count_failed
 from ..report import format_broken
 from .judge import MAX_HELPER_BYTES, HostileResult, Latency, Memory, Phase, measure, sum_answers
+from .plan import TurnReport
 
 
 def format_hostile(result: HostileResult) -> str:
@@ -34,7 +35,7 @@ def write_hostile(result: HostileResult, facts: dict[str, str], path: str) -> No
                 "ended_s": one.ended_at - result.started_at,
                 "answers": one.answers,
                 "error": one.error,
-                "ordinary": measure(result.records, Phase("", one.began_at, one.ended_at, is_to_blame=True)),
+                "ordinary": _measure_turn(result, one),
             }
             for one in result.reports
         ],
@@ -67,9 +68,7 @@ def _format_attacks(result: HostileResult) -> str:
     rows: list[list[str]] = []
     for attack, answers in sorted(sum_answers(result.reports).items()):
         turns = [one for one in result.reports if one.attack == attack]
-        felt = [
-            measure(result.records, Phase("", one.began_at, one.ended_at, is_to_blame=True)) for one in turns
-        ]
+        felt = [_measure_turn(result, one) for one in turns]
         known = [one for one in felt if one is not None]
         lost = sum(one.began_at <= at < one.ended_at for one in turns for at in result.lost_at)
         rows.append(
@@ -85,6 +84,10 @@ def _format_attacks(result: HostileResult) -> str:
         )
     header = ["attack", "turns", "worst gap p99 ms", "max", "first token max", "lost", "answers"]
     return format_table(header, rows)
+
+
+def _measure_turn(result: HostileResult, turn: TurnReport) -> Latency | None:
+    return measure(result.records, Phase(turn.attack, turn.began_at, turn.ended_at, is_to_blame=True))
 
 
 def _format_memory(memories: Sequence[Memory]) -> str:
