@@ -38,6 +38,7 @@ from ..ipc.process import (
     catch_signals,
     enable_stack_dumps,
 )
+from ..ipc.process_limits import raise_file_limit
 from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.sockets import bind_router, until_ms
 from ..ipc.step import (
@@ -360,6 +361,7 @@ def main() -> NoReturn:
     lifeline = Lifeline()
     lifeline.watch(grace_s=PARENT_LOST_GRACE_S)
     enable_stack_dumps()
+    raise_file_limit()
     launch = msgspec.msgpack.decode(lifeline.launch, type=CoreLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
     sys.exit(EngineCoreProcess(launch, lifeline.fd, started_at).run())

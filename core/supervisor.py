@@ -47,6 +47,7 @@ from ..ipc.messages import (
     Welcome,
 )
 from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline, catch_signals
+from ..ipc.process_limits import raise_file_limit
 from ..ipc.run_dir import RunDirectory
 from ..ipc.sockets import connect_dealer, until_ms
 
@@ -318,6 +319,7 @@ class Supervisor:
 def run_supervisor() -> NoReturn:
     """Entry point of `python -m quire.core supervisor`."""
     lifeline = Lifeline()
+    raise_file_limit()
     launch = msgspec.msgpack.decode(lifeline.launch, type=SupervisorLaunch)
     logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
     reporter = Reporter()

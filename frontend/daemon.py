@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from ..ipc.daemon_state import (
 from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
 from ..ipc.launch import CORE_MODULE
 from ..ipc.messages import OBSERVER_KINDS, UtilityMethod
-from ..ipc.process import ChildProcess
+from ..ipc.process import ChildProcess, wait_readable
 from ..ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
 from .engine_core_client import attach_sync_client
 
@@ -118,11 +117,11 @@ class DaemonStarter:
 
     def _read_report(self, deadline: float) -> SupervisorReport:
         while b"\n" not in self._buffer:
-            if not select.select([self._reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not wait_readable(self._reader, deadline - time.monotonic()):
                 raise EngineStartError(f"the engine was not ready within {self._ready_timeout_s:g} s")
             data = os.read(self._reader, 65536)
             if not data:
-                select.select([self.child.pid_fd], [], [], STOP_TIMEOUT_S)
+                wait_readable(self.child.pid_fd, STOP_TIMEOUT_S)
                 raise EngineStartError(self.child.describe_exit())
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -162,7 +161,7 @@ def stop_daemon(name: str) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             signal.pidfd_send_signal(pid_fd, number)
-            if select.select([pid_fd], [], [], STOP_TIMEOUT_S)[0]:
+            if wait_readable(pid_fd, STOP_TIMEOUT_S):
                 return
     except ProcessLookupError:
         return

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 
+from .process_limits import open_closed_streams
 from .process_state import has_handler
 
 EXIT_OK = 0
@@ -158,6 +159,7 @@ class Lifeline:
     """
 
     def __init__(self) -> None:
+        open_closed_streams()
         self.fd = os.dup(0)  # kept away from libraries that read standard input
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -221,6 +223,16 @@ def enable_stack_dumps() -> None:
     """
     faulthandler.enable()
     faulthandler.register(_STACK_DUMP_SIGNAL, all_threads=True)
+
+
+def wait_readable(fd: int, timeout_s: float | None) -> bool:
+    """Whether there is something to read (or a pidfd's process has ended) within a time; None: whenever.
+
+    Not select(): a program with over 1,024 files open has descriptors that it does not take.
+    """
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else 1000 * max(0.0, timeout_s)))
 
 
 def catch_signals(*numbers: signal.Signals) -> socket.socket:

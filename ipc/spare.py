@@ -16,7 +16,7 @@ import struct
 import threading
 from pathlib import Path
 
-from .process import EXIT_PARENT_LOST, Lifeline, continue_at_end, describe_exit
+from .process import EXIT_PARENT_LOST, Lifeline, continue_at_end, describe_exit, wait_readable
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
 _HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
@@ -135,9 +135,9 @@ class AdoptedProcess:
         """As ChildProcess.stop."""
         self._connection.close()
         if self.pid_fd >= 0:
-            if not _has_ended(self.pid_fd, grace_s):
+            if not wait_readable(self.pid_fd, grace_s):
                 self._signal(signal.SIGKILL)
-                _has_ended(self.pid_fd, None)
+                wait_readable(self.pid_fd, None)
             self._exit_code = self.exit_code
             os.close(self.pid_fd)
             self.pid_fd = -1
@@ -153,16 +153,10 @@ def _find_exit_code(pid_fd: int) -> int | None:
     try:
         result = os.waitid(os.P_PIDFD, pid_fd, os.WEXITED | os.WNOHANG)
     except ChildProcessError:  # another process's child
-        return EXIT_PARENT_LOST if _has_ended(pid_fd, 0.0) else None
+        return EXIT_PARENT_LOST if wait_readable(pid_fd, 0.0) else None
     if result is None:
         return None
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-
-
-def _has_ended(pid_fd: int, timeout_s: float | None) -> bool:
-    poller = select.poll()
-    poller.register(pid_fd, select.POLLIN)
-    return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
 def find_spare_path(worker_address: str) -> str:

@@ -23,6 +23,7 @@ from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import SPARE_ROLE, WorkerLaunch
 from ..ipc.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
+from ..ipc.process_limits import raise_file_limit
 from ..ipc.sockets import connect_dealer
 from ..ipc.spare import SPARE_GRACE_S, wait_for_adoption
 from ..ipc.step import (
@@ -139,6 +140,7 @@ def main() -> None:
     # A worker owns nothing that anybody would miss: without a core it leaves at once.
     lifeline.watch(grace_s=SPARE_GRACE_S if is_spare else 0.0)
     enable_stack_dumps()
+    raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     payload = lifeline.launch
     if is_spare:

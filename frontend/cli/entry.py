@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ipc.errors import InputError, QuireError, did_you_mean
+from ...ipc.process_limits import open_closed_streams
 from .exit_codes import ExitCode
 from .parser import UsageError
 
@@ -21,16 +22,17 @@ class Command(NamedTuple):
 
     summary: str
     module: str
+    prints: bool = True  # what it is for, so that without a standard output there is nothing to do
 
 
 COMMANDS = {
-    "serve": Command("serve a model over HTTP, with OpenAI's API", "serve"),
+    "serve": Command("serve a model over HTTP, with OpenAI's API", "serve", prints=False),
     "generate": Command("continue one or more prompts", "generate"),
     "chat": Command("talk to a chat model, or answer what is piped in", "chat"),
-    "daemon": Command("start, stop, restart an engine in the background", "daemon"),
+    "daemon": Command("start, stop, restart an engine in the background", "daemon", prints=False),
     "ps": Command("list the daemons that run", "ps"),
     "top": Command("watch an engine in the terminal", "top"),
-    "run-batch": Command("run a file of OpenAI requests, a result line for each", "run_batch"),
+    "run-batch": Command("run a file of OpenAI requests, a result line for each", "run_batch", prints=False),
     "bench": Command("measure: beside peers, beside the hardware's floors, under load", "bench"),
     "stress": Command("kill processes under load and check every token", "stress"),
     "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
@@ -46,11 +48,13 @@ examples:
 
 def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command line to its exit code. Nothing is raised; errors are one line on stderr."""
-    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-        # Closed by the caller, so nobody reads; and the next file opened would become file descriptor 1.
-        return ExitCode.OUTPUT_CLOSED
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    if sys.stdout is None and (command is None or command.prints):  # pyright: ignore[reportUnnecessaryComparison]
+        return ExitCode.OUTPUT_CLOSED  # by the caller, so nobody reads
+    open_closed_streams()
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = _dispatch(arguments)
         sys.stdout.flush()  # here, where a reader that left can still be answered quietly
         return code
     except KeyboardInterrupt:

@@ -51,8 +51,8 @@ class Control:
 
 def main() -> int:
     """Serve until SIGTERM, or until the parent is gone."""
-    enable_stack_dumps()
     lifeline = Lifeline()
+    enable_stack_dumps()
     lifeline.watch(_PARENT_LOST_GRACE_S)
     launch = msgspec.msgpack.decode(lifeline.launch, type=HttpLaunch)
     control = Control(launch.control_fd)

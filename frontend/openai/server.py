@@ -7,10 +7,8 @@ uvicorn's Server is not used: it polls ten times a second, and its drain knows n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
@@ -22,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ...ipc.errors import EngineDeadError
+from ...ipc.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from .app import create_app
 from .auth import ApiKeyMiddleware, ApiKeys
@@ -59,7 +58,7 @@ def run_server(
     """
     import uvloop
 
-    options = fit_connections(options, _raise_file_limit())
+    options = fit_connections(options, raise_file_limit())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if on_loop is not None:
             runner.get_loop().call_soon(on_loop)
@@ -223,15 +222,3 @@ def fit_connections(options: ServerOptions, max_open_files: int) -> ServerOption
     because = f"this process may have {max_open_files} files open (ulimit -n)"
     _logger.warning("max_connections=%d becomes %d: %s", limits.max_connections, most, because)
     return msgspec.structs.replace(options, limits=msgspec.structs.replace(limits, max_connections=most))
-
-
-def _raise_file_limit() -> int:
-    """A connection is a file descriptor, and the usual soft limit of 1024 is low for a server.
-
-    Returns the limit that holds.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return hard
-    return soft

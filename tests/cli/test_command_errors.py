@@ -148,6 +148,25 @@ def test_a_closed_standard_input_is_answered_as_an_empty_pipe() -> None:
     assert done.stderr == "quire: error: message='': a text piped in, or a terminal to chat at\n"
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+def test_a_closed_standard_error_prevents_nothing(closed: str, tmp_path: Path) -> None:
+    script = tmp_path / "quire"  # with what a command needs of standard error: its progress, a child, a log
+    script.write_text(
+        "import sys\nfrom quire.frontend.cli.entry import run_command\n"
+        "from quire.frontend.cli.progress import PhaseLine\nimport quire.frontend.cli.ps as ps\n"
+        "def run(argv):\n    PhaseLine('x').show('y'); print(open(0).read(), 'done'); return 0\n"
+        "ps.run = run\nsys.exit(run_command(['ps']))\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, str(script)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, " done\n")
+
+
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_bytes_that_are_no_text_are_refused(locale: str) -> None:
     command = [sys.executable, "-m", "quire", "chat"]

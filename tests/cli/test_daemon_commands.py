@@ -49,7 +49,7 @@ PS_KEYS = [
 @pytest.fixture(scope="module", autouse=True)
 def runtime() -> Iterator[Path]:
     with runtime_folders() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=":")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
         yield folder
 
 
@@ -269,6 +269,12 @@ def test_a_daemon_outlives_the_script_that_started_it() -> None:
     done = subprocess.run(["bash", "-c", script, "bash", *FAKE], timeout=60, capture_output=True)
     assert done.returncode == -signal.SIGKILL
     stop_and_check("kept", find_daemon("kept"))
+
+
+def test_a_daemon_can_be_started_by_who_has_closed_its_standard_streams() -> None:
+    script = 'exec "$@" daemon start --name mute --max-model-len 256 <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", script, "bash", *FAKE], timeout=60).returncode == 0
+    stop_and_check("mute", find_daemon("mute"))
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")  # the child execs

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -503,6 +504,17 @@ def test_nothing_is_left_open_after_many_restarts(daemon: Daemon) -> None:
     for _ in range(20):
         attach_sync_client(daemon.name, "test").close()
     assert wait_until(lambda: count_fds(daemon.core_pid) == core_before, 2.0)
+
+
+def test_supervisor_and_core_take_the_hard_limit_on_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        with Daemon("many", PACED) as daemon:
+            for pid in (daemon.pid, daemon.core_pid):
+                assert psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_held_run_directory_is_not_a_daemon_to_attach_to() -> None:

@@ -1,0 +1,39 @@
+"""What a process finds at its start and had better change: closed standard streams, few file descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+
+
+def open_closed_streams() -> None:
+    """Point standard input, output and error at /dev/null where the caller has closed them.
+
+    The next file opened would get their number, and be written to by whoever writes to standard error.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # `fd` itself, the lowest that is free
+            os.set_inheritable(null, True)
+    # Python has made None of a stream that it found closed.
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def raise_file_limit() -> int:
+    """Take the hard limit on file descriptors; returns the limit that holds.
+
+    A connection is one, and the usual soft limit is 1024; libzmq ends its process when it is given none.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return hard
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return soft
