@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from ..outputs import CompletionOutput, RequestOutput
 from .errors import FieldError
-from .logprobs import make_chat_logprobs, make_prompt_logprobs
+from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .prompts import Conversation, prepare_params, render_chat
 from .sampling import make_chat_params
 from .schema import (
@@ -51,7 +52,9 @@ async def create_chat_completion(
         events = _stream(outputs, chunks, params.n)
         return serving.stream(events, request_id)
     output, usage = await run_while_connected(http.receive, _collect(outputs))
-    body = _make_completion(request, request_id, serving.model_id, output, usage)
+    body = await make_beside(
+        output, lambda: _make_completion(request, request_id, serving.model_id, output, usage)
+    )
     return respond_whole(body, request_id)
 
 
@@ -127,10 +130,11 @@ async def _stream(outputs: Outputs, chunks: _ChunkMaker, n: int) -> AsyncGenerat
         async for output in outputs:
             if counter is not None:
                 counter.add(output)
-            data = chunks.make(output)
+            data = await chunks.make_beside(output) if chunks.has_logprobs else chunks.make(output)
             if is_first:
                 is_first = False
-                data = chunks.make_roles(n, output) + data
+                roles = functools.partial(chunks.make_roles, n, output)
+                data = await make_beside(output, roles) + data
             if data:
                 yield data
     yield chunks.make_last()
@@ -144,6 +148,7 @@ class _ChunkMaker:
         self._request = request
         self._has_usage = options is not None and bool(options.include_usage)
         self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
+        self.has_logprobs = bool(request.logprobs)
         self.counter = UsageCounter() if self._has_usage or self._always_has_usage else None
         self._head = ChatCompletionChunk(id=request_id, created=int(time.time()), model=model, choices=[])
         if self._has_usage:
@@ -166,6 +171,10 @@ class _ChunkMaker:
         """A chunk for each answer that has something new."""
         parts = [self._make_one(one) for one in output.outputs]
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def make_beside(self, output: RequestOutput) -> bytes:
+        """As `make`; not in the event loop where that takes long."""
+        return await make_beside(output, lambda: self.make(output))
 
     def make_last(self) -> bytes:
         """Usage, if it was asked for, and the end."""

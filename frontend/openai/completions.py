@@ -16,14 +16,29 @@ from ...ipc.errors import PromptError
 from ..input_processor import PreparedParams
 from ..outputs import CompletionOutput, RequestOutput
 from .errors import FieldError
-from .logprobs import join_completion_logprobs, make_completion_logprobs, make_prompt_logprobs
+from .logprobs import (
+    as_json,
+    join_completion_logprobs,
+    make_beside,
+    make_completion_logprobs,
+    make_prompt_logprobs,
+)
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .sampling import make_completion_params
-from .schema import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
+from .schema import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+    PromptLogprobs,
+)
 from .serving import Caller, PromptInput, Serving, make_id
 from .stream import DONE, encode_event, respond_whole, run_while_connected
 from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter
+
+_MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
+_PROMPT_COST = 500  # what each prompt counts beside them
 
 
 async def create_completion(
@@ -73,8 +88,10 @@ class _Job:
         self._prompts = prompts
         self._inputs = inputs
         self._echoes: dict[int, str] = {}  # by prompt: its text, for echo
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
+        self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         options = request.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
         self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
@@ -99,7 +116,7 @@ class _Job:
         """The whole answer; the first prompt that fails ends the others."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._finish_one(place)) for place in range(len(self._prompts))]
+                tasks = [group.create_task(self._finish_one(place)) async for place in self._places()]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         choices = [choice for task in tasks for choice in task.result()]
@@ -110,16 +127,26 @@ class _Job:
         if len(self._prompts) == 1:
             async with aclosing(self._outputs(0)) as outputs:
                 async for output in outputs:
-                    if data := self._make_chunks(0, output):
+                    if data := await self._make_chunks(0, output):
                         yield data
         else:
             async with aclosing(self._merge()) as merged:
                 async for place, output in merged:
-                    if data := self._make_chunks(place, output):
+                    if data := await self._make_chunks(place, output):
                         yield data
         if self._has_usage:
             yield encode_event(msgspec.structs.replace(self._head, usage=self._counter.usage()))
         yield DONE
+
+    async def _places(self) -> AsyncGenerator[int, None]:
+        """The prompts, as many in a turn of the event loop as it has time to check and send."""
+        size = 0
+        for place, given in enumerate(self._inputs):
+            yield place
+            size += len(given) + _PROMPT_COST
+            if size > _MAX_SIZE_A_TURN:
+                size = 0
+                await asyncio.sleep(0)
 
     async def _outputs(self, place: int) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one prompt; PromptErrors name its place in the list."""
@@ -145,8 +172,10 @@ class _Job:
     async def _merge(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Outputs of all prompts in the order of their arrival."""
         generators = [self._outputs(place) for place in range(len(self._prompts))]
-        waiting = {asyncio.ensure_future(anext(one)): place for place, one in enumerate(generators)}
+        waiting: dict[asyncio.Future[RequestOutput], int] = {}
         try:
+            async for place in self._places():
+                waiting[asyncio.ensure_future(anext(generators[place]))] = place
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -170,10 +199,16 @@ class _Job:
             async for output in outputs:
                 last = output
         assert last is not None, "every request ends in a final output"
-        return [self._make_choice(place, last, one) for one in last.outputs]
+        whole = last
+        return await make_beside(
+            whole, lambda: [self._make_choice(place, whole, one) for one in whole.outputs]
+        )
 
-    def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
-        return b"".join(self._make_chunk(place, output, one) for one in output.outputs)
+    async def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
+        def make() -> bytes:
+            return b"".join(self._make_chunk(place, output, one) for one in output.outputs)
+
+        return await make_beside(output, make) if self._has_logprobs else make()
 
     def _make_chunk(self, place: int, output: RequestOutput, one: CompletionOutput) -> bytes:
         index = place * self._n + one.index
@@ -204,7 +239,9 @@ class _Job:
             one.stop_reason,
         )
         if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            choice.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
+            if place not in self._prompt_logprobs:  # one of each prompt, for all its choices
+                self._prompt_logprobs[place] = as_json(make_prompt_logprobs(output.prompt_logprobs))
+            choice.prompt_logprobs = self._prompt_logprobs[place]
         return choice
 
     def _make_logprobs(

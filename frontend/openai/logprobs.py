@@ -1,10 +1,20 @@
-"""The engine's logprobs in the forms of the API. JSON has no infinity, so the lowest logprob is -9999."""
+"""The engine's logprobs in the forms of the API. JSON has no infinity, so the lowest logprob is -9999.
+
+An answer can hold hundreds of thousands: `make_beside` makes it in a thread then, and what is made of many
+positions is kept as JSON, position by position. Objects of all of them would have the garbage collector hold
+up the event loop for as long as it walks over them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import msgspec
 
 from ..logprobs import Logprob
+from ..outputs import RequestOutput
 from .schema import (
     ChoiceLogprobs,
     CompletionLogprobs,
@@ -15,12 +25,32 @@ from .schema import (
 )
 
 _LOWEST = -9999.0  # vLLM's
+_MAX_INLINE = 64  # positions that are made in the event loop: 4 ms if each has 20 alternatives
 Positions = Sequence[dict[int, Logprob] | None]
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def make_beside(output: RequestOutput, make: Callable[[], T]) -> T:
+    """`make()`, which is made of `output`: in a thread if that has logprobs of many positions."""
+    num_positions = sum(len(one.logprobs or ()) for one in output.outputs) + len(output.prompt_logprobs or ())
+    return make() if num_positions <= _MAX_INLINE else await asyncio.to_thread(make)
+
+
+def as_json(value: T) -> T:
+    """A value that is only going to be encoded, as its JSON."""
+    return cast(T, msgspec.Raw(_encode(value)))
+
+
+def _choose_form(positions: Positions) -> Callable[[T], T]:
+    return as_json if len(positions) > _MAX_INLINE else lambda value: value
 
 
 def make_chat_logprobs(positions: Positions, num_top: int) -> ChoiceLogprobs:
     """One entry a token, with its `num_top` likeliest alternatives."""
-    return ChoiceLogprobs([make_token_logprob(entries, num_top) for entries in positions if entries])
+    form: Callable[[TokenLogprob], TokenLogprob] = _choose_form(positions)
+    return ChoiceLogprobs([form(make_token_logprob(entries, num_top)) for entries in positions if entries])
 
 
 def make_token_logprob(entries: dict[int, Logprob], num_top: int) -> TokenLogprob:
@@ -33,6 +63,7 @@ def make_token_logprob(entries: dict[int, Logprob], num_top: int) -> TokenLogpro
 def make_completion_logprobs(positions: Positions, num_top: int, offset: int) -> CompletionLogprobs:
     """`offset`: characters of the choice's text before the first of these tokens."""
     made = CompletionLogprobs([], [], [], [])
+    form: Callable[[dict[str, float]], dict[str, float]] = _choose_form(positions)
     for entries in positions:
         made.text_offset.append(offset)
         if not entries:  # the first token of a prompt: nothing precedes it
@@ -43,9 +74,8 @@ def make_completion_logprobs(positions: Positions, num_top: int, offset: int) ->
         own = next(iter(entries.values()))
         made.token_logprobs.append(_finite(own.logprob))
         made.tokens.append(_text_of(own))
-        made.top_logprobs.append(
-            {_text_of(entry): _finite(entry.logprob) for entry in _likeliest(entries, num_top)}
-        )
+        top = {_text_of(entry): _finite(entry.logprob) for entry in _likeliest(entries, num_top)}
+        made.top_logprobs.append(form(top))
         offset += len(_text_of(own))
     return made
 
@@ -62,15 +92,15 @@ def join_completion_logprobs(first: CompletionLogprobs, second: CompletionLogpro
 
 def make_prompt_logprobs(positions: Positions) -> PromptLogprobs:
     """vLLM's form: token id -> entry, for each token of the prompt."""
-    return [
-        {
-            str(token_id): PromptLogprob(_finite(entry.logprob), entry.rank, entry.decoded_token)
-            for token_id, entry in entries.items()
-        }
-        if entries
-        else None
-        for entries in positions
-    ]
+    form: Callable[[dict[str, PromptLogprob]], dict[str, PromptLogprob]] = _choose_form(positions)
+    return [form(_make_prompt_entries(entries)) if entries else None for entries in positions]
+
+
+def _make_prompt_entries(entries: dict[int, Logprob]) -> dict[str, PromptLogprob]:
+    return {
+        str(token_id): PromptLogprob(_finite(entry.logprob), entry.rank, entry.decoded_token)
+        for token_id, entry in entries.items()
+    }
 
 
 def _likeliest(entries: dict[int, Logprob], num_top: int) -> list[Logprob]:

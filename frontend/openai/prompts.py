@@ -6,6 +6,7 @@ the server's text processes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +20,7 @@ from .text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
 
 # Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
 MAX_INLINE_LENGTH = 2000
+_LARGE_IDS_BYTES = 20_000
 _MAX_INLINE_IDS = 2000  # decoded in the event loop, likewise
 _RESERVED_VARIABLES = {
     "messages",
@@ -139,4 +141,9 @@ async def decode_prompt(serving: Serving, token_ids: list[int], caller: Caller) 
 async def _run_for_ids(serving: Serving, job: TextJob, caller: Caller) -> list[list[int]]:
     answer = await serving.text.run(job, caller.tenant)
     assert isinstance(answer, TokenIds)
-    return [decode_token_ids(packed) for packed in answer.packed]
+    found: list[list[int]] = []
+    for packed in answer.packed:
+        if len(packed) > _LARGE_IDS_BYTES:  # the event loop has other things to do as well
+            await asyncio.sleep(0)
+        found.append(decode_token_ids(packed))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from ..outputs import CompletionOutput, RequestOutput
 from .errors import FieldError, as_api_error
-from .logprobs import make_chat_logprobs
+from .logprobs import as_json, make_beside, make_chat_logprobs
 from .prompts import Conversation, prepare_params, render_chat
 from .sampling import make_responses_params
 from .schema import ChatMessage, ResponsesRequest, TokenLogprob
@@ -188,7 +189,7 @@ class _Answer:
         """The whole answer."""
         async with aclosing(outputs):
             async for output in outputs:
-                self._take(output)
+                await self._take_beside(output)
         return self.response
 
     async def stream(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[bytes, None]:
@@ -200,7 +201,7 @@ class _Answer:
                     has_begun = True
                     yield self._make_beginning()
                 num_known = len(self._logprobs)
-                self._take(output)
+                await self._take_beside(output)
                 if output.outputs[0].text:
                     yield self._event(
                         "response.output_text.delta",
@@ -219,13 +220,20 @@ class _Answer:
         self.response.error = ResponseError(api_error.code or "server_error", str(api_error))
         return self._event("response.failed", response=self.response)
 
+    async def _take_beside(self, output: RequestOutput) -> None:
+        """As `_take`; not in the event loop where that takes long."""
+        if self.wants_logprobs:
+            await make_beside(output, functools.partial(self._take, output))
+        else:
+            self._take(output)
+
     def _take(self, output: RequestOutput) -> None:
         """Take a delta, or the final output, and end the response with it."""
         self._counter.add(output)
         one = output.outputs[0]
         self._text += one.text
         if self.wants_logprobs and one.logprobs is not None:
-            self._logprobs += make_chat_logprobs(one.logprobs, self._num_top).content
+            self._logprobs += map(as_json, make_chat_logprobs(one.logprobs, self._num_top).content)
         if output.finished:
             self._end(one)
 

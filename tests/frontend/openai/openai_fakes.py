@@ -150,9 +150,19 @@ class FakeLLM:
             )
             for index in range(params.n)
         ]
+        of_prompt: Any = None
+        if params.prompt_logprobs is not None:
+            of_prompt = [None, *({token: Logprob(-1.0, 1, "ab")} for token in ids[1:])]
         metrics = RequestMetrics(arrival_time=0.0, num_generation_tokens=len(self.pieces) * params.n)
         return RequestOutput(
-            request_id, None, ids, None, outputs, is_last, metrics if is_last else None, num_cached_tokens=3
+            request_id,
+            None,
+            ids,
+            of_prompt,
+            outputs,
+            is_last,
+            metrics if is_last else None,
+            num_cached_tokens=3,
         )
 
 
