@@ -12,9 +12,7 @@ from functools import lru_cache
 from ..ipc.config import EngineConfig
 from ..ipc.messages import EngineCoreRequest
 from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
-from ..ipc.token_lists import TokenLists, has_unpacked, is_token_mask
-
-_NO_LISTS = TokenLists()
+from ..ipc.token_lists import NO_LISTS, TokenLists, has_unpacked, is_token_mask
 
 
 def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
@@ -66,7 +64,7 @@ def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | No
 @lru_cache(maxsize=16)
 def _find_bad_lists(lists: TokenLists, vocab_size: int) -> str | None:
     """The longest take 0.5 ms, and all sequences of a request have the same."""
-    if lists == _NO_LISTS:
+    if lists == NO_LISTS:
         return None
     return (
         _find_bad_set("allowed_token_ids", lists.allowed, vocab_size)

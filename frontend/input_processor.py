@@ -26,7 +26,7 @@ from ..ipc.messages import (
 )
 from ..ipc.sampling_params import MAX_SEED, SamplingParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
-from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, TokenLists, drop_packed, pack_token_lists
+from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class PreparedParams:
     """
 
     params: SamplingParams
-    token_lists: TokenLists = TokenLists()
+    token_lists: TokenLists = NO_LISTS
 
 
 @dataclass(slots=True)

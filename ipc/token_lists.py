@@ -46,6 +46,9 @@ class TokenLists(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return sum(map(len, msgspec.structs.astuple(self)))
 
 
+NO_LISTS = TokenLists()
+
+
 def pack_token_lists(
     params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab_size: int
 ) -> TokenLists:

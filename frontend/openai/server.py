@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
