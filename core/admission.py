@@ -12,7 +12,7 @@ from functools import lru_cache
 from ..ipc.config import EngineConfig
 from ..ipc.messages import EngineCoreRequest
 from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
-from ..ipc.token_lists import NO_LISTS, TokenLists, has_unpacked, is_token_mask
+from ..ipc.token_lists import TokenLists, has_unpacked, is_token_mask
 
 
 def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
@@ -58,14 +58,13 @@ def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | No
     for token_id in request.eos_token_ids:
         if not 0 <= token_id < vocab_size:
             return f"eos_token_ids: token id {token_id} is not in 0..{vocab_size - 1}"
-    return _find_bad_lists(request.token_lists, vocab_size)
+    lists = request.token_lists
+    return _find_bad_lists(lists, vocab_size) if lists.size_bytes else None
 
 
 @lru_cache(maxsize=16)
 def _find_bad_lists(lists: TokenLists, vocab_size: int) -> str | None:
     """The longest take 0.5 ms, and all sequences of a request have the same."""
-    if lists == NO_LISTS:
-        return None
     return (
         _find_bad_set("allowed_token_ids", lists.allowed, vocab_size)
         or _find_bad_token("logit_bias", lists.bias_ids, vocab_size)

@@ -23,7 +23,7 @@ from ..ipc.request_price import find_held_bytes
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
 from ..ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
-from ..ipc.token_lists import TokenLists
+from ..ipc.token_lists import NO_LISTS, TokenLists
 from .tenant import Tenant
 
 # (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
@@ -119,7 +119,7 @@ class Request:
             else min(num_prompt + max_tokens, max_model_len),
             eos_token_ids=message.eos_token_ids,
             stop_token_ids=_make_stop_set(tuple(message.eos_token_ids), message.token_lists.stop),
-            token_lists=_share_lists(message.token_lists),
+            token_lists=_share_lists(message.token_lists) if message.token_lists.size_bytes else NO_LISTS,
             cache_salt=message.cache_salt,
             order=order,
             queued_time=now,

@@ -43,7 +43,12 @@ class TokenLists(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @property
     def size_bytes(self) -> int:
         """Bytes of all lists."""
-        return sum(map(len, msgspec.structs.astuple(self)))
+        bad_words_bytes = len(self.bad_words) + len(self.bad_word_lengths)
+        bias_bytes = len(self.bias_ids) + len(self.bias_values)
+        return len(self.allowed) + bad_words_bytes + bias_bytes + len(self.stop)
+
+
+NO_LISTS = TokenLists()
 
 
 NO_LISTS = TokenLists()
@@ -72,8 +77,8 @@ def drop_packed(params: SamplingParams) -> None:
 
 def has_unpacked(params: SamplingParams) -> bool:
     """Whether `params` holds what `drop_packed` leaves out."""
-    lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias)
-    return not all(one is None for one in (*lists, params.bad_words, params.stop))
+    has_ids = params.allowed_token_ids or params.stop_token_ids or params.logit_bias
+    return bool(has_ids or params.bad_words or params.stop)
 
 
 def unpack_bad_words(lists: TokenLists) -> list[bytes]:
