@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,3 +74,11 @@ def test_lists_over_their_caps_do_not_decode() -> None:
     request = EngineCoreRequest("r", bytes(4), SamplingParams(), 0.0, token_lists=lists)
     with pytest.raises(ProtocolError, match="length"):
         CODEC.decode(CODEC.encode(request))
+
+
+def test_a_list_that_should_have_been_packed_is_counted_before_it_is_decoded() -> None:
+    (frame,) = CODEC.encode(EngineCoreRequest("r", bytes(4), SamplingParams(), 0.0))
+    head, tail = frame.split(msgspec.msgpack.encode(SamplingParams()))
+    junk = b"\x81" + msgspec.msgpack.encode("bad_words") + b"\xdd\x00\x0f\xff\xff"  # and no element follows
+    with pytest.raises(ProtocolError, match="length <= 128"):
+        CODEC.decode((head + junk + tail,))
