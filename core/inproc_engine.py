@@ -50,31 +50,28 @@ class InprocEngine:
                     raise AssertionError(f"{event} during start-up")
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """As EngineCore.add_request. Raises EngineDeadError after `close`."""
-        if self._is_closed:
-            raise EngineDeadError("the engine was closed")
+        """As EngineCore.add_request. Raises EngineDeadError after `close`, as the other calls do."""
+        self._check_open()
         self._core.add_request(_CLIENT, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """As EngineCore.abort_requests."""
+        self._check_open()
         self._core.abort_requests(_CLIENT, request_ids)
 
-    def run_until_outputs(self) -> list[EngineCoreOutput]:
-        """Run steps until there is something to deliver; [] when nothing can run."""
-        while True:
-            self._core.expire(time.monotonic())
-            outputs = self._core.take_outputs().get(_CLIENT)
-            if outputs:
-                return outputs
-            self._submit_steps()
-            events = self._executor.receive()
-            if not events:
-                return []
-            for event in events:
-                self._on_event(event)
+    def run_step(self) -> list[EngineCoreOutput]:
+        """What there is to deliver; else run what can run once, and [] if that gave nothing."""
+        self._check_open()
+        if outputs := self._take_outputs():
+            return outputs
+        self._submit_steps()
+        for event in self._executor.receive():
+            self._on_event(event)
+        return self._take_outputs()
 
     def call_utility(self, call: UtilityCall) -> UtilityResult:
         """Answer at once."""
+        self._check_open()
         started_at = self.facts.started_at
         connected_s = time.time() - started_at
         client = AttachedClient("inproc", os.getpid(), 1.0, num_unsent=0, connected_s=connected_s)
@@ -84,6 +81,14 @@ class InprocEngine:
         """Drop the worker. Idempotent."""
         self._is_closed = True
         self._executor.stop(0.0)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineDeadError("the engine was closed")
+
+    def _take_outputs(self) -> list[EngineCoreOutput]:
+        self._core.expire(time.monotonic())
+        return self._core.take_outputs().get(_CLIENT, [])
 
     def _submit_steps(self) -> None:
         if self._core.take_reset():

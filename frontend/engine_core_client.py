@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import select
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zmq
@@ -43,11 +43,13 @@ from .engine_link import (
     Engine,
     EngineProcess,
     PhaseCallback,
+    PlannedRestart,
     close_all,
     connect,
     read_connection_events,
     say_goodbye,
 )
+from .wakeup import Wakeup
 
 UTILITY_TIMEOUT_S = 30.0
 ATTACH_TIMEOUT_S = 600.0  # to a daemon whose engine is starting
@@ -76,18 +78,86 @@ class EngineCoreClient(ABC):
 
 
 class SyncClient(EngineCoreClient):
-    """A client for a thread that waits: used by LLMEngine, from one thread at a time."""
+    """A client for threads that wait. One thread at a time may use it, except for `wait` and `wake`.
+
+    turns.py lets many threads share one; who has it alone may call `get_outputs` and `call_utility`.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[EngineCoreOutput] = []
 
     @abstractmethod
-    def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:
-        """Wait until the engine has said something, at most `timeout_s`. [] when the time is over.
+    def read(self) -> list[EngineCoreOutput]:
+        """Outputs that are there, without waiting; answers to calls are kept. [] when there is nothing more.
 
         Raises EngineDeadError with the cause when the engine has ended.
         """
 
     @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until `read` may have something, at most `timeout_s`; it must have returned [] before.
+
+        For one thread, during which others may use the client; they `wake` it when `has_news` afterwards.
+        """
+
+    @property
+    @abstractmethod
+    def has_news(self) -> bool:
+        """Whether a thread that is in `wait` since before the last call must look again."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End a `wait`, from any thread."""
+
+    @abstractmethod
+    def start_call(self, method: UtilityMethod) -> int:
+        """Call the engine; `find_answer` has the answer after some `read`. To be ended with `end_call`."""
+
+    @abstractmethod
+    def find_answer(self, call_id: int) -> UtilityResult | None:
+        """The answer to a call, None while there is none."""
+
+    @abstractmethod
+    def end_call(self, call_id: int) -> None:
+        """Forget a call and its answer."""
+
+    def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:
+        """Wait until the engine has said something, at most `timeout_s`. [] when the time is over.
+
+        Raises EngineDeadError with the cause when the engine has ended.
+        """
+        if self._kept:
+            kept, self._kept = self._kept, []
+            return kept
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (outputs := self.read()):
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            self.wait(left_s)
+        return outputs
+
     def call_utility(self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S) -> UtilityResult:
-        """Call the engine and wait for the answer. Outputs that arrive meanwhile are kept."""
+        """Call the engine and wait for the answer. Outputs that arrive meanwhile stay for `get_outputs`."""
+        deadline = time.monotonic() + timeout_s
+        call_id = self.start_call(method)
+        try:
+            while (answer := self.find_answer(call_id)) is None:
+                if outputs := self.read():
+                    self._kept += outputs
+                    continue
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise make_call_timeout(method, timeout_s)
+                self.wait(left_s)
+            return answer
+        finally:
+            self.end_call(call_id)
+
+
+def make_call_timeout(method: UtilityMethod, timeout_s: float) -> EngineDeadError:
+    """What a call raises that the engine has not answered in time."""
+    return EngineDeadError(f"no answer to {method.name} within {timeout_s:g} s")
 
 
 def make_sync_client(config: EngineConfig, on_phase: PhaseCallback | None = None) -> SyncClient:
@@ -111,7 +181,7 @@ def attach_sync_client(
 
 
 class SyncMPClient(SyncClient):
-    """Speaks with an engine core process; every call is made from one thread at a time.
+    """Speaks with an engine core process.
 
     When the connection ends and the engine (or another one in its place) can be reached again, every
     unfinished request is added again with the tokens that it has, and goes on.
@@ -126,6 +196,7 @@ class SyncMPClient(SyncClient):
         client_kind: str = "private",
         weight: float = 1.0,
     ) -> None:
+        super().__init__()
         self._engine = engine
         self._conversation = Conversation(engine, client_kind, weight)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -134,14 +205,16 @@ class SyncMPClient(SyncClient):
         self._ledger = self._conversation.ledger
         self._codec = self._conversation.codec
         self._call_ids = itertools.count(1)
-        self._pending_call: UtilityCall | None = None
-        self._kept: deque[EngineCoreOutput] = deque()
+        self._calls: dict[int, UtilityCall] = {}
+        self._answers: dict[int, UtilityResult] = {}
         self._must_say_hello = False
         self._dead_reason: str | None = None
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        self._poller.register(engine.exit_fd, zmq.POLLIN)
+        self._restart: tuple[float, PlannedRestart] | None = None  # when it is due
+        self._wakeup = Wakeup()
+        self._socket_fd, self._monitor_fd = (
+            cast(int, socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)
+        )
+        self._ready_fds = {self._monitor_fd}  # by the last `wait`
         try:
             self._wait_until_ready(ready_timeout_s, on_phase)
         except BaseException:
@@ -164,40 +237,59 @@ class SyncMPClient(SyncClient):
             for message in make_aborts(request_ids):
                 self._send(message)
 
-    def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:
-        if self._kept:
-            outputs = list(self._kept)
-            self._kept.clear()
-            return outputs
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            match self._receive(deadline):
-                case None:
-                    return []
-                case EngineCoreOutputs() as message:
-                    if outputs := self._conversation.take_outputs(message):
-                        return outputs
-                case _:
-                    pass  # the answer to a utility call that timed out
-
-    def call_utility(self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S) -> UtilityResult:
+    def read(self) -> list[EngineCoreOutput]:
         self._check_usable()
-        call = self._pending_call = UtilityCall(next(self._call_ids), method)
-        deadline = time.monotonic() + timeout_s
         try:
-            self._send(call)
-            while True:
-                match self._receive(deadline):
-                    case None:
-                        raise EngineDeadError(f"no answer to {method.name} within {timeout_s:g} s")
-                    case UtilityResult(call_id=call_id) as result if call_id == call.call_id:
-                        return result
-                    case EngineCoreOutputs() as message:
-                        self._kept.extend(self._conversation.take_outputs(message))
-                    case _:
-                        pass
-        finally:
-            self._pending_call = None
+            while (frames := self._receive_frames(EngineDeadError)) is not None:
+                if outputs := self._take(frames):
+                    return outputs
+        except EngineDeadError as error:
+            self._dead_reason = str(error)
+            raise
+        return []
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        # Not the sockets but their descriptors are asked, which many threads may do. They are readable when
+        # something has happened since somebody last asked the socket itself (edge-triggered).
+        now = time.monotonic()
+        timeouts = [] if timeout_s is None else [until_ms(now + timeout_s)]
+        if (check_at := self._conversation.next_check_at) is not None:
+            timeouts.append(until_ms(check_at))
+        if (restart := self._restart) is not None:
+            timeouts.append(until_ms(restart[0]))
+        if not self._conversation.is_open:
+            timeouts.append(_HELLO_RETRY_MS if self._must_say_hello else _LOST_CHECK_MS)
+        poller = select.poll()
+        exit_fd = -1 if restart is not None else self._engine.exit_fd
+        for fd in (self._socket_fd, self._monitor_fd, self._wakeup.fd, exit_fd):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        self._ready_fds = {fd for fd, _ in poller.poll(min(timeouts, default=None))}
+        if self._wakeup.fd in self._ready_fds:
+            self._wakeup.clear()
+
+    @property
+    def has_news(self) -> bool:
+        if self._dead_reason is not None or not self._conversation.is_open or self._must_say_hello:
+            return True
+        return bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    def start_call(self, method: UtilityMethod) -> int:
+        self._check_usable()
+        call = UtilityCall(next(self._call_ids), method)
+        self._calls[call.call_id] = call
+        self._send(call)
+        return call.call_id
+
+    def find_answer(self, call_id: int) -> UtilityResult | None:
+        return self._answers.get(call_id)
+
+    def end_call(self, call_id: int) -> None:
+        self._calls.pop(call_id, None)
+        self._answers.pop(call_id, None)
 
     def close(self) -> None:
         self._dead_reason = self._dead_reason or "the engine was closed"
@@ -206,10 +298,14 @@ class SyncMPClient(SyncClient):
     def _wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None) -> None:
         deadline = time.monotonic() + timeout_s
         while not self._conversation.is_open:
-            frames = self._receive_frames(deadline, EngineStartError)
-            if frames is None:
+            frames = self._receive_frames(EngineStartError)
+            if frames is not None:
+                self._conversation.take_welcome(self._socket, frames, on_phase)
+                continue
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise EngineStartError(f"the engine was not ready within {timeout_s:g} s")
-            self._conversation.take_welcome(self._socket, frames, on_phase)
+            self.wait(left_s)
         assert self._conversation.facts is not None
         self.facts = self._conversation.facts
         self.startup = self._conversation.measure_startup(self.facts)
@@ -249,58 +345,49 @@ class SyncMPClient(SyncClient):
                 self._must_say_hello = False
 
     def _resume(self) -> None:
-        for message in self._conversation.resume():
+        assert self._conversation.facts is not None
+        self.facts = self._conversation.facts
+        for message in [*self._conversation.resume(), *list(self._calls.values())]:
             self._send(message)
-        if self._pending_call is not None:
-            self._send(self._pending_call)
 
     # Receiving.
 
-    def _receive(self, deadline: float | None) -> Any:
-        """The next message of an open conversation; None at the deadline. Raises EngineDeadError."""
-        self._check_usable()
+    def _take(self, frames: list[bytes]) -> list[EngineCoreOutput]:
+        """Outputs of one message. Raises EngineDeadError."""
+        if not self._conversation.is_open:
+            if self._conversation.take_welcome(self._socket, frames, None):
+                self._resume()
+            return []
         try:
-            message = self._receive_message(deadline)
-        except EngineDeadError as error:
-            self._dead_reason = str(error)
-            raise
+            message = self._codec.decode(frames)
+        except ProtocolError as error:
+            self._conversation.distrust(error)
+            self._must_say_hello = True
+            return []
         match message:
+            case EngineCoreOutputs():
+                return self._conversation.take_outputs(message)
+            case UtilityResult(call_id=call_id):
+                if call_id in self._calls:
+                    self._answers[call_id] = message
             case EngineDead(reason=reason) | Refusal(reason=reason):
                 say_goodbye(self._socket)
-                self._dead_reason = reason
                 raise EngineDeadError(reason)
             case ProtocolNotice(reason=reason):
                 raise ProtocolError(reason)
             case _:
-                return message
+                pass
+        return []
 
-    def _receive_message(self, deadline: float | None) -> Any:
-        while True:
-            frames = self._receive_frames(deadline, EngineDeadError)
-            if frames is None:
-                return None
-            if self._conversation.is_open:
-                try:
-                    return self._codec.decode(frames)
-                except ProtocolError as error:
-                    self._conversation.distrust(error)
-                    self._must_say_hello = True
-                    continue
-            if self._conversation.take_welcome(self._socket, frames, None):
-                assert self._conversation.facts is not None
-                self.facts = self._conversation.facts
-                self._resume()
-
-    def _receive_frames(self, deadline: float | None, error_class: type[QuireError]) -> list[bytes] | None:
+    def _receive_frames(self, error_class: type[QuireError]) -> list[bytes] | None:
+        """The next message; None if there is none, after a look at the connection and the engine."""
         while True:
             with contextlib.suppress(zmq.Again):
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
                 self._conversation.note_heard()
                 return frames
-            ready = self._poll(deadline)
-            if ready is None:
-                return None
-            if self._monitor in ready or self._must_say_hello:
+            ready, self._ready_fds = self._ready_fds, set[int]()
+            if self._monitor_fd in ready or self._must_say_hello:
                 self._follow_connection()
             self._check_silence()
             # What an ended engine said last may still be on its way.
@@ -308,6 +395,7 @@ class SyncMPClient(SyncClient):
                 continue
             if self._engine.exit_fd in ready or not self._conversation.is_open:
                 self._look_after_engine(error_class)
+            return None
 
     def _check_silence(self) -> None:
         if self._conversation.check_silence():
@@ -318,39 +406,32 @@ class SyncMPClient(SyncClient):
         """If the engine has ended, start another if this client may, else raise; its connection then begins
         as any other. Raises too when there has been no conversation for too long.
         """
-        end = self._engine.describe_end()
-        if end is None:
-            self._conversation.raise_if_away_too_long(error_class)
-            return
-        restart = None if self._conversation.facts is None else self._engine.plan_restart()
-        if restart is None:
-            raise error_class(self._engine.describe_end() or end)
-        time.sleep(restart.after_s)
-        self._poller.unregister(self._engine.exit_fd)
-        restart.start()
-        self._poller.register(self._engine.exit_fd, zmq.POLLIN)
-
-    def _poll(self, deadline: float | None) -> dict[Any, int] | None:
-        """What is ready, perhaps nothing; None when the deadline has passed."""
-        now = time.monotonic()
-        left_ms = None if deadline is None else max(0, int((deadline - now) * 1000))
-        timeouts = [] if left_ms is None else [left_ms]
-        if (check_at := self._conversation.next_check_at) is not None:
-            timeouts.append(until_ms(check_at))
-        if not self._conversation.is_open:
-            timeouts.append(_HELLO_RETRY_MS if self._must_say_hello else _LOST_CHECK_MS)
-        ready = dict(self._poller.poll(min(timeouts, default=None)))
-        return None if not ready and left_ms == 0 else ready
+        if self._restart is None:
+            end = self._engine.describe_end()
+            if end is None:
+                self._conversation.raise_if_away_too_long(error_class)
+                return
+            restart = None if self._conversation.facts is None else self._engine.plan_restart()
+            if restart is None:
+                raise error_class(self._engine.describe_end() or end)
+            self._restart = time.monotonic() + restart.after_s, restart
+        due_at, restart = self._restart
+        if time.monotonic() >= due_at:
+            self._restart = None
+            restart.start()
 
 
 class InprocClient(SyncClient):
-    """Core and worker in this process, one step a call. For debugging: breakpoints and profilers see all."""
+    """Core and worker in this process, a step a `read`. For debugging: breakpoints and profilers see all."""
 
     def __init__(self, config: EngineConfig, on_phase: PhaseCallback | None = None) -> None:
+        super().__init__()
         started_at = time.time()
         # By name, so that a frontend process that does not ask for this mode never loads core or torch.
         engine = importlib.import_module("..core.inproc_engine", __package__)
         self._engine: Any = engine.InprocEngine(config, on_phase)
+        self._answers: dict[int, UtilityResult] = {}
+        self._call_ids = itertools.count(1)
         self.facts = self._engine.facts
         self.startup = [*self.facts.startup, ("handshake", 0.0)]
         self.startup.insert(0, ("import core", self.facts.started_at - started_at))
@@ -361,13 +442,29 @@ class InprocClient(SyncClient):
     def abort_requests(self, request_ids: list[str]) -> None:
         self._engine.abort_requests(request_ids)
 
-    def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:
-        del timeout_s
-        return self._engine.run_until_outputs()
+    def read(self) -> list[EngineCoreOutput]:
+        return self._engine.run_step()
 
-    def call_utility(self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S) -> UtilityResult:
-        del timeout_s
-        return self._engine.call_utility(UtilityCall(0, method))
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Nothing comes by itself."""
+
+    @property
+    def has_news(self) -> bool:
+        return False
+
+    def wake(self) -> None:
+        """Nobody waits."""
+
+    def start_call(self, method: UtilityMethod) -> int:
+        call_id = next(self._call_ids)
+        self._answers[call_id] = self._engine.call_utility(UtilityCall(call_id, method))
+        return call_id
+
+    def find_answer(self, call_id: int) -> UtilityResult | None:
+        return self._answers.get(call_id)
+
+    def end_call(self, call_id: int) -> None:
+        self._answers.pop(call_id, None)
 
     def close(self) -> None:
         self._engine.close()

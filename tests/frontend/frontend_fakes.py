@@ -174,9 +174,11 @@ class FakeSyncClient(SyncClient):
     """A SyncClient over a FakeEngine. `dead` makes every call raise EngineDeadError."""
 
     def __init__(self, script: Script, **facts: Any) -> None:
+        super().__init__()
         self.facts = make_facts(**facts)
         self.startup = []
         self.engine = FakeEngine(script)
+        self.answers: dict[int, UtilityResult] = {}
         self.dead: str | None = None
         self.interrupt_after: int | None = None
         self.num_closed = 0
@@ -189,7 +191,7 @@ class FakeSyncClient(SyncClient):
         self._check()
         self.engine.abort(request_ids)
 
-    def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:  # noqa: ARG002
+    def read(self) -> list[EngineCoreOutput]:
         self._check()
         if self.interrupt_after is not None:
             self.interrupt_after -= 1
@@ -197,9 +199,30 @@ class FakeSyncClient(SyncClient):
                 raise KeyboardInterrupt
         return self.engine.turn()
 
-    def call_utility(self, method: UtilityMethod) -> UtilityResult:
+    def wait(self, timeout_s: float | None = None) -> None:
+        """The engine has always something to say."""
+
+    @property
+    def has_news(self) -> bool:
+        return False
+
+    def wake(self) -> None:
+        """Nobody waits."""
+
+    def start_call(self, method: UtilityMethod) -> int:
+        self._check()
+        call_id = len(self.answers) + 1
         stats = dict.fromkeys(SchedulerStats.__struct_fields__, 0)
-        return UtilityResult(0, stats=SchedulerStats(**stats) if method == UtilityMethod.STATS else None)
+        self.answers[call_id] = UtilityResult(
+            call_id, stats=SchedulerStats(**stats) if method == UtilityMethod.STATS else None
+        )
+        return call_id
+
+    def find_answer(self, call_id: int) -> UtilityResult | None:
+        return self.answers.get(call_id)
+
+    def end_call(self, call_id: int) -> None:
+        """Answers are kept, to be counted."""
 
     def close(self) -> None:
         self.num_closed += 1
