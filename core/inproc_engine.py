@@ -30,6 +30,7 @@ class InprocEngine:
         startup = StartupClock("start core", time.time())
         self._config = config
         self._is_closed = False
+        self._owner_pid = os.getpid()
         self._executor = InProcessExecutor(config)
         startup.begin("start worker", time.time())
         self._executor.start()
@@ -49,19 +50,26 @@ class InprocEngine:
                 case _:
                     raise AssertionError(f"{event} during start-up")
 
+    def check_usable(self) -> None:
+        """Raise EngineDeadError after `close`, and in a fork, as every call does."""
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError("this process is a fork of the engine's owner; make an engine of its own")
+        if self._is_closed:
+            raise EngineDeadError("the engine was closed")
+
     def add_request(self, request: EngineCoreRequest) -> None:
-        """As EngineCore.add_request. Raises EngineDeadError after `close`, as the other calls do."""
-        self._check_open()
+        """As EngineCore.add_request."""
+        self.check_usable()
         self._core.add_request(_CLIENT, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """As EngineCore.abort_requests."""
-        self._check_open()
+        self.check_usable()
         self._core.abort_requests(_CLIENT, request_ids)
 
     def run_step(self) -> list[EngineCoreOutput]:
         """What there is to deliver; else run what can run once, and [] if that gave nothing."""
-        self._check_open()
+        self.check_usable()
         if outputs := self._take_outputs():
             return outputs
         self._submit_steps()
@@ -71,7 +79,7 @@ class InprocEngine:
 
     def call_utility(self, call: UtilityCall) -> UtilityResult:
         """Answer at once."""
-        self._check_open()
+        self.check_usable()
         started_at = self.facts.started_at
         connected_s = time.time() - started_at
         client = AttachedClient("inproc", os.getpid(), 1.0, num_unsent=0, connected_s=connected_s)
@@ -81,10 +89,6 @@ class InprocEngine:
         """Drop the worker. Idempotent."""
         self._is_closed = True
         self._executor.stop(0.0)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise EngineDeadError("the engine was closed")
 
     def _take_outputs(self) -> list[EngineCoreOutput]:
         self._core.expire(time.monotonic())

@@ -121,13 +121,13 @@ class AsyncMPClient(EngineCoreClient):
         self.startup = self._conversation.measure_startup(self.facts)
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        self._check_usable()
+        self.check_usable()
         self._ledger.add(request, self._conversation.is_open)
         self._send(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
-            self._check_usable()
+            self.check_usable()
             self._ledger.abort(request_ids)
             for message in make_aborts(request_ids):
                 self._send(message)
@@ -166,7 +166,7 @@ class AsyncMPClient(EngineCoreClient):
 
     async def call_utility(self, method: UtilityMethod) -> UtilityResult:
         """Call the engine; the answer comes through the task that runs `get_outputs`."""
-        self._check_usable()
+        self.check_usable()
         call = UtilityCall(next(self._call_ids), method)
         answer: asyncio.Future[UtilityResult] = self._loop.create_future()
         self._calls[call.call_id] = call, answer
@@ -190,7 +190,7 @@ class AsyncMPClient(EngineCoreClient):
         self._has_news.set()
         self._finalizer()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         self._engine.check_owner()
         if self._has_ended:
             raise EngineDeadError(self._engine.describe_end() or "the engine was closed")

@@ -65,6 +65,10 @@ class EngineCoreClient(ABC):
     startup: list[tuple[str, float]]  # (phase, seconds) from the client's construction to ready
 
     @abstractmethod
+    def check_usable(self) -> None:
+        """Raise EngineDeadError when the engine has ended, or in a fork of the process that it belongs to."""
+
+    @abstractmethod
     def add_request(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine. Raises EngineDeadError when there is none any more."""
 
@@ -221,8 +225,13 @@ class SyncMPClient(SyncClient):
             self.close()
             raise
 
+    def check_usable(self) -> None:
+        self._engine.check_owner()
+        if self._dead_reason is not None:
+            raise EngineDeadError(self._dead_reason)
+
     def add_request(self, request: EngineCoreRequest) -> None:
-        self._check_usable()
+        self.check_usable()
         self._ledger.add(request, self._conversation.is_open)
         try:
             self._send(request)
@@ -232,13 +241,13 @@ class SyncMPClient(SyncClient):
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
-            self._check_usable()
+            self.check_usable()
             self._ledger.abort(request_ids)
             for message in make_aborts(request_ids):
                 self._send(message)
 
     def read(self) -> list[EngineCoreOutput]:
-        self._check_usable()
+        self.check_usable()
         try:
             while (frames := self._receive_frames(EngineDeadError)) is not None:
                 if outputs := self._take(frames):
@@ -278,7 +287,7 @@ class SyncMPClient(SyncClient):
         self._wakeup.set()
 
     def start_call(self, method: UtilityMethod) -> int:
-        self._check_usable()
+        self.check_usable()
         call = UtilityCall(next(self._call_ids), method)
         self._calls[call.call_id] = call
         self._send(call)
@@ -311,11 +320,6 @@ class SyncMPClient(SyncClient):
         self.startup = self._conversation.measure_startup(self.facts)
 
     # Sending.
-
-    def _check_usable(self) -> None:
-        self._engine.check_owner()
-        if self._dead_reason is not None:
-            raise EngineDeadError(self._dead_reason)
 
     def _send(self, message: msgspec.Struct) -> None:
         """Send now; while there is no conversation nothing is sent, and `_resume` makes up for it."""
@@ -435,6 +439,9 @@ class InprocClient(SyncClient):
         self.facts = self._engine.facts
         self.startup = [*self.facts.startup, ("handshake", 0.0)]
         self.startup.insert(0, ("import core", self.facts.started_at - started_at))
+
+    def check_usable(self) -> None:
+        self._engine.check_usable()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._engine.add_request(request)

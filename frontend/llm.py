@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -27,7 +27,11 @@ class LLM:
 
     Takes the arguments of EngineArgs by name; or `attach`, the name of a running daemon, whose engine it then
     shares with others and leaves running. Calls wait until all their requests have finished; an exception
-    or Ctrl-C in one ends its requests and leaves the engine usable. Threads take turns.
+    or Ctrl-C in one ends its requests and leaves the engine usable.
+
+    Threads may share it: what several generate at the same time runs in one batch, other calls are answered
+    meanwhile, and each call raises only what is its own. After `close`, and in a fork of this process, every
+    call raises EngineDeadError.
     """
 
     def __init__(
@@ -45,7 +49,6 @@ class LLM:
             values = {"model": POCKET if model is None else model, **args}
             self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict(values))
         self._request_numbers = itertools.count()
-        self._lock = threading.Lock()  # one conversation with the engine: a second thread waits its turn
 
     def generate(
         self,
@@ -64,6 +67,7 @@ class LLM:
         the engine fails comes back with finish_reason 'error' and the cause in `error`; the others are
         unaffected.
         """
+        self.llm_engine.check_usable()
         many = _as_prompts(prompts)
         tokenized = self.llm_engine.input_processor.tokenize(many, is_many=_is_many(prompts))
         return self._generate(tokenized, sampling_params, use_tqdm, priority)
@@ -85,6 +89,7 @@ class LLM:
         The text comes from the model's chat template, or from `chat_template`, which is the caller's own;
         both run in a sandbox. Otherwise as `generate`.
         """
+        self.llm_engine.check_usable()
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise PromptError("messages", messages, "token ids to generate(): this engine has no tokenizer")
@@ -151,33 +156,29 @@ class LLM:
         requests = [make(*parts) for parts in zip(ids, prompts, params, priorities, strict=True)]
         for request in requests:
             request.params.output_kind = RequestOutputKind.FINAL_ONLY
-        with self._lock:
-            finished = self._run_requests(requests, _make_progress(use_tqdm, len(ids)))
+        finished = self._run_requests(requests, _make_progress(use_tqdm, len(ids)))
         return [finished[request_id] for request_id in ids]
 
     def _run_requests(self, requests: list[EngineInput], progress: Any) -> dict[str, RequestOutput]:
         """Add the requests and wait for all of them; on any exception none of them runs on."""
         ids = [request.request_id for request in requests]
+        arrived: deque[RequestOutput] = deque()  # one a request; another thread may be the one that receives
+        finished: dict[str, RequestOutput] = {}
         try:
-            for request in requests:
-                self.llm_engine.add_input(request)
-            return self._run(set(ids), progress)
+            self.llm_engine.add_inputs(requests, arrived.append)
+            while len(finished) < len(ids):
+                self.llm_engine.wait_for(lambda: bool(arrived))
+                while arrived:
+                    output = arrived.popleft()
+                    finished[output.request_id] = output
+                    if progress is not None:
+                        progress.update(1)
         except BaseException:  # Ctrl-C too: what was added would run on for nobody
             self.llm_engine.forget_requests(ids)
             raise
         finally:
             if progress is not None:
                 progress.close()
-
-    def _run(self, waiting: set[str], progress: Any) -> dict[str, RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        while waiting:
-            for output in self.llm_engine.step():
-                if output.finished and output.request_id in waiting:
-                    waiting.remove(output.request_id)
-                    finished[output.request_id] = output
-                    if progress is not None:
-                        progress.update(1)
         return finished
 
     def _params_of_each(self, params: Params, num_prompts: int) -> list[SamplingParams]:

@@ -1,28 +1,43 @@
-"""LLMEngine: the synchronous engine, one step at a time. Owns a client, and the processors on its two sides.
-
-One thread at a time may use it.
-"""
+"""LLMEngine: the synchronous engine, one step at a time. Owns a client and the processors beside it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import QuireError, RequestFailedError
-from ..ipc.messages import EngineFacts, EngineMetrics, EngineSnapshot, SchedulerStats, UtilityMethod
+from ..ipc.messages import (
+    EngineFacts,
+    EngineMetrics,
+    EngineSnapshot,
+    SchedulerStats,
+    UtilityMethod,
+    UtilityResult,
+)
 from ..ipc.sampling_params import SamplingParams
 from .engine_args import EngineArgs
-from .engine_core_client import SyncClient, attach_sync_client, make_sync_client
+from .engine_core_client import (
+    UTILITY_TIMEOUT_S,
+    SyncClient,
+    attach_sync_client,
+    make_call_timeout,
+    make_sync_client,
+)
 from .hf_config import read_default_sampling
 from .input_processor import EngineInput, InputProcessor, Prompt
 from .model_files import read_json
-from .output_processor import OutputProcessor
+from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
 from .tokenizer import Tokenizer, load_tokenizer
+from .turns import Turns
+
+_ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait
 
 
 class LLMEngine:
@@ -30,6 +45,9 @@ class LLMEngine:
 
     Every request ends in exactly one RequestOutput with `finished`, also when it is aborted (finish_reason
     'abort') or the engine fails it ('error', with the cause in `RequestOutput.error`).
+
+    Any thread may call anything at any time: calls take turns, and none waits for one that waits. Ctrl-C
+    leaves it usable. After `close`, and in a fork of this process, every call raises EngineDeadError.
     """
 
     def __init__(
@@ -40,6 +58,10 @@ class LLMEngine:
         self.input_processor = InputProcessor(client.facts, tokenizer)
         self._output_processor = OutputProcessor(tokenizer)
         self._generation_config = generation_config
+        self._turns = Turns(client)
+        self._arrived: deque[RequestOutput] = deque()  # for `step`
+        self._num_received = 0  # times that the engine has said something
+        self._finalizer = weakref.finalize(self, _close_in_turn, client, self._turns)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, on_phase: Callable[[str], None] | None = None) -> Self:
@@ -81,6 +103,11 @@ class LLMEngine:
         """(phase, seconds) of the start, in order; the sum is the wall time."""
         return self._client.startup
 
+    def check_usable(self) -> None:
+        """Raise EngineDeadError when the engine has ended, and in a fork of its owner's process."""
+        self._turns.check_owner()
+        self._client.check_usable()
+
     def add_request(
         self,
         request_id: str,
@@ -100,6 +127,7 @@ class LLMEngine:
         after it came to the engine. queue_timeout_s: it ends with 'error' if it has not begun by then.
         Raises PromptError, SamplingParamsError, InputError (a live request has this id), EngineDeadError.
         """
+        self.check_usable()
         sampling = SamplingParams() if params is None else params
         made = self.input_processor.process(
             request_id,
@@ -115,38 +143,59 @@ class LLMEngine:
 
     def add_input(self, request: EngineInput) -> None:
         """Hand a request to the engine that `input_processor` has made."""
-        self._output_processor.add_request(request)
-        try:
-            for sequence in request.sequences:
-                self._client.add_request(sequence)
-        except BaseException:  # what the engine has of it would run for nobody
-            self.forget_requests([request.request_id])
-            raise
+        with self._turns:
+            self._add(request, None)
+
+    def add_inputs(self, requests: Sequence[EngineInput], sink: Sink) -> None:
+        """As `add_input` for many. Their outputs go to `sink`, in whichever thread receives them.
+
+        Raises with those before the one at fault added.
+        """
+        for start in range(0, len(requests), _ADDED_IN_A_TURN):
+            with self._turns:
+                for request in requests[start : start + _ADDED_IN_A_TURN]:
+                    self._add(request, sink)
 
     def step(self) -> list[RequestOutput]:
         """Wait for what the engine generates next and return what is to be delivered of it, perhaps nothing.
 
         Returns at once when no request is unfinished. Raises EngineDeadError.
         """
-        if not self.has_unfinished_requests():
-            return []
-        processed = self._output_processor.process_outputs(self._client.get_outputs())
-        if processed.ids_to_abort:
-            self._client.abort_requests(processed.ids_to_abort)
-        return processed.request_outputs
+        if not self._arrived:
+            self.check_usable()
+        num_before = self._num_received
+        self.wait_for(
+            lambda: (
+                bool(self._arrived)
+                or self._num_received != num_before
+                or not self._output_processor.num_unfinished
+            )
+        )
+        outputs: list[RequestOutput] = []
+        with contextlib.suppress(IndexError):  # empty: perhaps another thread's step was faster
+            while True:
+                outputs.append(self._arrived.popleft())
+        return outputs
+
+    def wait_for(self, is_served: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until `is_served()`, which is asked after everything that arrives; False after `timeout_s`.
+
+        It may look at what sinks have taken. Raises EngineDeadError when the engine has ended.
+        """
+        return self._turns.wait_for(is_served, self._receive, timeout_s)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests; each one's final output comes from `step`. Unknown ids are ignored."""
-        ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        engine_ids = self._output_processor.find_engine_ids(ids)
-        if engine_ids:
-            self._client.abort_requests(engine_ids)
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        with self._turns:
+            self._client.check_usable()
+            if engine_ids := self._output_processor.find_engine_ids(ids):
+                self._client.abort_requests(engine_ids)
 
     def forget_requests(self, request_ids: Iterable[str]) -> None:
         """End requests whose outputs nobody will read. Never raises for an engine that has died."""
-        engine_ids = self._output_processor.forget_requests(request_ids)
-        if engine_ids:
-            with contextlib.suppress(QuireError):
+        with contextlib.suppress(QuireError), self._turns:
+            if engine_ids := self._output_processor.forget_requests(list(request_ids)):
                 self._client.abort_requests(engine_ids)
 
     def has_unfinished_requests(self) -> bool:
@@ -165,42 +214,85 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while requests hold them."""
-        return self._client.call_utility(UtilityMethod.RESET_PREFIX_CACHE).error is None
+        return self._call(UtilityMethod.RESET_PREFIX_CACHE).error is None
 
     def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
-        result = self._client.call_utility(UtilityMethod.STATS)
+        result = self._call(UtilityMethod.STATS)
         if result.stats is None:
             raise RequestFailedError(result.error or "the engine gave no stats")
         return result.stats
 
     def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        result = self._client.call_utility(UtilityMethod.SNAPSHOT)
+        result = self._call(UtilityMethod.SNAPSHOT)
         if result.snapshot is None:
             raise RequestFailedError(result.error or "the engine gave no snapshot")
         return result.snapshot
 
     def metrics(self) -> EngineMetrics:
         """What the engine has counted since it started, over all its clients."""
-        result = self._client.call_utility(UtilityMethod.METRICS)
+        result = self._call(UtilityMethod.METRICS)
         if result.metrics is None:
             raise RequestFailedError(result.error or "the engine gave no metrics")
         return result.metrics
 
     def check_integrity(self) -> str | None:
         """What is wrong with the engine's block accounting, None if nothing is."""
-        return self._client.call_utility(UtilityMethod.CHECK_INTEGRITY).error
+        return self._call(UtilityMethod.CHECK_INTEGRITY).error
 
     def close(self) -> None:
-        """End the engine and its processes within 2 s. Idempotent."""
-        self._client.close()
+        """End the engine and its processes within 2 s. Idempotent, from any thread; nothing in a fork.
+
+        Calls that wait in other threads raise EngineDeadError.
+        """
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc_info: Any) -> None:
         self.close()
+
+    def _add(self, request: EngineInput, sink: Sink | None) -> None:
+        self._output_processor.add_request(request, sink)
+        try:
+            for sequence in request.sequences:
+                self._client.add_request(sequence)
+        except BaseException:  # what the engine has of it would run for nobody
+            self.forget_requests([request.request_id])
+            raise
+
+    def _call(self, method: UtilityMethod) -> UtilityResult:
+        with self._turns:
+            call_id = self._client.start_call(method)
+        try:
+            self.wait_for(lambda: self._client.find_answer(call_id) is not None, UTILITY_TIMEOUT_S)
+            answer = self._client.find_answer(call_id)
+        finally:
+            self._client.end_call(call_id)
+        if answer is None:
+            raise make_call_timeout(method, UTILITY_TIMEOUT_S)
+        return answer
+
+    def _receive(self) -> bool:
+        """Take in, within a turn, what the engine has said; False if that was nothing."""
+        outputs = self._client.read()
+        if not outputs:
+            return False
+        self._num_received += 1
+        processed = self._output_processor.process_outputs(outputs)
+        self._arrived += processed.request_outputs
+        if processed.ids_to_abort:
+            self._client.abort_requests(processed.ids_to_abort)
+        return True
+
+
+def _close_in_turn(client: SyncClient, turns: Turns) -> None:
+    """For a finalizer too: at exit another thread may be in a turn."""
+    if not turns.is_forked:
+        with turns:
+            client.close()
 
 
 def load_model_tokenizer(config: EngineConfig) -> Tokenizer | None:

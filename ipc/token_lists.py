@@ -51,9 +51,6 @@ class TokenLists(msgspec.Struct, array_like=True, frozen=True, gc=False):
 NO_LISTS = TokenLists()
 
 
-NO_LISTS = TokenLists()
-
-
 def pack_token_lists(
     params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab_size: int
 ) -> TokenLists:

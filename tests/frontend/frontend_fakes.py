@@ -184,15 +184,15 @@ class FakeSyncClient(SyncClient):
         self.num_closed = 0
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        self._check()
+        self.check_usable()
         self.engine.add(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        self._check()
+        self.check_usable()
         self.engine.abort(request_ids)
 
     def read(self) -> list[EngineCoreOutput]:
-        self._check()
+        self.check_usable()
         if self.interrupt_after is not None:
             self.interrupt_after -= 1
             if self.interrupt_after < 0:
@@ -210,7 +210,7 @@ class FakeSyncClient(SyncClient):
         """Nobody waits."""
 
     def start_call(self, method: UtilityMethod) -> int:
-        self._check()
+        self.check_usable()
         call_id = len(self.answers) + 1
         stats = dict.fromkeys(SchedulerStats.__struct_fields__, 0)
         self.answers[call_id] = UtilityResult(
@@ -227,7 +227,7 @@ class FakeSyncClient(SyncClient):
     def close(self) -> None:
         self.num_closed += 1
 
-    def _check(self) -> None:
+    def check_usable(self) -> None:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
 

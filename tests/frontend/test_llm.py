@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -244,6 +245,27 @@ def test_an_aborted_request_gets_its_final_output_from_step(llm: LLM):
     assert finished["a"].outputs[0].finish_reason == "abort"
     assert finished["a"].outputs[0].token_ids == [60]
     assert finished["b"].outputs[0].finish_reason == "stop"
+
+
+def test_ctrl_c_while_outputs_are_taken_in_loses_none_of_them(llm: LLM, client: FakeSyncClient):
+    engine = llm.llm_engine
+    read = client.read
+    client.read = lambda: (read(), signal.raise_signal(signal.SIGINT))[0]
+    engine.add_request("a", [20], SamplingParams(max_tokens=100))
+    engine.add_request("b", [9], SamplingParams(max_tokens=100))
+    tokens: dict[str, list[int]] = {}
+    num_interrupts = 0
+    while engine.has_unfinished_requests() or num_interrupts == 0:
+        try:
+            for output in engine.step():
+                tokens[output.request_id] = output.outputs[0].token_ids
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    client.read = read
+    for output in engine.step():
+        tokens[output.request_id] = output.outputs[0].token_ids
+    assert num_interrupts
+    assert tokens == {"a": list(range(20, 1, -1)), "b": list(range(9, 1, -1))}
 
 
 def test_a_stop_string_ends_the_request_in_the_engine_too(llm: LLM, client: FakeSyncClient):
