@@ -6,15 +6,15 @@ cleared when all its members have got a token further. A test begins and ends wi
 the last step of a group does to worker or core is not laid on the next group. Anybody may kill a worker: at a
 death only those are suspected that were in flight, and had got no further since the death before.
 
-It knows requests and the scheduler's queue; not errors, clients or outputs.
+It asks the scheduler to run a group and nobody else. It knows requests; not errors, clients or outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import Enum, auto
 
-from .request import Request, RequestStatus, drop_finished
+from .request import Request, drop_finished
+from .request_queue import WaitingRequests
 from .scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
@@ -38,7 +38,6 @@ class Blame:
         self._groups: list[list[Request]] = []  # the last is under test
         self._must_begin = False  # its test waits for the steps in flight, which are of anybody
         self._num_known: dict[str, int] = {}  # output tokens of its members when its test began
-        self._parked: dict[str, Request] = {}
         self._died_at: dict[str, int] = {}  # output tokens of requests at the last death, of those in flight
         self._num_deaths = 0
         self._num_alone = 0  # failures of the one request that is under test
@@ -50,13 +49,13 @@ class Blame:
         return bool(self._groups)
 
     @property
-    def parked(self) -> Collection[Request]:
-        """Requests that wait outside the scheduler's queue until the search is over."""
-        return self._parked.values()
+    def parked(self) -> WaitingRequests:
+        """Requests that wait until the search is over."""
+        return self._scheduler.policy.parked
 
     def is_parked(self, request: Request) -> bool:
-        """Whether it is one of them."""
-        return request.request_id in self._parked
+        """Whether a live request is one of them."""
+        return self._scheduler.policy.is_parked(request)
 
     @property
     def explains_deaths(self) -> bool:
@@ -75,31 +74,15 @@ class Blame:
         return bool(self._scheduler.in_flight) and (self._must_begin or self._has_cleared_group)
 
     def add(self, request: Request) -> None:
-        """Let a new request wait: in the scheduler's queue, or aside while a search goes on.
-
-        One that several engine cores were lost with in a row is tested alone, after what is tested now.
+        """A new request waits. One that several engine cores were lost with in a row is tested alone, after
+        what is tested now.
         """
+        self._scheduler.add(request)
         if request.num_attempts >= SUSPECT_ATTEMPTS:
-            self._parked[request.request_id] = request
             self._groups.insert(0, [request])
             if len(self._groups) == 1:
                 self._must_begin = True
                 self.note_progress()
-        elif self.is_searching:
-            self._parked[request.request_id] = request
-        else:
-            self._scheduler.add(request)
-
-    def finish(self, requests: list[Request]) -> None:
-        """Take out requests that were just given a finish_reason, wherever they are."""
-        inside: list[Request] = []
-        for request in requests:
-            if self._parked.pop(request.request_id, None) is None:
-                inside.append(request)
-            else:
-                request.status = RequestStatus.FINISHED
-        self._scheduler.finish(inside)
-        self.note_progress()
 
     def take_failure(self, suspects: list[Request]) -> Request | None:
         """The oldest step, with `suspects`, has raised. The culprit, if this tells: the caller finishes it.
@@ -177,21 +160,12 @@ class Blame:
         self._must_begin = False
         self._groups = [live for group in self._groups if (live := drop_finished(group))]
         if not self._groups:
-            self._unpark()
+            self._scheduler.policy.run_all()
+            self._num_known = {}
             return
-        queue, group = self._scheduler.waiting, self._groups[-1]
-        waiting = [*queue, *self._parked.values()]
-        self._parked = {request.request_id: request for request in waiting}
-        queue.clear()
-        for request in group:
-            queue.add(self._parked.pop(request.request_id))
+        group = self._groups[-1]
+        self._scheduler.policy.run_only(group)
         self._num_known = {request.request_id: request.num_output_tokens for request in group}
-
-    def _unpark(self) -> None:
-        for request in self._parked.values():
-            self._scheduler.waiting.add(request)
-        self._parked = {}
-        self._num_known = {}
 
     @property
     def _has_cleared_group(self) -> bool:

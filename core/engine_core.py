@@ -23,25 +23,24 @@ from ..ipc.messages import (
     ErrorCode,
     FinishReason,
     SchedulerStats,
-    drop_positions,
 )
 from ..ipc.request_price import find_held_bytes
-from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput, StepFailed
+from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from ..ipc.token_ids import count_token_ids
 from .admission import find_refusal
-from .blame import FAILURES_ALONE, Blame, WorkerDeath
+from .blame import FAILURES_ALONE, Blame
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
 from .deadlines import Deadlines
-from .fair_scheduler import FairScheduler
+from .engine_outputs import EngineOutputs
+from .failures import Failures
 from .kv_cache_manager import KVCacheManager
-from .poison_report import FoundBy, PoisonReport, make_poison_report
 from .remarks import Remarks
-from .request import Request, drop_finished
-from .scheduler import Scheduler, Step
+from .request import Request
+from .scheduler import Scheduler
 from .snapshot import Inspector, Surroundings
 from .stats import EngineCounters
-from .step_limits import StepLimits
+from .step import Step
 from .tenant import Tenant, TenantLedger
 
 EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of
@@ -74,8 +73,6 @@ class EngineCore:
         cache = config.cache
         hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
         self.counters = EngineCounters()
-        self._accepted_at = -1.0  # when the step before's tokens were taken
-        self._num_first_tokens = 0  # of the step whose tokens are being taken
         self._config = config
         self._clock = clock
         self._monotonic = monotonic
@@ -83,17 +80,9 @@ class EngineCore:
         self._manager = KVCacheManager(
             self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None
         )
-        self._scheduler = (
-            FairScheduler(config.scheduler, self._manager, self.counters, monotonic)
-            if config.scheduler.policy == "fair"
-            else Scheduler(config.scheduler, self._manager, self.counters)
-        )
+        self._scheduler = Scheduler(config.scheduler, self._manager, self.counters, monotonic)
         self._blame = Blame(self._scheduler)
-        self._limits = StepLimits(
-            config.scheduler.max_num_batched_tokens,
-            config.scheduler.max_num_seqs,
-            can_split=config.scheduler.enable_chunked_prefill,
-        )
+        self.failures = Failures(config.scheduler, self._scheduler, self._blame, self._finish)
         self._tenants = TenantLedger()
         self._inspector = Inspector(
             config, self.counters, self._scheduler, self._blame, self._pool, self._tenants
@@ -103,10 +92,9 @@ class EngineCore:
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
-        self._outbox: dict[bytes, list[EngineCoreOutput]] = {}
+        self._outputs = EngineOutputs(self.counters, self._observations, self._scheduler)
         self._num_arrivals = 0
         self._num_deaths_alone = num_deaths_alone or {}
-        self._poison_reports: list[PoisonReport] = []
         self.remarks = Remarks(monotonic)
 
     # -- requests
@@ -136,8 +124,7 @@ class EngineCore:
         self._num_arrivals += 1
         # A clock that is wrong in a frontend must not let it wait for ever, nor break the order.
         arrival = min(request.arrival_time, now) if math.isfinite(request.arrival_time) else now
-        rank = 0 if self._config.scheduler.policy == "fcfs" else request.priority
-        order = (rank, arrival, self._num_arrivals)
+        order = (self._scheduler.policy.rank(request), arrival, self._num_arrivals)
         longest = self._config.model.max_model_len
         live = Request.from_message(request, client, tenant, order, longest, now, self._monotonic())
         self._requests[live.request_id] = live
@@ -150,17 +137,18 @@ class EngineCore:
             self._finish([live], reason)
         elif self._num_deaths_alone.get(live.request_id, 0) >= FAILURES_ALONE:
             error = f"{FAILURES_ALONE} engine cores died while it ran alone"
-            self._convict(live, ErrorCode.POISON_REQUEST, "core death", error)
+            self.failures.convict(live, ErrorCode.POISON_REQUEST, "core death", error)
 
     def abort_requests(self, client: bytes, request_ids: Iterable[str]) -> None:
         """End these requests of this client with ABORT; ids that are not live or not its own are ignored."""
-        own = self._ids_of.get(client, set())
-        self._finish(self._find_live(own.intersection(request_ids)), FinishReason.ABORT)
+        own = self._ids_of.get(client, set()).intersection(request_ids)
+        self._finish([self._requests[request_id] for request_id in own], FinishReason.ABORT)
 
     def remove_client(self, client: bytes) -> None:
         """End a client's requests without an answer: nobody is there to read it."""
-        self._finish(self._find_live(self._ids_of.get(client, set())), FinishReason.ABORT)
-        self._outbox.pop(client, None)
+        own = self._ids_of.get(client, set())
+        self._finish([self._requests[request_id] for request_id in own], FinishReason.ABORT)
+        self._outputs.forget_client(client)
         self._inspector.forget_client(client)
         self._weights.pop(client, None)
 
@@ -186,7 +174,7 @@ class EngineCore:
 
     def next_schedule_at(self) -> float | None:
         """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
-        return None if self._blame.must_wait else self._scheduler.next_schedule_at()
+        return None if self._blame.must_wait else self._scheduler.policy.next_schedule_at()
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step for the worker; None if run_ahead steps are in flight, it is too early for the
@@ -210,7 +198,7 @@ class EngineCore:
 
         Raises ProtocolError if the worker answers another step or other rows than were asked for.
         """
-        if not self._is_oldest(output.step_id):
+        if not self._scheduler.batch.is_oldest(output.step_id):
             return
         began = self._clock()
         self._window.note(began, is_start=False)
@@ -221,75 +209,18 @@ class EngineCore:
         logprobs: dict[int, RowLogprobs] = {}
         if output.logprobs:
             logprobs = {entry.row: entry for entry in output.logprobs}
-            self._send_prompt_logprobs(step, logprobs)
+            self._outputs.accept_prompt_logprobs(step, logprobs)
         if output.bad_rows:
             self._fail_bad_rows(step, output.bad_rows)
-        self._accept_tokens(step, output.token_ids, logprobs, began)
-        self._blame.note_step()
-        if self._limits.note_success():
-            self._scheduler.limit_steps(self._limits.max_tokens, self._limits.max_rows)
+        self._forget(self._outputs.accept_tokens(step, output.token_ids, logprobs, began))
+        self.failures.note_step()
         self.counters.update_s += self._clock() - began
-
-    def fail_step(self, failed: StepFailed) -> bool:
-        """The oldest step raised: every request waits to be computed again, and the culprit is looked for.
-
-        The one request that fails alone ends with the cause. After one that was too large for the memory,
-        steps are smaller for a while. False: this answers a step that was forgotten with an earlier failure;
-        nothing is done.
-        """
-        if not self._is_oldest(failed.step_id):
-            return False
-        if failed.is_out_of_memory:
-            self._shrink_steps(failed)
-            return True
-        culprit = self._blame.take_failure(drop_finished(self._scheduler.in_flight[0].requests))
-        if culprit is not None:
-            self._convict(culprit, ErrorCode.POISON_REQUEST, "step", failed.error, failed.step_id)
-        return True
-
-    def lose_worker(self, reason: str) -> WorkerDeath:
-        """The worker was lost: its rows, steps and cache are gone, and every request waits again.
-
-        A request that was alone at several deaths ends with `reason`.
-        """
-        was_searching = self._blame.is_searching
-        steps = self._scheduler.in_flight
-        in_flight = {request.request_id: request for step in steps for request in step.requests}
-        culprit = self._blame.take_death(drop_finished(in_flight.values()))
-        self._pool.unregister_all()
-        if culprit is not None:
-            self._convict(culprit, ErrorCode.POISON_REQUEST, "worker death", reason)
-        if not self._blame.explains_deaths:
-            return WorkerDeath.UNEXPLAINED
-        if culprit is not None:
-            return WorkerDeath.CONVICTED
-        return WorkerDeath.SEARCHED if was_searching else WorkerDeath.UNEXPLAINED
-
-    def take_reset(self) -> bool:
-        """True once after the worker's rows have become void: send it ResetRows before the next step."""
-        return self._blame.take_reset()
-
-    @property
-    def alone(self) -> str | None:
-        """The request that the next step is of if nothing else may run, because it is suspected."""
-        return self._blame.alone
-
-    def take_poison_reports(self) -> list[PoisonReport]:
-        """Requests that were convicted since the last call."""
-        reports, self._poison_reports = self._poison_reports, []
-        return reports
 
     def take_outputs(self) -> dict[bytes, list[EngineCoreOutput]]:
         """What is to be delivered, per client in order; the next call starts anew."""
-        outbox, self._outbox = self._outbox, {}
-        return outbox
+        return self._outputs.take()
 
     # -- looking in
-
-    @property
-    def step_limits(self) -> tuple[int, int]:
-        """Most tokens and most requests of a step at present: fewer than configured after a shortage."""
-        return self._limits.max_tokens, self._limits.max_rows
 
     @property
     def num_in_flight(self) -> int:
@@ -371,113 +302,6 @@ class EngineCore:
                 )
         return None
 
-    def _is_oldest(self, step_id: int) -> bool:
-        """True if this answers the oldest step in flight, False if it answers a forgotten one."""
-        in_flight = self._scheduler.in_flight
-        if in_flight and in_flight[0].step_id == step_id:
-            return True
-        if in_flight and in_flight[0].step_id < step_id:
-            raise ProtocolError(f"the worker answered step {step_id} before step {in_flight[0].step_id}")
-        return False
-
-    def _shrink_steps(self, failed: StepFailed) -> None:
-        """As `fail_step`, for want of memory; a request that is too large alone ends with OUT_OF_MEMORY."""
-        step, limits = self._scheduler.in_flight[0], self._limits
-        may_retry = limits.shrink(step.num_scheduled_tokens, len(step.rows))
-        requests = drop_finished(step.requests)
-        self._blame.take_shortage()
-        self._scheduler.limit_steps(limits.max_tokens, limits.max_rows)
-        if not may_retry:
-            limits.forget_failures()
-            for request in requests:
-                self._convict(request, ErrorCode.OUT_OF_MEMORY, "step", failed.error, failed.step_id)
-
-    def _accept_tokens(
-        self, step: Step, token_ids: list[int], logprobs: dict[int, RowLogprobs], now: float
-    ) -> None:
-        """Append each sampled token to its request, end those that stop, and put the outputs out."""
-        finished: list[Request] = []
-        outbox = self._outbox
-        num_accepted = 0
-        num_apart = self._observe_odd_gaps(step, now)
-        self._num_first_tokens = 0
-        for i, (request, token_id) in enumerate(zip(step.sampled, token_ids, strict=True)):
-            if request.finish_reason is not None:
-                continue  # it ended while this step ran
-            num_accepted += 1
-            start = len(request.output_token_ids)
-            request.append(token_id)
-            if request.num_tokens >= request.next_index_at:
-                self._scheduler.index_full_blocks(request)
-            if token_id in request.stop_token_ids or request.num_tokens >= request.max_total_tokens:
-                request.finish_reason = request.find_finish()
-                if request.finish_reason is not None:
-                    finished.append(request)
-            request.last_token_time = now
-            if request.finish_reason is None and request.first_token_time is not None and not logprobs:
-                output = EngineCoreOutput(request.request_id, start, [token_id])
-            else:
-                output = self._describe(request, start, logprobs.get(step.sampled_rows[i]), now)
-            try:
-                outbox[request.client].append(output)
-            except KeyError:
-                outbox[request.client] = [output]
-        self.counters.generation_tokens += num_accepted
-        num_apart += self._num_first_tokens
-        self._observations.observe_gap(now - self._accepted_at, num_accepted - num_apart)
-        self._accepted_at = now
-        self._forget(finished)
-
-    def _observe_odd_gaps(self, step: Step, now: float) -> int:
-        """Observe the time since the last token of requests that had none in the step before; how many.
-
-        Those come last in a step, since decodes come first: all others share one gap, counted at once.
-        """
-        num_apart = 0
-        for request in reversed(step.sampled):
-            if request.last_token_time == self._accepted_at:
-                break
-            if request.first_token_time is not None and request.finish_reason is None:
-                self._observations.observe_gap(now - request.last_token_time)
-                num_apart += 1
-        return num_apart
-
-    def _describe(
-        self, request: Request, start: int, logprobs: RowLogprobs | None, now: float
-    ) -> EngineCoreOutput:
-        """The output of a token that is the first or the last, or has logprobs."""
-        is_first = request.first_token_time is None
-        if is_first:
-            request.first_token_time = now
-            self._num_first_tokens += 1
-            if start == 0:
-                self._observations.observe_first_token(request, now)
-        return EngineCoreOutput(
-            request_id=request.request_id,
-            start=start,
-            new_token_ids=[request.output_token_ids[-1]],
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            logprobs=logprobs.sample if logprobs is not None else None,
-            num_cached_tokens=request.num_cached_tokens if is_first else None,
-            times=request.to_times() if request.finish_reason is not None else None,
-        )
-
-    def _send_prompt_logprobs(self, step: Step, logprobs: dict[int, RowLogprobs]) -> None:
-        """Put out what a step says of prompts, without positions that were delivered before a preemption."""
-        for row, request in zip(step.rows, step.requests, strict=True):
-            entry = logprobs.get(row)
-            if entry is None or entry.prompt is None or request.finish_reason is not None:
-                continue
-            num_known = request.num_prompt_logprobs - step.prompt_starts[row]
-            block = drop_positions(entry.prompt, num_known)
-            if block.num_positions:
-                request.num_prompt_logprobs += block.num_positions
-                output = EngineCoreOutput(
-                    request.request_id, request.num_output_tokens, [], prompt_logprobs=block
-                )
-                self._send(request.client, output)
-
     def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
         """End requests whose logits cannot be sampled. Their K and V may be bad: nobody finds them again."""
         bad = set(bad_rows)
@@ -490,9 +314,6 @@ class EngineCore:
             self._manager.forget_contents(request)
         self._finish(failed, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
 
-    def _find_live(self, request_ids: Iterable[str]) -> list[Request]:
-        return [self._requests[request_id] for request_id in request_ids]
-
     def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
         """Answer a request that was not taken on."""
         self._observations.observe_refusal()
@@ -500,7 +321,7 @@ class EngineCore:
         start = count_token_ids(request.output_token_ids)
         end = FinishReason.ERROR
         output = EngineCoreOutput(request.request_id, start, [], end, error=error, error_code=code)
-        self._send(client, output)
+        self._outputs.add(client, output)
 
     def _finish(
         self,
@@ -522,21 +343,15 @@ class EngineCore:
                 times=request.to_times(),
                 error_code=code,
             )
-            self._send(request.client, output)
+            self._outputs.add(request.client, output)
         self._forget(requests)
-
-    def _convict(
-        self, request: Request, code: ErrorCode, found_by: FoundBy, error: str, step_id: int | None = None
-    ) -> None:
-        """End the one request that makes something fail."""
-        self._poison_reports.append(make_poison_report(request, code, found_by, error, step_id))
-        self._finish([request], FinishReason.ERROR, error, code)
 
     def _forget(self, finished: list[Request]) -> None:
         """Let go of requests that have their finish_reason and their last output."""
         if not finished:
             return
-        self._blame.finish(finished)
+        self._scheduler.finish(finished)
+        self._blame.note_progress()
         for request in finished:
             self._inspector.note_end(request)
             del self._requests[request.request_id]
@@ -545,6 +360,3 @@ class EngineCore:
             own.discard(request.request_id)
             if not own:
                 del self._ids_of[request.client]
-
-    def _send(self, client: bytes, output: EngineCoreOutput) -> None:
-        self._outbox.setdefault(client, []).append(output)

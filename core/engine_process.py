@@ -186,12 +186,12 @@ class EngineCoreProcess:
         core = self._core
         if core is None or not self._has_worker:
             return
-        if core.take_reset():
+        if core.failures.take_reset():
             self._executor.reset_rows()
         while core.num_in_flight < self._config.scheduler.run_ahead:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
-            self._journal.note_alone(core.alone)
+            self._journal.note_alone(core.failures.alone)
             step = core.schedule()
             if step is None:
                 return
@@ -248,17 +248,17 @@ class EngineCoreProcess:
 
     def _on_step_failed(self, failed: StepFailed) -> None:
         assert self._core is not None
-        if not self._core.fail_step(failed):
+        if not self._core.failures.fail_step(failed):
             return
         _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
         if failed.is_out_of_memory:
-            max_tokens, max_rows = self._core.step_limits
+            max_tokens, max_rows = self._core.failures.step_limits
             _log.warning("steps have at most %d tokens and %d requests for a while", max_tokens, max_rows)
 
     def _log_requests(self) -> None:
         if self._core is None:
             return
-        for report in self._core.take_poison_reports():
+        for report in self._core.failures.take_poison_reports():
             _log.error("poison request %s", msgspec.json.encode(report).decode())
         for line in self._core.remarks.take():
             _log.info("%s", line)
@@ -276,7 +276,7 @@ class EngineCoreProcess:
         if self._core is None:
             self._refuse_all(f"the engine did not start: {lost.reason}", "EngineStartError")
             return
-        death = self._core.lose_worker(lost.reason)
+        death = self._core.failures.lose_worker(lost.reason)
         if death is WorkerDeath.CONVICTED:
             self._worker_budget.forgive()
         elif death is WorkerDeath.UNEXPLAINED and self._worker_budget.note_loss(time.monotonic()) is None:

@@ -95,7 +95,7 @@ class InprocEngine:
         return self._core.take_outputs().get(_CLIENT, [])
 
     def _submit_steps(self) -> None:
-        if self._core.take_reset():
+        if self._core.failures.take_reset():
             self._executor.reset_rows()
         while self._core.num_in_flight < self._config.scheduler.run_ahead:
             step = self._core.schedule()
@@ -108,6 +108,6 @@ class InprocEngine:
             case ModelRunnerOutput():
                 self._core.update(event)
             case StepFailed():
-                self._core.fail_step(event)
+                self._core.failures.fail_step(event)
             case _:
                 pass

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
+from typing import Any
 
 from ..ipc.messages import EngineCoreRequest, FinishReason, RequestTimes
 from ..ipc.request_price import find_held_bytes
@@ -79,9 +80,7 @@ class Request:
     num_cached_tokens: int | None = None  # prefix hit of the first admission
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were delivered
     num_preemptions: int = 0
-    num_overtaken: int = 0  # admissions of requests behind it, while it was the first and did not fit
-    num_charged_tokens: int = 0  # its tenant was charged for the first so many, or they were cached
-    turn: int = 0  # the step of its last decode while those of its tenant were limited
+    policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float = 0.0
@@ -148,8 +147,8 @@ class Request:
         return self.scheduled_time is not None
 
     @property
-    def priority(self) -> int:
-        """Rank under the scheduling policy; lower runs first, all are 0 under fcfs."""
+    def rank(self) -> int:
+        """As `Policy.rank` said; lower runs first."""
         return self.order[0]
 
     def packed_tokens(self, start: int, end: int) -> bytes:

@@ -1,7 +1,7 @@
-"""RequestQueue: waiting requests in the order of `Request.order`, for fcfs and priority alike.
+"""RequestQueue: waiting requests in the order of `Request.order`.
 
 A heap, so that a preempted request finds its old place and an urgent one passes; nothing walks the queue.
-Removal is lazy: a finished request stays until it surfaces or until half of the heap is such leftovers.
+Removal is lazy: a removed request's entry stays until it surfaces or until half of the heap is leftovers.
 """
 
 from __future__ import annotations
@@ -10,51 +10,46 @@ import heapq
 from collections.abc import Iterator
 from typing import Protocol
 
-from .request import QueueOrder, Request, RequestStatus
+from .request import QueueOrder, Request
 
 
 class WaitingRequests(Protocol):
-    """What the scheduler asks of a queue; RequestQueue says what each does, FairQueue is the other one."""
+    """What the scheduler and blame ask of a queue; RequestQueue says what each does."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]: ...
     def add(self, request: Request) -> None: ...
     def peek(self) -> Request | None: ...
     def first(self, count: int) -> list[Request]: ...
-    def pop(self) -> Request: ...
     def remove(self, request: Request) -> None: ...
-    def clear(self) -> None: ...
 
 
 class RequestQueue:
-    """Waiting and preempted requests. `add` and `pop` O(log n), `peek` and `remove` O(1) amortised."""
+    """Waiting and preempted requests. `add` O(log n), `peek` and `remove` O(log n) amortised."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[QueueOrder, Request]] = []
-        self._num_live = 0
+        self._removed: set[Request] = set()  # those whose entry is still in the heap
 
     def __len__(self) -> int:
-        return self._num_live
+        return len(self._heap) - len(self._removed)
 
     def __iter__(self) -> Iterator[Request]:
-        """The waiting requests in no particular order; O(n), for checks only."""
-        return (request for _, request in self._heap if request.status is not RequestStatus.FINISHED)
+        """The waiting requests in no particular order; O(n)."""
+        return (request for _, request in self._heap if request not in self._removed)
 
     def add(self, request: Request) -> None:
         """Put a waiting or preempted request at its place."""
-        heapq.heappush(self._heap, (request.order, request))
-        self._num_live += 1
-
-    def clear(self) -> None:
-        """Let go of every request."""
-        self._heap = []
-        self._num_live = 0
+        if request in self._removed:
+            self._removed.discard(request)  # its old entry counts again
+        else:
+            heapq.heappush(self._heap, (request.order, request))
 
     def peek(self) -> Request | None:
         """The request that is next, None when nothing waits."""
         heap = self._heap
-        while heap and heap[0][1].status is RequestStatus.FINISHED:
-            heapq.heappop(heap)
+        while heap and heap[0][1] in self._removed:
+            self._removed.discard(heapq.heappop(heap)[1])
         return heap[0][1] if heap else None
 
     def first(self, count: int) -> list[Request]:
@@ -64,26 +59,20 @@ class RequestQueue:
         found: list[Request] = []
         while frontier and len(found) < count:
             _, place = heapq.heappop(frontier)
-            if heap[place][1].status is not RequestStatus.FINISHED:
+            if heap[place][1] not in self._removed:
                 found.append(heap[place][1])
             for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
                 heapq.heappush(frontier, (heap[child][0], child))
         return found
 
-    def pop(self) -> Request:
-        """Take the next request; raises IndexError when nothing waits."""
-        request = self.peek()
-        if request is None:
-            raise IndexError("pop from an empty request queue")
-        heapq.heappop(self._heap)
-        self._num_live -= 1
-        return request
-
     def remove(self, request: Request) -> None:
-        """Forget a request that is in the queue and has just been marked FINISHED."""
-        assert request.status is RequestStatus.FINISHED
-        self._num_live -= 1
+        """Take out a request that is in the queue."""
+        if self._heap[0][1] is request:
+            heapq.heappop(self._heap)
+            return
+        self._removed.add(request)
         # Leftovers hold prompts in memory; sweeping at half keeps the cost of a removal constant.
-        if len(self._heap) > 2 * self._num_live + 64:
-            self._heap = [entry for entry in self._heap if entry[1].status is not RequestStatus.FINISHED]
+        if len(self._heap) > 2 * len(self) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] not in self._removed]
+            self._removed.clear()
             heapq.heapify(self._heap)

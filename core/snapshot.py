@@ -164,7 +164,7 @@ class Inspector:
             return ""
         if self._blame.is_parked(request):
             return "until it is known which request makes steps fail"
-        return self._scheduler.why_waiting(request)
+        return self._scheduler.policy.why_waiting(request)
 
     def _view_clients(
         self,

@@ -1,8 +1,9 @@
-"""How the owner of an engine core counts its losses, and the file that tells of suspects.
+"""CoreLosses: how the owner of an engine core counts lost cores, until there are too many for another start.
 
-A core that dies while nothing but one suspected request runs says nothing about the engine: such a death is
-not counted. There are few of them: a request is suspected after two deaths that are, and convicted after two
-that are not.
+A death is not counted if a request explains it. A request that was in the engine when two cores in a row died
+is suspected, and the next core runs it alone, after noting that in a file (core/death_journal.py). If this
+core dies too, the request did it and not the engine. After two such deaths it ends with an error, so deaths
+that are not counted come to an end.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
 
 from quire.core.engine_core import EngineCore
 from quire.ipc.config import EngineConfig, SchedulerConfig
@@ -24,6 +26,8 @@ from quire.tools.sim.fake_worker import (
     token_at,
 )
 
+T = TypeVar("T")
+
 __all__ = [
     "VOCAB_SIZE",
     "FakeClock",
@@ -31,6 +35,7 @@ __all__ = [
     "FakeExecutor",
     "FakeWorker",
     "count_calls",
+    "count_calls_of",
     "expected_output",
     "make_config",
     "make_logprobs",
@@ -62,7 +67,7 @@ class FakeEngine:
 
     def launch(self) -> SchedulerOutput | None:
         """Schedule one step and send it."""
-        if self.core.take_reset():
+        if self.core.failures.take_reset():
             self.executor.reset_rows()
         step = self.core.schedule()
         if step is not None:
@@ -74,7 +79,7 @@ class FakeEngine:
         """Take the answer to the oldest step and deliver what follows from it."""
         answer = self.executor.collect()
         if isinstance(answer, StepFailed):
-            self.core.fail_step(answer)
+            self.core.failures.fail_step(answer)
         else:
             self.core.update(answer)
         self.clock.advance(1.0)
@@ -84,7 +89,7 @@ class FakeEngine:
         """The worker dies with what it was doing and is started again."""
         self.executor.pending.clear()
         self.worker.lose()
-        self.core.lose_worker("the worker was lost")
+        self.core.failures.lose_worker("the worker was lost")
         self.deliver()
 
     def turn(self) -> bool:
@@ -158,19 +163,25 @@ def measure_step_overhead(
 
 def count_calls(engine: FakeEngine) -> int:
     """Python and C calls of one schedule and update of a step."""
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _arg: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    step = engine.core.schedule()
-    sys.setprofile(None)
+    num_calls, step = count_calls_of(engine.core.schedule)
     assert step is not None
     answer = engine.worker.execute(step)
-    sys.setprofile(count)
-    engine.core.update(answer)  # pyright: ignore[reportArgumentType]
-    sys.setprofile(None)
+    num_calls += count_calls_of(lambda: engine.core.update(answer))[0]  # pyright: ignore[reportArgumentType]
     engine.deliver()
-    return calls
+    return num_calls
+
+
+def count_calls_of(function: Callable[[], T]) -> tuple[int, T]:
+    """Python and C calls that it makes, and what it returns."""
+    num_calls = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        result = function()
+    finally:
+        sys.setprofile(None)
+    return num_calls, result

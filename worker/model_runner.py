@@ -50,7 +50,7 @@ class LatePlaces:
 
     launch: int  # of this runner's launches, from 1
     positions: Int64s  # [S] in their rows
-    generations: Int64s  # [S] whose the rows were
+    generations: Int64s  # [S] of the rows at launch; the token of a row that has a new one is dropped
 
 
 @dataclass(slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, expected_output, make_config, make_request
+from fakes import FakeEngine, count_calls_of, expected_output, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.step import StepFailed
 
 MAX_MODEL_LEN = 128
 
@@ -140,6 +142,25 @@ def test_a_request_that_kills_workers_fails_alone(num_others: int) -> None:
     engine.run()
     assert_undisturbed(engine, others)
     assert engine.core.check_integrity() == []
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_those_who_wait_cost_a_search_nothing(policy: str) -> None:
+    costs: list[int] = []
+    for num_waiting in (1, 3000):
+        engine = make_engine(policy=policy, run_ahead=1)
+        for request in make_requests(64 + num_waiting):
+            engine.add(request)
+        engine.turn()
+        cost = 0
+        for _ in range(2):  # the search begins, and its first group is halved
+            engine.worker.fail_next = "a hiccup"
+            engine.launch()
+            answer = engine.executor.collect()
+            assert isinstance(answer, StepFailed)
+            cost += count_calls_of(partial(engine.core.failures.fail_step, answer))[0]
+        costs.append(cost)
+    assert costs[1] < costs[0] + 200  # to move each of them would be thousands
 
 
 @settings(max_examples=40, deadline=None)

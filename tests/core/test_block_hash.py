@@ -13,7 +13,7 @@ BLOCK_SIZE = 8
 
 def make_live(prompt: list[int], output: list[int] | None = None, cache_salt: str = "") -> Request:
     message = make_request("r", prompt, output=output, cache_salt=cache_salt)
-    return Request.from_message(message, b"c", Tenant(b"c", 1, 1.0, 0.0), (0, 0.0, 0), 4096, 0.0)
+    return Request.from_message(message, b"c", Tenant(b"c", 1.0), (0, 0.0, 0), 4096, 0.0)
 
 
 def make_hasher(seed: bytes | None = b"seed", rope: RopeConfig | None = None) -> BlockHasher:

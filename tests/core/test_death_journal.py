@@ -56,15 +56,15 @@ def test_suspects_run_alone_one_after_the_other_and_then_everybody() -> None:
     requests = [resumed(f"r{i}", SUSPECT_ATTEMPTS if i in (1, 4) else i % SUSPECT_ATTEMPTS) for i in range(6)]
     for request in requests[:3]:
         engine.add(request)
-    alone = [engine.core.alone]
+    alone = [engine.core.failures.alone]
     engine.turn()
     for request in requests[3:]:
         engine.add(request)
     while engine.core.has_unfinished_requests:
-        if engine.core.alone is not None:
-            alone.append(engine.core.alone)
+        if engine.core.failures.alone is not None:
+            alone.append(engine.core.failures.alone)
         assert engine.turn()
-        if engine.core.alone is not None:
+        if engine.core.failures.alone is not None:
             assert {len(step.rows) for step in engine.executor.pending} <= {1}
         assert engine.core.check_integrity() == []
     assert list(dict.fromkeys(alone)) == ["r1", "r4"]
@@ -80,9 +80,9 @@ def test_what_an_ended_suspects_last_step_does_is_not_laid_on_the_next_suspect()
     engine.core.abort_requests(b"client", ["r0"])
     engine.deliver()
     assert engine.launch() is None
-    assert engine.core.alone == "r0"  # whose step may still be the death of this core
+    assert engine.core.failures.alone == "r0"  # whose step may still be the death of this core
     engine.finish_step()
-    assert engine.core.alone == "r1"
+    assert engine.core.failures.alone == "r1"
     engine.run()
     assert engine.tokens["r1"] == expected_output(resumed("r1", 0), 128)[0]
 
@@ -94,7 +94,7 @@ def test_what_steps_in_flight_do_is_not_laid_on_a_suspect_that_comes() -> None:
         engine.add(resumed(name, 0))
     assert engine.launch() is not None
     engine.add(resumed("r2", SUSPECT_ATTEMPTS))
-    assert engine.core.alone is None
+    assert engine.core.failures.alone is None
     assert engine.launch() is None
     engine.run()
     assert engine.finals["r0"].error_code is ErrorCode.POISON_REQUEST
@@ -113,7 +113,7 @@ def test_a_request_that_was_alone_at_two_deaths_fails_and_its_report_holds_no_te
     engine.run()
     assert engine.finals["r1"].error_code is ErrorCode.POISON_REQUEST
     assert [engine.finals[name].error_code for name in ("r0", "r2")] == [None, None]
-    (report,) = engine.core.take_poison_reports()
+    (report,) = engine.core.failures.take_poison_reports()
     assert (report.request_id, report.client, report.code) == ("r1", b"client".hex(), "poison_request")
     assert (report.found_by, report.num_prompt_tokens, report.num_attempts) == ("core death", 2, 4)
-    assert engine.core.take_poison_reports() == []
+    assert engine.core.failures.take_poison_reports() == []

@@ -262,9 +262,9 @@ def test_answers_to_forgotten_steps_are_ignored_and_wrong_ones_are_not():
     engine.add(make_request("a", [1] * 8, max_tokens=9))
     first = engine.launch()
     assert first is not None
-    engine.core.lose_worker("the worker was lost")
+    engine.core.failures.lose_worker("the worker was lost")
     engine.core.update(ModelRunnerOutput(first.step_id, first.rows, [5]))
-    engine.core.fail_step(StepFailed(first.step_id, "late"))
+    engine.core.failures.fail_step(StepFailed(first.step_id, "late"))
     assert engine.core.num_unfinished == 1
     second = engine.core.schedule()
     assert second is not None
@@ -385,7 +385,7 @@ def test_the_integrity_check_sees_a_leaked_block_a_lost_row_and_a_lost_request()
         if attribute == "block":
             core._requests["a"].block_ids.pop()
         elif attribute == "row":
-            core._scheduler._free_rows.pop()
+            core._scheduler.batch.free_rows.pop()
         elif attribute == "placeholder":
             core._requests["a"].num_placeholders += 1
         else:

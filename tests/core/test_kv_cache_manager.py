@@ -23,7 +23,7 @@ def make_manager(num_blocks: int, *, caching: bool = True) -> KVCacheManager:
 
 def make_live(prompt: list[int], **params: object) -> Request:
     return Request.from_message(
-        make_request("r", prompt, **params), b"c", Tenant(b"c", 1, 1.0, 0.0), (0, 0.0, 0), 4096, 0.0
+        make_request("r", prompt, **params), b"c", Tenant(b"c", 1.0), (0, 0.0, 0), 4096, 0.0
     )
 
 

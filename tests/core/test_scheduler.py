@@ -184,7 +184,8 @@ def test_a_preempted_request_with_a_token_on_its_way_is_not_admitted():
     engine = make_engine(run_ahead=2)
     engine.add(make_request("a", [1] * 8, max_tokens=3))
     engine.launch()
-    engine.core._scheduler._preempt_last()
+    scheduler = engine.core._scheduler
+    scheduler._preempt(scheduler.running[-1])
     assert engine.launch() is None
     engine.finish_step()
     assert launch(engine) == {"a": 1}  # the other 8 of its 9 tokens are found again

@@ -84,12 +84,12 @@ def test_steps_grow_again_when_there_is_memory_again() -> None:
     add_all(engine, requests)
     while worker.num_shortages < 5:
         engine.turn()
-    assert engine.core.step_limits[0] <= 8
+    assert engine.core.failures.step_limits[0] <= 8
     worker.capacity = 1 << 30
     requests += [make_request(f"late{i}", [i, i, 3], max_tokens=100) for i in range(300)]
     add_all(engine, requests[24:])
     engine.run()
-    assert engine.core.step_limits == (256, 64)
+    assert engine.core.failures.step_limits == (256, 64)
     assert worker.num_shortages == 5
     assert_undisturbed(engine, requests)
 

@@ -250,10 +250,10 @@ class SimCore:
         self.reception.open(core, facts)
 
     def _submit_steps(self, core: EngineCore) -> None:
-        if core.take_reset() and self._executor is not None:
+        if core.failures.take_reset() and self._executor is not None:
             self._executor.reset_rows()
         while core.num_in_flight < self._config.scheduler.run_ahead:
-            self._journal.note_alone(core.alone)
+            self._journal.note_alone(core.failures.alone)
             step = core.schedule()
             if step is None:
                 return
@@ -287,8 +287,8 @@ class SimCore:
             case ModelRunnerOutput():
                 core.update(answer)
             case StepFailed():
-                core.fail_step(answer)
+                core.failures.fail_step(answer)
             case str():
-                core.lose_worker(answer)
+                core.failures.lose_worker(answer)
                 self._is_worker_known = False
                 self._start_worker()

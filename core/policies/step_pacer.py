@@ -1,22 +1,27 @@
-"""Pace: how long steps last, and what that allows tenants with more than their share while newcomers come.
+"""StepPacer: keeps steps short while newcomers come, so that their first tokens come about as soon as alone.
 
-A newcomer is a request with a prompt to compute whose tenant holds few rows beside another's many. It waits
-for what is left of the running step, so steps are kept as long as newcomers' own first steps are: the tokens
-of tenants in excess are limited to what lasts that long. And the step ahead is put together only shortly
-before the running one ends, so that a newcomer misses that one at most. Both end WINDOW_S after the last
-newcomer; without newcomers nothing is limited and nothing is late.
+A newcomer is a request with a prompt to compute whose tenant runs few requests beside another tenant that
+runs many. It cannot begin before the running step ends, and two things would make it wait longer than on an
+engine of its own: long steps, and a next step that was formed before it came. So, while newcomers come, and
+until WINDOW_S after the last one:
 
-It knows durations, tokens and rows held; not requests, blocks or the queue.
+- tenants with many more rows than the newcomer's ("in excess") get only so many tokens in a step that it
+  lasts about as long as a newcomer's first step does. The limit is learned from how long steps have lasted.
+- the next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
+
+At other times nothing is limited and no step is held back. It knows how long steps last, and the rows of
+tenants; not requests, blocks or the queue.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil, log2
 
-from .scheduler import Step
-from .tenant import Tenant
+from ..step import Step
+from .fair_accounts import Account
 
 WINDOW_S = 10.0  # how long a newcomer's tenant is expected back
 SUBMIT_MARGIN_S = 0.002  # of the step ahead: a poll's rounding (1 ms), scheduling, the way to the worker
@@ -30,13 +35,24 @@ _MAX_CHANGE = 2.0  # of the limit, and
 _SMOOTHING = 0.25  # of what one step asks for
 
 
-class Pace:
-    """Durations come from `clock`; the scheduler says what each step is."""
+@dataclass(slots=True, eq=False)
+class PacedStep:
+    """`policy_data` of a step."""
+
+    launched_at: float = 0.0  # monotonic clock
+    is_exclusive: bool = False  # with a newcomer's prompt, without those who are limited
+    limited: frozenset[Account] = frozenset()  # the tenants in excess
+    limited_budget: int = 0  # of them, for prompts
+    num_limited_tokens: int = 0  # of them, in the step
+
+
+class StepPacer:
+    """Durations come from `clock`; the policy says what each step is."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._ended_at = clock()  # of the step whose result came last
-        self._newcomer: Tenant | None = None  # the tenant of the last one
+        self._newcomer: Account | None = None  # the tenant of the last one
         self._newcomer_at = 0.0
         self._limit: float | None = None  # tokens of tenants in excess that last as long as they may
         self._first_steps: deque[float] = deque(maxlen=NUM_SEEN)  # those that newcomers had for themselves
@@ -44,11 +60,11 @@ class Pace:
 
     # -- who is in excess
 
-    def note_newcomer(self, tenant: Tenant) -> None:
+    def note_newcomer(self, tenant: Account) -> None:
         """A prompt of this tenant is about to be computed beside tenants in excess."""
         self._newcomer, self._newcomer_at = tenant, self._clock()
 
-    def find_newcomer(self) -> Tenant | None:
+    def find_newcomer(self) -> Account | None:
         """The tenant of the last newcomer, None if that is too long ago to reckon with the next."""
         if self._newcomer is not None and self._clock() - self._newcomer_at > WINDOW_S:
             self._newcomer = None
@@ -63,30 +79,31 @@ class Pace:
         return max(1, round(self._limit), ceil(num_decodes / MAX_TURNS))
 
     def find_submit_time(self, running: Step) -> float | None:
-        """When the step after `running` is to be put together; None for at once."""
+        """When the step after `running` is to be formed; None for at once."""
         seen = self._durations.get(_size_of(running))
         return None if seen is None else self._began_at(running) + _expect(seen) - SUBMIT_MARGIN_S
 
     # -- what steps were
 
     def note_launch(self, step: Step) -> None:
-        """A step was put together and goes to the worker."""
-        step.launched_at = self._clock()
+        """A step was formed and goes to the worker."""
+        step.policy_data.launched_at = self._clock()
 
     def note_end(self, step: Step) -> None:
         """The result of the oldest step has come."""
+        paced: PacedStep = step.policy_data
         now = self._clock()
         duration_s = now - self._began_at(step)
         self._ended_at = now
         seen = self._durations.setdefault(_size_of(step), deque(maxlen=NUM_SEEN))
         seen.append(duration_s)
-        if step.is_exclusive:
+        if paced.is_exclusive:
             self._first_steps.append(duration_s)
-        elif step.num_limited_tokens and self._first_steps:
-            self._adapt_limit(step.num_limited_tokens, STRETCH * _expect(self._first_steps) / _expect(seen))
+        elif paced.num_limited_tokens and self._first_steps:
+            self._adapt_limit(paced.num_limited_tokens, STRETCH * _expect(self._first_steps) / _expect(seen))
 
     def _adapt_limit(self, num_tokens: int, change: float) -> None:
-        """Make for steps that last `change` times as long as those of so many tokens do."""
+        """Aim at steps that last `change` times as long as those with `num_tokens` limited tokens do."""
         limit = num_tokens * min(_MAX_CHANGE, max(1 / _MAX_CHANGE, change))
         if self._limit is None:
             self._limit = limit if change < 1 else None
@@ -94,15 +111,11 @@ class Pace:
             self._limit += _SMOOTHING * (limit - self._limit)
 
     def _began_at(self, step: Step) -> float:
-        return max(step.launched_at, self._ended_at)
+        """The worker runs one step after the other."""
+        return max(step.policy_data.launched_at, self._ended_at)
 
 
-def share_of(tenant: Tenant) -> float:
-    """Rows over weight."""
-    return tenant.num_rows / tenant.weight
-
-
-def is_in_excess(share: float, newcomer: Tenant) -> bool:
+def is_in_excess(share: float, newcomer: Account) -> bool:
     """True of a share that is so much greater than the newcomer's that its holder gives way."""
     return share > EXCESS * (newcomer.num_rows + 1) / newcomer.weight
 
@@ -113,8 +126,8 @@ def _size_of(step: Step) -> tuple[int, int]:
 
 
 def _expect(seen: deque[float]) -> float:
-    """Low rather than high: a step ahead that comes late leaves the worker idle, a busy machine adds much.
-
-    The very lowest do not count: of results that come late, both at once, the second seems to take no time.
+    """What a third of the steps seen undercut. Rather low than high: a step that is formed too late leaves
+    the worker idle, and a busy machine adds much now and then. But not the lowest: of two results that come
+    late and together, the second seems to have taken no time.
     """
     return max(1e-6, sorted(seen)[len(seen) // 3])

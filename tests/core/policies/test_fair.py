@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine, count_calls, make_config, make_request
+from quire.core.policies.fair import FairPolicy
+from quire.core.policies.fair_accounts import Account, account_of, record_of
 from quire.core.request import Request
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason
@@ -44,6 +46,16 @@ def running_of(engine: FakeEngine, client: bytes) -> list[str]:
 
 def live(engine: FakeEngine, request_id: str) -> Request:
     return engine.core._requests[request_id]
+
+
+def policy_of(engine: FakeEngine) -> FairPolicy:
+    policy = engine.core._scheduler.policy
+    assert isinstance(policy, FairPolicy)
+    return policy
+
+
+def account(engine: FakeEngine, request_id: str) -> Account:
+    return account_of(live(engine, request_id))
 
 
 def flood(engine: FakeEngine, client: bytes, count: int, prompt_len: int, max_tokens: int) -> None:
@@ -107,12 +119,12 @@ def test_tenants_under_saturation_get_tokens_by_weight(num_blocks: int, max_num_
         engine.turn()
     flood(engine, b"three", 400, 24, 24)
     served = {b"one": 0, b"three": 0}
-    before = {name: live(engine, f"{name.decode()}399").tenant.counter for name in served}
+    before = {name: account(engine, f"{name.decode()}399").counter for name in served}
     for _ in range(600):
         engine.turn()
     assert engine.core.stats().num_waiting > 100
     for name in served:
-        tenant = live(engine, f"{name.decode()}399").tenant
+        tenant = account(engine, f"{name.decode()}399")
         served[name] = round((tenant.counter - before[name]) * tenant.weight)
     assert served[b"three"] / served[b"one"] == pytest.approx(3.0, rel=0.04)
 
@@ -276,7 +288,7 @@ def test_what_is_computed_again_is_not_charged_again():
     flood(engine, b"a", 2, 20, 10)
     for _ in range(3):
         work_of(engine)
-    tenant = live(engine, "a0").tenant
+    tenant = account(engine, "a0")
     served = tenant.counter
     engine.lose_worker()
     work_of(engine)
@@ -308,7 +320,7 @@ def test_a_request_that_does_not_fit_does_not_hold_up_other_tenants():
         assert work_of(engine) == {"big0": 1, f"small{i}": 16}
         while f"small{i}" not in engine.finals:
             work_of(engine)
-    assert live(engine, "big1").num_overtaken > 0
+    assert record_of(live(engine, "big1")).num_overtaken > 0
     engine.run()
 
 
@@ -321,7 +333,7 @@ def test_a_request_that_does_not_fit_is_not_passed_for_ever():
     for number in range(50):
         engine.add(make_request(f"small{number}", [number] * 16, max_tokens=2), b"light")
         work_of(engine)
-    assert big.num_overtaken == 4
+    assert record_of(big).num_overtaken == 4
     assert "small3" in engine.finals
     assert "small20" not in engine.finals
     engine.run()
@@ -359,7 +371,7 @@ def test_neither_waiting_requests_nor_waiting_tenants_cost_a_step_anything(num_t
             work_of(engine)
         costs.append(min(count_calls(engine) for _ in range(3)))
     assert costs[1] < costs[0] + 100
-    assert len(engine.core._tenants) == min(num_tenants, 3016)
+    assert len(policy_of(engine)._accounts._accounts) == min(num_tenants, 3016)
 
 
 def test_an_idle_engine_remembers_no_tenant():
@@ -367,7 +379,7 @@ def test_an_idle_engine_remembers_no_tenant():
     for i in range(50):
         engine.add(make_request(f"r{i}", [1] * 9, max_tokens=3, tenant=str(i)))
     engine.run()
-    assert len(engine.core._tenants) == 0
+    assert len(policy_of(engine)._accounts._accounts) == 0
 
 
 def test_a_waiting_request_says_what_it_waits_for():
@@ -376,7 +388,7 @@ def test_a_waiting_request_says_what_it_waits_for():
     flood(engine, b"b", 3, 8, 60)
     for _ in range(3):
         work_of(engine)
-    why = engine.core._scheduler.why_waiting
+    why = policy_of(engine).why_waiting
     assert "no free row (2 running" in why(live(engine, "b1"))
     assert why(live(engine, "b2")) == "behind earlier requests of its tenant"
     assert why(live(engine, "a1")) == "its tenant has been served more than others"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from fakes import FakeEngine, make_config, make_request
-from quire.core import fair_pace
-from quire.core.fair_pace import MAX_TURNS, WINDOW_S
+from quire.core.policies import step_pacer
+from quire.core.policies.step_pacer import MAX_TURNS, WINDOW_S
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.step import SchedulerOutput
 
@@ -183,7 +183,7 @@ def test_with_one_tenant_no_step_is_limited_or_late():
     timeline.engine.add(make_request("one_more", [3] * 64, max_tokens=8), b"heavy")
     timeline.run_until(timeline.now + 2.0)
     assert timeline.engine.core.next_schedule_at() is None
-    assert all(not step.limited for step in timeline.engine.core._scheduler.in_flight)
+    assert all(not step.policy_data.limited for step in timeline.engine.core._scheduler.in_flight)
 
 
 def test_without_the_flood_no_step_of_its_neighbour_is_late():
@@ -213,8 +213,8 @@ def test_newcomers_without_end_leave_the_flood_every_second_step_and_each_row_it
             timeline.engine.clock.now = timeline.find_next(timeline.now + 1.0)
             timeline.take_turn()
         last_step = scheduler.in_flight[-1]
-        assert not (last_step.is_exclusive and was_exclusive)
-        was_exclusive = last_step.is_exclusive
+        assert not (last_step.policy_data.is_exclusive and was_exclusive)
+        was_exclusive = last_step.policy_data.is_exclusive
         num_exclusive += was_exclusive
         in_step = {request.request_id for request in last_step.requests}
         waits = {
@@ -249,7 +249,7 @@ def with_all_parts() -> float:
     ids=["ahead", "long", "off"],
 )
 def test_each_part_is_needed(name: str, value: float, with_all_parts: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fair_pace, name, value)
+    monkeypatch.setattr(step_pacer, name, value)
     timeline = Timeline(small_cpu)
     timeline.begin_flood()
     assert timeline.send_light(12, 64) > 1.15 * with_all_parts

@@ -1,0 +1,126 @@
+"""EngineOutputs: appends what steps have sampled to requests, and makes outputs of it, filed per client.
+
+It knows requests, their times and what is observed of them; not what runs when, or why a request fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ipc.messages import EngineCoreOutput, drop_positions
+from ..ipc.step import RowLogprobs
+from .request import Request
+from .scheduler import Scheduler
+from .stats import EngineCounters, Observations
+from .step import Step
+
+
+class EngineOutputs:
+    """What is owed to clients, in order, until `take`."""
+
+    def __init__(self, counters: EngineCounters, observations: Observations, scheduler: Scheduler) -> None:
+        self._counters = counters
+        self._observations = observations
+        self._scheduler = scheduler
+        self._outputs: dict[bytes, list[EngineCoreOutput]] = {}
+        self._accepted_at = -1.0  # when the step before's tokens were taken
+        self._num_first_tokens = 0  # of the step whose tokens are being taken
+
+    def add(self, client: bytes, output: EngineCoreOutput) -> None:
+        """Put one out."""
+        self._outputs.setdefault(client, []).append(output)
+
+    def take(self) -> dict[bytes, list[EngineCoreOutput]]:
+        """What is to be delivered; the next call starts anew."""
+        outputs, self._outputs = self._outputs, {}
+        return outputs
+
+    def forget_client(self, client: bytes) -> None:
+        """A client is gone, and nobody reads what it is owed."""
+        self._outputs.pop(client, None)
+
+    def accept_tokens(
+        self, step: Step, token_ids: list[int], logprobs: Mapping[int, RowLogprobs], now: float
+    ) -> list[Request]:
+        """Append each sampled token to its request; those that it ends, with their final outputs put out."""
+        finished: list[Request] = []
+        outputs = self._outputs
+        num_accepted = 0
+        num_apart = self._observe_odd_gaps(step, now)
+        self._num_first_tokens = 0
+        for i, (request, token_id) in enumerate(zip(step.sampled, token_ids, strict=True)):
+            if request.finish_reason is not None:
+                continue  # it ended while this step ran
+            num_accepted += 1
+            start = len(request.output_token_ids)
+            request.append(token_id)
+            if request.num_tokens >= request.next_index_at:
+                self._scheduler.index_full_blocks(request)
+            if token_id in request.stop_token_ids or request.num_tokens >= request.max_total_tokens:
+                request.finish_reason = request.find_finish()
+                if request.finish_reason is not None:
+                    finished.append(request)
+            request.last_token_time = now
+            if request.finish_reason is None and request.first_token_time is not None and not logprobs:
+                output = EngineCoreOutput(request.request_id, start, [token_id])
+            else:
+                output = self._describe(request, start, logprobs.get(step.sampled_rows[i]), now)
+            try:
+                outputs[request.client].append(output)
+            except KeyError:
+                outputs[request.client] = [output]
+        self._counters.generation_tokens += num_accepted
+        num_apart += self._num_first_tokens
+        self._observations.observe_gap(now - self._accepted_at, num_accepted - num_apart)
+        self._accepted_at = now
+        return finished
+
+    def accept_prompt_logprobs(self, step: Step, logprobs: Mapping[int, RowLogprobs]) -> None:
+        """Put out what a step says of prompts, without positions that were delivered before a preemption."""
+        for row, request in zip(step.rows, step.requests, strict=True):
+            entry = logprobs.get(row)
+            if entry is None or entry.prompt is None or request.finish_reason is not None:
+                continue
+            num_known = request.num_prompt_logprobs - step.prompt_starts[row]
+            block = drop_positions(entry.prompt, num_known)
+            if block.num_positions:
+                request.num_prompt_logprobs += block.num_positions
+                start = request.num_output_tokens
+                self.add(
+                    request.client, EngineCoreOutput(request.request_id, start, [], prompt_logprobs=block)
+                )
+
+    def _observe_odd_gaps(self, step: Step, now: float) -> int:
+        """Observe the time since the last token of requests that had none in the step before; how many.
+
+        Those come last in a step, since decodes come first: all others share one gap, counted at once.
+        """
+        num_apart = 0
+        for request in reversed(step.sampled):
+            if request.last_token_time == self._accepted_at:
+                break
+            if request.first_token_time is not None and request.finish_reason is None:
+                self._observations.observe_gap(now - request.last_token_time)
+                num_apart += 1
+        return num_apart
+
+    def _describe(
+        self, request: Request, start: int, logprobs: RowLogprobs | None, now: float
+    ) -> EngineCoreOutput:
+        """The output of a token that is the first or the last, or has logprobs."""
+        is_first = request.first_token_time is None
+        if is_first:
+            request.first_token_time = now
+            self._num_first_tokens += 1
+            if start == 0:
+                self._observations.observe_first_token(request, now)
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            start=start,
+            new_token_ids=[request.output_token_ids[-1]],
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=logprobs.sample if logprobs is not None else None,
+            num_cached_tokens=request.num_cached_tokens if is_first else None,
+            times=request.to_times() if request.finish_reason is not None else None,
+        )

@@ -1,0 +1,159 @@
+"""Accounts: how many tokens each tenant has been served, by weight. The fair policy orders by them.
+
+A virtual counter a tenant, as in the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language
+Models", OSDI 2024): a tenant is charged each token that is computed for it, divided by its weight. One that
+becomes active starts at the least counter of the active ones, so that nobody saves up service while idle;
+one that leaves keeps what it was served beyond the others until they have caught up, so that nobody gets rid
+of it by leaving. An engine without requests owes nobody: all counters are forgotten.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..request import Request
+from ..tenant import Tenant, TenantName
+
+AccountKey = tuple[float, bool, int]
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One tenant's. `key` grows; it falls only when a charge is taken back."""
+
+    name: TenantName
+    number: int  # of its activation
+    weight: float
+    counter: float  # tokens served / weight, from where it started
+    is_served: bool = False
+    num_live: int = 0  # requests that wait or run
+    num_rows: int = 0  # of them, those that run
+    num_blocks: int = 0  # that those hold, a shared one counted for each
+
+    @property
+    def key(self) -> AccountKey:
+        """Who is next: the least counter; at the same one newcomers first, then by activation."""
+        return self.counter, self.is_served, self.number
+
+    @property
+    def share(self) -> float:
+        """Rows over weight."""
+        return self.num_rows / self.weight
+
+    def charge(self, num_tokens: int) -> None:
+        """Count tokens as served."""
+        self.counter += num_tokens / self.weight
+        self.is_served = True
+
+
+@dataclass(slots=True, eq=False)
+class FairRecord:
+    """What the fair policy knows of one request."""
+
+    account: Account
+    num_overtaken: int = 0  # admissions of requests behind it, while it was the first and did not fit
+    num_charged_tokens: int = 0  # the account was charged for the first so many, or they were cached
+    last_decode_step: int = 0  # of those that limited its tenant's decodes
+
+
+def record_of(request: Request) -> FairRecord:
+    """The policy's record of a live request."""
+    return request.policy_data
+
+
+def account_of(request: Request) -> Account:
+    """The account of a live request's tenant."""
+    return record_of(request).account
+
+
+class AccountHeap:
+    """Accounts by key. An entry's key may lag behind its account's, and is put right when it surfaces.
+
+    `belongs` says which accounts are still meant to be here; the others leave when they surface.
+    """
+
+    def __init__(self, belongs: Callable[[Account], bool]) -> None:
+        self._belongs = belongs
+        self._heap: list[tuple[AccountKey, Account]] = []
+        self._keys: dict[Account, AccountKey] = {}  # of each account's one entry that counts
+
+    def add(self, account: Account) -> None:
+        """Enter an account, or one that is in here already and whose key has fallen."""
+        if account not in self._keys or account.key < self._keys[account]:
+            self._keys[account] = account.key
+            heapq.heappush(self._heap, (account.key, account))
+
+    def find_least(self) -> Account | None:
+        """The first by key, None if there is none. O(log n) for each account that was charged meanwhile."""
+        heap = self._heap
+        while heap:
+            key, account = heap[0]
+            if self._keys.get(account) != key:
+                heapq.heappop(heap)
+            elif not self._belongs(account):
+                heapq.heappop(heap)
+                del self._keys[account]
+            elif key != account.key:
+                self._keys[account] = account.key
+                heapq.heapreplace(heap, (account.key, account))
+            else:
+                return account
+        return None
+
+
+class Accounts:
+    """Those of tenants with live requests, and of tenants that were served beyond them."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[TenantName, Account] = {}
+        self._num_activations = 0
+        self._num_active = 0
+        self._active = AccountHeap(lambda account: account.num_live > 0)
+        self._idle = AccountHeap(self._is_idle)
+
+    def enter(self, tenant: Tenant) -> Account:
+        """A request of this tenant has come."""
+        account = self._accounts.get(tenant.name)
+        if account is None or account.num_live == 0:
+            account = self._activate(tenant)
+        account.num_live += 1
+        return account
+
+    def leave(self, account: Account) -> None:
+        """A request of this tenant has ended."""
+        account.num_live -= 1
+        if account.num_live:
+            return
+        self._num_active -= 1
+        self._idle.add(account)
+        if not self._num_active:
+            self._accounts.clear()
+
+    def check(self, live: Iterable[Request]) -> list[str]:
+        """What is wrong, given the live requests; empty if nothing is."""
+        num_live = Counter(map(account_of, live))
+        active = {account: account.num_live for account in self._accounts.values() if account.num_live}
+        if active != num_live or len(active) != self._num_active:
+            return [f"accounts count {sum(active.values())} live requests, {num_live.total()} are"]
+        return []
+
+    def _activate(self, tenant: Tenant) -> Account:
+        least = self._active.find_least()
+        level = 0.0 if least is None else least.counter
+        while (idle := self._idle.find_least()) is not None and idle.counter <= level:
+            del self._accounts[idle.name]  # the others have caught up with it
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            self._num_activations += 1
+            account = Account(tenant.name, self._num_activations, tenant.weight, level)
+            self._accounts[tenant.name] = account
+        account.weight = tenant.weight
+        self._num_active += 1
+        self._active.add(account)
+        return account
+
+    def _is_idle(self, account: Account) -> bool:
+        return account.num_live == 0 and self._accounts.get(account.name) is account

@@ -1,0 +1,40 @@
+"""PriorityPolicy: the least priority value first, then who came first; the urgent displace the others.
+
+A waiting request preempts running ones of a strictly worse value if it lacks their row or blocks, and only if
+that is enough for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...ipc.messages import EngineCoreRequest
+from ..request import Request
+from .fcfs import FcfsPolicy
+
+
+class PriorityPolicy(FcfsPolicy):
+    """The policy `priority`."""
+
+    def rank(self, request: EngineCoreRequest) -> int:
+        """The value that the user gave."""
+        return request.priority
+
+    def choose_victims(self) -> Iterator[Request]:
+        """Running requests of a worse value, the last first, while the first waiting one cannot start."""
+        batch = self.batch
+        urgent = self.waiting.peek()
+        if urgent is None or urgent.num_placeholders or not batch.requests:
+            return
+        if batch.requests[-1].rank <= urgent.rank:
+            return
+        manager = batch.manager
+        hits = manager.find_prefix(urgent)
+        worse = [request for request in batch.requests if request.rank > urgent.rank]
+        # At best every block of theirs comes free; if even that is too little, let them run.
+        num_blocks = sum(len(request.block_ids) for request in worse)
+        num_staying = len(batch.requests) - len(worse)
+        if manager.count_taken(urgent, hits) + num_staying > manager.pool.num_free + num_blocks:
+            return
+        while worse and (not batch.free_rows or batch.lacks_blocks(urgent, hits)):
+            yield worse.pop()
