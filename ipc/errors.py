@@ -7,8 +7,8 @@ on the other side as the class that fits there.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Iterable, Iterator
+from typing import NoReturn, cast
 
 _MAX_SHOWN = 120
 
@@ -90,15 +90,50 @@ def raise_remote(kind: str, text: str) -> NoReturn:
 
 
 def shorten(value: object) -> str:
-    """`repr(value)`, cut to a length that fits one line."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python converts to text
-        text = f"<{type(value).__name__} too large to show>"
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+    """`repr(value)`, cut to a length that fits one line; costs no more than that, whatever the value is."""
+    text = ""
+    for piece in _iterate_repr(value):
+        text += piece
+        if len(text) > _MAX_SHOWN:
+            return f"{text[: _MAX_SHOWN - 3]}..."
+    return text
+
+
+def _iterate_repr(value: object) -> Iterator[str]:
+    """`repr(value)` in pieces, of which few are needed: values of a request may be megabytes, or deep."""
+    if isinstance(value, (str, bytes)):
+        cut = value[: _MAX_SHOWN + 1]
+        yield repr(cut) if len(cut) == len(value) else repr(cut)[:-1] + "..."
+    elif type(value) is list:
+        yield from _iterate_items("[", cast(list[object], value), "]")
+    elif type(value) is dict:
+        separator = "{"
+        for name, item in cast(dict[object, object], value).items():
+            yield separator
+            yield from _iterate_repr(name)
+            yield ": "
+            yield from _iterate_repr(item)
+            separator = ", "
+        yield "}" if value else "{}"
+    else:
+        try:
+            yield repr(value)
+        except (ValueError, RecursionError):  # an integer of more digits than Python converts to text
+            yield f"<{type(value).__name__} too large to show>"
+
+
+def _iterate_items(begin: str, items: Iterable[object], end: str) -> Iterator[str]:
+    separator = begin
+    for item in items:
+        yield separator
+        yield from _iterate_repr(item)
+        separator = ", "
+    yield end if separator != begin else begin + end
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """', did you mean X?' when a known name is close to `name`, else an empty string."""
+    if len(name) > _MAX_SHOWN:  # which no known name is; comparing would take seconds
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -24,6 +24,12 @@ from ...ipc.sampling_params import (
 )
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's; the engine's max_logprobs may be lower
+# Of a body outside of strings, so that msgspec decodes it in some 50 ms on a core of 2 GHz: json_cost.py.
+MAX_JSON_VALUES = 2**21  # token ids
+MAX_JSON_STRINGS = 2**17
+MAX_JSON_CONTAINERS = 2**16
+MAX_JSON_FLOATS = 4200  # 10 us each at worst; the largest logit_bias has 4,096
+MAX_JSON_LONG_NUMBERS = 100  # 40 us at 700 digits
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
@@ -90,6 +96,11 @@ _FIXED = [
     Limit("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS, "allowed token ids", "400"),
     Limit("logit_bias", MAX_LOGIT_BIAS, "tokens with a bias", "400"),
     Limit("top_logprobs", MAX_TOP_LOGPROBS, "alternatives of a token (the engine's max_logprobs too)", "400"),
+    Limit("JSON values", MAX_JSON_VALUES, "values of a body's lists and objects", "400"),
+    Limit("JSON strings", MAX_JSON_STRINGS, "texts of a body, names of fields with them", "400"),
+    Limit("JSON containers", MAX_JSON_CONTAINERS, "lists and objects of a body", "400"),
+    Limit("JSON floats", MAX_JSON_FLOATS, "numbers of a body with a point or an exponent", "400"),
+    Limit("JSON long numbers", MAX_JSON_LONG_NUMBERS, "times 24 digits in a row in a body", "400"),
     Limit("cache_salt", MAX_CACHE_SALT_LENGTH, "characters of a cache salt", "400"),
     Limit("timeout_s", MAX_TIMEOUT_S, "seconds of timeout_s and queue_timeout_s", "400"),
 ]

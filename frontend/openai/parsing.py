@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
@@ -11,12 +12,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from ...ipc.errors import did_you_mean, shorten
 from .errors import ApiError, FieldError
+from .json_cost import MAX_CHEAP_BYTES, check_json_cost
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
 
-_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.S)
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.S)
-_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.S)
+_AT = " - at `$"  # and a path, at the end of msgspec's messages
+_UNKNOWN = "Object contains unknown field `"
+_MISSING = "Object missing required field `"
+_MAX_ECHOED = 200  # characters of what the caller wrote
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -35,6 +38,8 @@ async def parse_request(request: Request, kind: type[T], max_body_bytes: int) ->
         )
     body = await _read_body(request, max_body_bytes)
     try:
+        if len(body) > MAX_CHEAP_BYTES:  # in a thread, which lets the loop turn between its passes
+            await asyncio.to_thread(check_json_cost, body)
         return parse_body(body, kind)
     finally:
         del body
@@ -75,18 +80,31 @@ async def _read_body(request: Request, max_body_bytes: int) -> bytes:
 
 
 def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
-    """msgspec's message in the house's form; the value is looked up in the body once more."""
-    match = _AT.fullmatch(text)
-    what, path = (match["what"], match["path"] or "") if match else (text, "")
-    if unknown := _UNKNOWN.fullmatch(what):
-        name = unknown["name"]
+    """msgspec's message in the house's form. It may hold a name or a value of the body, of any length."""
+    what, found, path = text.rpartition(_AT)
+    if not found:
+        what, path = text, ""
+    path = path.removeprefix(".").removesuffix("`")
+    if what.startswith(_UNKNOWN):
+        name = _cut(what[len(_UNKNOWN) : -1])
         known = _fields_at(kind, path)
         allowed = f"no such field{did_you_mean(name, known) if known else ''}"
-        return FieldError(_join(path, name), _find_value(body, _join(path, name)), allowed, "unknown_field")
-    if missing := _MISSING.fullmatch(what):
-        name = _join(path, missing["name"])
+        return _make_field_error(_join(path, name), body, allowed, "unknown_field")
+    if what.startswith(_MISSING):
+        name = _join(path, what[len(_MISSING) : -1])
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
-    return FieldError(path or "body", _find_value(body, path), what[:1].lower() + what[1:])
+    return _make_field_error(path or "body", body, _cut(what[:1].lower() + what[1:]))
+
+
+def _make_field_error(field: str, body: bytes, allowed: str, code: str | None = None) -> ApiError:
+    """A FieldError with the value, for which the body is decoded once more; without it when that is dear."""
+    if len(body) > MAX_CHEAP_BYTES:
+        return ApiError(HTTPStatus.BAD_REQUEST, f"{field}: {allowed}", param=field, code=code)
+    return FieldError(field, _find_value(body, "" if field == "body" else field), allowed, code)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_ECHOED else f"{text[:_MAX_ECHOED]}..."
 
 
 def _fields_at(kind: type[msgspec.Struct], path: str) -> tuple[str, ...]:

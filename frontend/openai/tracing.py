@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SERVICE_NAME = "quire"
 _TRACED_PREFIX = "/v1/"
+_MAX_PATH_LENGTH = 200  # a caller without a key is traced as well
 _FLUSH_TIMEOUT_MS = 2000
 
 
@@ -72,9 +73,10 @@ class _TracingMiddleware:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        path = scope["path"][:_MAX_PATH_LENGTH]
+        attributes = {"http.request.method": scope["method"], "url.path": path}
         with self._tracer.start_as_current_span(
-            f"{scope['method']} {scope['path']}",
+            f"{scope['method']} {path}",
             context=self._extract(headers),
             kind=self._server_kind,
             attributes=attributes,

@@ -1,0 +1,84 @@
+"""Bodies that are wrong, deep, large or dear: what is said of them is short, and said in time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai_fakes import AsgiClient, FakeLLM, run_with_app
+from quire.frontend.openai.errors import ApiError
+from quire.frontend.openai.json_cost import check_json_cost
+from quire.frontend.openai.serving import Serving
+
+CHAT = "/v1/chat/completions"
+LONG = "n" * 200_000
+DEEP = b"[" * 980 + b"]" * 980
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, b'{"messages":%b}' % DEEP, 400),
+        (CHAT, b'{"messages":[{"role":"user","content":%b}]}' % DEEP, 400),
+        (CHAT, b'{"unknown":%b}' % DEEP, 400),
+        (CHAT, b"[" * 100_000, 400),
+        ("/v1/completions", b'{"prompt":%b}' % DEEP, 400),
+        ("/v1/completions", b'{"prompt":"x","echo":%b}' % (b"9" * 5000), 400),
+        (CHAT, {LONG: 1}, 400),
+        (CHAT, {LONG[:1000]: 1}, 400),
+        (CHAT, {"messages": [{"role": LONG}]}, 400),
+        (CHAT, {"messages": LONG}, 400),
+        (CHAT, {"messages": [{LONG: LONG}]}, 400),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "model": LONG}, 404),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "logit_bias": {LONG: "x"}}, 400),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": LONG}]}]}, 400),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "tool_choice": LONG}, 400),
+        ("/v1/responses", {"input": [{"type": LONG}]}, 400),
+        ("/v1/responses", {"input": "x", "truncation": LONG}, 400),
+        ("/tokenize", {"prompt": 1, LONG: 2}, 400),
+        ("/detokenize", {"tokens": LONG}, 400),
+    ],
+)
+def test_what_is_wrong_is_said_in_few_words(path: str, body: Any, status: int) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(path, body)
+        assert answer.status == status, answer.body[:300]
+        assert len(answer.body) < 1000
+        assert answer.error["message"]
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ('"",' * 200_000, "strings"),
+        ("[]," * 100_000, "lists and objects"),
+        ('{"":1},' * 100_000, "lists and objects"),
+        ("2.2250738585072011e-308," * 5000, "floats"),
+        ("1e5," * 20_000, "floats"),
+        (("1" * 4000 + ",") * 200, "digits"),
+        ("1," * 2_200_000, "values"),
+    ],
+)
+def test_a_body_that_is_dear_to_decode_is_refused_with_the_number(values: str, word: str) -> None:
+    with pytest.raises(ApiError, match=rf"body=\d+ .*{word}.*: at most \d+") as caught:
+        check_json_cost(b'{"x":[' + values.encode() + b"0]}")
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a, b. [c] {d} 1e5 " * 100_000,
+        '"quoted" \\ text, [with] {all} signs. ' * 50_000,
+        "\\" * 100_000 + '"' + ",[{" * 100_000,
+        list(range(500_000)),
+        [{"role": "user", "content": 'He said "1.5, or [2]".\n'}] * 4096,
+        {str(token): -99.5 for token in range(4096)} | {"pad": "x" * 100_000},
+        [0.12345678901234567] * 4096,
+    ],
+)
+def test_large_bodies_that_are_cheap_pass(value: Any) -> None:
+    check_json_cost(json.dumps({"x": value}).encode())
