@@ -50,6 +50,18 @@ def test_what_is_wrong_is_said_in_few_words(path: str, body: Any, status: int) -
     run_with_app(scenario)
 
 
+def test_no_depth_of_lists_is_an_internal_error() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        for depth in range(850, 1000, 2):  # what decodes, and what can be shown, ends somewhere there
+            for field in ("messages", "unknown", "temperature"):
+                answer = await client.post(
+                    CHAT, b'{"%b":%b%b}' % (field.encode(), b"[" * depth, b"]" * depth)
+                )
+                assert answer.status == 400, (depth, answer.body[:300])
+
+    run_with_app(scenario)
+
+
 @pytest.mark.parametrize(
     ("values", "word"),
     [
