@@ -88,6 +88,7 @@ class AsyncMPClient(EngineCoreClient):
         self._inbox: deque[list[bytes]] = deque()
         self._has_news = asyncio.Event()  # the inbox has grown, or the engine has ended
         self._has_ended = False
+        self._dead_reason: str | None = None  # what `get_outputs` has raised
         self._call_ids = itertools.count(1)
         self._calls: dict[int, tuple[UtilityCall, asyncio.Future[UtilityResult]]] = {}
         self._silence_timer: asyncio.TimerHandle | None = None
@@ -135,8 +136,15 @@ class AsyncMPClient(EngineCoreClient):
     async def get_outputs(self) -> list[EngineCoreOutput]:
         """Wait for outputs; called by one task only, which also resolves utility calls.
 
-        Raises EngineDeadError with the cause when the engine has ended.
+        Raises EngineDeadError with the cause when the engine has ended; so does every call that still waits.
         """
+        try:
+            return await self._receive_outputs()
+        except Exception as error:
+            self._end_calls(str(error))
+            raise
+
+    async def _receive_outputs(self) -> list[EngineCoreOutput]:
         while True:
             frames = await self._receive(EngineDeadError)
             if not self._conversation.is_open:
@@ -187,13 +195,22 @@ class AsyncMPClient(EngineCoreClient):
                 if self._silence_timer is not None:
                     self._silence_timer.cancel()
         self._has_ended = True
-        self._has_news.set()
+        with contextlib.suppress(RuntimeError):  # as above: then nobody waits any more
+            self._has_news.set()
+            self._end_calls("the engine was closed")
         self._finalizer()
 
     def check_usable(self) -> None:
         self._engine.check_owner()
-        if self._has_ended:
-            raise EngineDeadError(self._engine.describe_end() or "the engine was closed")
+        if self._has_ended or self._dead_reason is not None:
+            raise EngineDeadError(self._dead_reason or self._engine.describe_end() or "the engine was closed")
+
+    def _end_calls(self, reason: str) -> None:
+        """No answer will come any more."""
+        self._dead_reason = self._dead_reason or reason
+        for _, answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(reason))
 
     def _send(self, message: msgspec.Struct) -> None:
         """Send soon; while there is no conversation nothing is sent, and `_resume` makes up for it."""

@@ -1,4 +1,4 @@
-"""AsyncLLM: one async generator a request over one engine. Runs in one event loop."""
+"""AsyncLLM: one async generator a request over one engine. Belongs to the event loop it is started in."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import os
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Self
 
-from ..ipc.errors import ConfigError, EngineDeadError, QuireError, RequestFailedError
-from ..ipc.messages import EngineFacts, EngineMetrics, EngineSnapshot, SchedulerStats, UtilityMethod
+from ..ipc.errors import (
+    ConfigError,
+    EngineDeadError,
+    QuireError,
+    RequestFailedError,
+    WrongEventLoopError,
+)
+from ..ipc.messages import (
+    EngineFacts,
+    EngineMetrics,
+    EngineSnapshot,
+    SchedulerStats,
+    UtilityMethod,
+    UtilityResult,
+)
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .engine_args import EngineArgs
@@ -21,6 +36,7 @@ from .outputs import RequestOutput
 from .tokenizer import Tokenizer
 
 _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
+_SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy
 
 
 class OutputCollector:
@@ -67,6 +83,8 @@ class AsyncLLM:
     """An engine for an asyncio program: one of its own, or with `attach` the one of a running daemon.
 
     Started by `start`, `async with` or the first `generate`; `shutdown` ends it, or leaves a daemon running.
+    It belongs to the event loop in which that happens: calls from another one raise WrongEventLoopError, also
+    after that loop has ended. `shutdown` may come from anywhere. In a fork every call raises EngineDeadError.
     """
 
     def __init__(
@@ -90,6 +108,8 @@ class AsyncLLM:
         self._client_kind, self._client_weight = client_kind, client_weight
         self._config = (engine_args or EngineArgs()).create_engine_config() if attach is None else None
         self._start_lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._owner_pid = os.getpid()
         self._client: AsyncMPClient | None = None
         self._collectors: dict[str, OutputCollector] = {}
         self._request_numbers = itertools.count()
@@ -109,12 +129,15 @@ class AsyncLLM:
 
         Raises EngineStartError, or EngineDeadError after `shutdown`.
         """
+        self._take_loop()
         async with self._start_lock:
-            if self._is_shut_down:
-                raise EngineDeadError("this AsyncLLM has been shut down")
+            self._check_open()
             if self._client is not None:
                 return
             client = await (self._come_to_daemon() if self._config is None else self._start_own(on_phase))
+            if self._is_shut_down:  # meanwhile
+                client.close()
+                self._check_open()
             self._input_processor = InputProcessor(client.facts, self.tokenizer)
             self._output_processor = OutputProcessor(self.tokenizer)
             self._client = client
@@ -157,7 +180,8 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        return self._client is not None and not self.errored and not self._is_shut_down
+        has_loop = self._loop is not None and not self._loop.is_closed()
+        return has_loop and self._client is not None and not self.errored and not self._is_shut_down
 
     @property
     def is_recovering(self) -> bool:
@@ -185,7 +209,6 @@ class AsyncLLM:
         EngineDeadError when the engine is gone.
         """
         await self.start()
-        client = self._running_client()
         params = sampling_params or self.get_default_sampling_params()
         name = f"request-{next(self._request_numbers)}" if request_id is None else request_id
         process = functools.partial(
@@ -200,6 +223,7 @@ class AsyncLLM:
         )
         is_long = self._input_processor.takes_long(prompt, params)
         request = await asyncio.to_thread(process) if is_long else process()
+        client = self._running_client()  # it may have ended meanwhile
         collector = OutputCollector(request.params.output_kind)
         self._output_processor.add_request(request, collector.put)
         self._collectors[name] = collector
@@ -208,15 +232,14 @@ class AsyncLLM:
             for sequence in request.sequences:
                 client.add_request(sequence)
             while not is_finished:
+                self._check_here()
                 output = await collector.take()
                 if output.error is not None:
                     raise RequestFailedError(output.error, output.error_code)
                 is_finished = output.finished
                 yield output
         finally:
-            del self._collectors[name]
-            if not is_finished:
-                self._forget(name)
+            self._do_in_loop(functools.partial(self._leave, name, is_finished))
 
     def prepare_params(
         self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
@@ -229,10 +252,12 @@ class AsyncLLM:
 
     async def wait_until_dead(self) -> None:
         """Returns when the engine is gone for good, with `dead_error` set, or after `shutdown`."""
+        self._check_here()
         await self._has_died.wait()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; each generator gets a final output with finish_reason 'abort'."""
+        self._check_here()
         ids = [request_id] if isinstance(request_id, str) else request_id
         engine_ids = self._output_processor.find_engine_ids(ids) if self._client is not None else []
         if engine_ids:
@@ -248,37 +273,49 @@ class AsyncLLM:
 
     async def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
-        result = await self._running_client().call_utility(UtilityMethod.STATS)
+        result = await self._call(UtilityMethod.STATS)
         if result.stats is None:
             raise RequestFailedError(result.error or "the engine gave no stats")
         return result.stats
 
     async def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        result = await self._running_client().call_utility(UtilityMethod.SNAPSHOT)
+        result = await self._call(UtilityMethod.SNAPSHOT)
         if result.snapshot is None:
             raise RequestFailedError(result.error or "the engine gave no snapshot")
         return result.snapshot
 
     async def metrics(self) -> EngineMetrics:
         """What the engine has counted since it started, over all its clients."""
-        result = await self._running_client().call_utility(UtilityMethod.METRICS)
+        result = await self._call(UtilityMethod.METRICS)
         if result.metrics is None:
             raise RequestFailedError(result.error or "the engine gave no metrics")
         return result.metrics
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while requests hold them."""
-        return (await self._running_client().call_utility(UtilityMethod.RESET_PREFIX_CACHE)).error is None
+        return (await self._call(UtilityMethod.RESET_PREFIX_CACHE)).error is None
 
     def shutdown(self) -> None:
-        """End the engine within 2 s; generators that still run raise EngineDeadError. Idempotent."""
+        """End the engine within 2 s; generators that still run raise EngineDeadError. Idempotent.
+
+        From any thread, also when its event loop has been closed. In a fork it does nothing.
+        """
         self._is_shut_down = True
-        if self._output_task is not None:
-            self._output_task.cancel()
-        self._fail_all(EngineDeadError("this AsyncLLM has been shut down"))
-        if self._client is not None:
-            self._client.close()
+        is_done = threading.Event()
+        if not self._do_in_loop(lambda: self._end(is_done)):
+            is_done.wait(_SHUTDOWN_WAIT_S)
+
+    def _end(self, is_done: threading.Event) -> None:
+        try:
+            with contextlib.suppress(RuntimeError):  # its loop has been closed: then nobody waits for it
+                self._fail_all(EngineDeadError("this AsyncLLM has been shut down"))
+                if self._output_task is not None:
+                    self._output_task.cancel()
+            if self._client is not None:
+                self._client.close()
+        finally:
+            is_done.set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -287,15 +324,64 @@ class AsyncLLM:
     async def __aexit__(self, *_exc_info: Any) -> None:
         self.shutdown()
 
+    def _take_loop(self) -> None:
+        """Belong to the running loop, unless this belongs to one that runs the engine or may still."""
+        self._check_open()
+        if self._client is None and (self._loop is None or self._loop.is_closed()):
+            self._loop = asyncio.get_running_loop()
+            self._start_lock = asyncio.Lock()
+            self._owner_pid = os.getpid()
+        self._check_here()
+
+    def _check_here(self) -> None:
+        """Raise in a fork and in another event loop than this one's."""
+        if self._loop is None:
+            return
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError(
+                f"this process is a fork of the one that this AsyncLLM belongs to (pid {self._owner_pid}); "
+                "make one in each process"
+            )
+        if asyncio.get_running_loop() is not self._loop:
+            ended = ", which has ended" if self._loop.is_closed() else ""
+            raise WrongEventLoopError(
+                f"this AsyncLLM belongs to the event loop that it was started in{ended}; "
+                "use it there, or shut it down and make another one"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_shut_down:
+            raise EngineDeadError("this AsyncLLM has been shut down")
+
+    def _do_in_loop(self, work: Callable[[], None]) -> bool:
+        """Do it now where that is safe, which is True; else soon in the loop that runs in another thread."""
+        if os.getpid() != self._owner_pid:  # the loop's selector is the parent's, too
+            return True
+        loop = self._loop
+        if loop is not None and loop.is_running() and not _is_running_here(loop):
+            with contextlib.suppress(RuntimeError):  # closed at this moment
+                loop.call_soon_threadsafe(work)
+                return False
+        work()
+        return True
+
     def _running_client(self) -> AsyncMPClient:
+        self._check_open()
         if self.dead_error is not None:
             raise EngineDeadError(str(self.dead_error)) from self.dead_error
-        if self._client is None or self._is_shut_down:
+        if self._client is None:
             raise EngineDeadError("the engine is not running; `await start()` first")
         return self._client
 
-    def _forget(self, request_id: str) -> None:
-        """End a request that nobody reads any more."""
+    async def _call(self, method: UtilityMethod) -> UtilityResult:
+        self._check_here()
+        return await self._running_client().call_utility(method)
+
+    def _leave(self, request_id: str, is_finished: bool) -> None:
+        """The request's generator has ended; what nobody reads any more ends in the engine, too."""
+        del self._collectors[request_id]
+        if is_finished:
+            return
         engine_ids = self._output_processor.forget_requests([request_id])
         if engine_ids and self.is_running:
             with contextlib.suppress(QuireError):
@@ -314,9 +400,19 @@ class AsyncLLM:
                         await asyncio.sleep(0)
         except Exception as error:  # whatever it is, no output will come any more, and readers must know
             self._fail_all(error)
+        except asyncio.CancelledError:  # by `shutdown`, which has said so, or with its loop's other tasks
+            self._fail_all(EngineDeadError("the task that reads the engine was cancelled"))
+            raise
 
     def _fail_all(self, error: Exception) -> None:
         self.dead_error = self.dead_error or error
         self._has_died.set()
         for collector in self._collectors.values():
             collector.fail(EngineDeadError(str(error)))
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -58,6 +58,10 @@ class EngineDeadError(QuireError, RuntimeError):
     """The engine has ended and this request cannot be continued."""
 
 
+class WrongEventLoopError(QuireError, RuntimeError):
+    """An AsyncLLM was used outside the event loop that it was started in."""
+
+
 class RequestFailedError(QuireError, RuntimeError):
     """The engine failed this one request; the text is the cause, `code` the name of its ErrorCode."""
 

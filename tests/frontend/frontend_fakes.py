@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.frontend.engine_core_client import SyncClient
+from quire.frontend.model_folder import pocket_folder
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.messages import (
     EngineCoreOutput,
@@ -230,6 +232,41 @@ class FakeSyncClient(SyncClient):
     def check_usable(self) -> None:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
+
+
+class FakeAsyncClient:
+    """An AsyncMPClient's face over a FakeEngine; a turn is taken whenever the frontend waits."""
+
+    def __init__(self, script: Script) -> None:
+        self.facts = make_facts(vocab_size=2048, model=str(pocket_folder()))
+        self.startup: list[tuple[str, float]] = []
+        self.engine = FakeEngine(script)
+        self.error: Exception | None = None
+        self.num_closed = 0
+        self.paused = asyncio.Event()
+        self.paused.set()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self.engine.add(request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        self.engine.abort(request_ids)
+
+    async def get_outputs(self) -> list[EngineCoreOutput]:
+        while True:
+            await self.paused.wait()
+            await asyncio.sleep(0)
+            if self.error is not None:
+                raise self.error
+            outputs = self.engine.turn()
+            if outputs:
+                return outputs
+
+    async def call_utility(self, _method: UtilityMethod) -> UtilityResult:
+        return UtilityResult(0)
+
+    def close(self) -> None:
+        self.num_closed += 1
 
 
 def prompt_ids(request: EngineCoreRequest) -> list[int]:

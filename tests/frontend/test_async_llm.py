@@ -7,57 +7,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from frontend_fakes import FakeEngine, Script, make_facts, prompt_ids
+from frontend_fakes import FakeAsyncClient, Script, prompt_ids
 from quire.frontend import async_llm as async_llm_module
 from quire.frontend import input_processor
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.engine_args import EngineArgs
-from quire.frontend.model_folder import pocket_folder
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, PromptError, RequestFailedError
-from quire.ipc.messages import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    UtilityMethod,
-    UtilityResult,
-)
+from quire.ipc.messages import EngineCoreRequest
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
 
 DELTA = RequestOutputKind.DELTA
-
-
-class FakeAsyncClient:
-    """An AsyncMPClient's face over a FakeEngine; a turn is taken whenever the frontend waits."""
-
-    def __init__(self, script: Script) -> None:
-        self.facts = make_facts(vocab_size=2048, model=str(pocket_folder()))
-        self.startup: list[tuple[str, float]] = []
-        self.engine = FakeEngine(script)
-        self.error: Exception | None = None
-        self.num_closed = 0
-        self.paused = asyncio.Event()
-        self.paused.set()
-
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self.engine.add(request)
-
-    def abort_requests(self, request_ids: list[str]) -> None:
-        self.engine.abort(request_ids)
-
-    async def get_outputs(self) -> list[EngineCoreOutput]:
-        while True:
-            await self.paused.wait()
-            await asyncio.sleep(0)
-            if self.error is not None:
-                raise self.error
-            outputs = self.engine.turn()
-            if outputs:
-                return outputs
-
-    async def call_utility(self, _method: UtilityMethod) -> UtilityResult:
-        return UtilityResult(0)
-
-    def close(self) -> None:
-        self.num_closed += 1
 
 
 def countdown(request: EngineCoreRequest) -> list[int]:
