@@ -50,7 +50,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command line to its exit code. Nothing is raised; errors are one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = COMMANDS.get(arguments[0]) if arguments else None
-    if sys.stdout is None and (command is None or command.prints):  # pyright: ignore[reportUnnecessaryComparison]
+    if _is_closed(sys.stdout) and (command is None or command.prints):
         return ExitCode.OUTPUT_CLOSED  # by the caller, so nobody reads
     open_closed_streams()
     try:
@@ -72,6 +72,10 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
         traceback.print_exc()
         return _report(_describe_root_cause(error), ExitCode.FAILED)
+
+
+def _is_closed(stream: object) -> bool:
+    return stream is None  # what Python makes of it
 
 
 def _dispatch(argv: list[str]) -> int:
