@@ -32,9 +32,10 @@ from ..ipc.daemon_state import (
     ReadyReport,
     SupervisorLaunch,
     SupervisorReport,
+    encode_state,
     write_state,
 )
-from ..ipc.errors import USER_ERRORS, ProtocolError, QuireError
+from ..ipc.errors import USER_ERRORS, EngineStartError, ProtocolError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.liveness import ChildWatch
 from ..ipc.messages import (
@@ -54,6 +55,7 @@ from ..ipc.sockets import connect_dealer, until_ms
 _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.5
+MAINTENANCE_INTERVAL_S = 0.6  # less than the silence after which an idle core is asked: no wake of its own
 _HELLO_RETRY_MS = 20
 
 
@@ -175,6 +177,9 @@ class Supervisor:
         self._signals = signals
         self._poller = zmq.Poller()
         self._poller.register(self._signals.fileno(), zmq.POLLIN)
+        if run_dir.mark is not None:
+            self._poller.register(run_dir.mark.fileno(), zmq.POLLIN)
+        self._maintain_at = time.monotonic() + MAINTENANCE_INTERVAL_S
         self._lifeline_fd = lifeline_fd
         if lifeline_fd is not None:
             self._poller.register(lifeline_fd, zmq.POLLIN)
@@ -210,6 +215,10 @@ class Supervisor:
             return
         if self._signals.fileno() in ready:
             self._on_signals(self._signals.recv(64))
+        mark = self._run_dir.mark
+        if mark is not None and mark.fileno() in ready:
+            mark.answer(encode_state(self._state))
+        self._maintain_run_dir()
         if self._core is not None:
             self._follow_core(self._core, ready)
 
@@ -217,7 +226,21 @@ class Supervisor:
         if self._core is not None and self._core.must_say_hello:
             return _HELLO_RETRY_MS
         wake_at = self._start_at if self._core is None else self._core.next_check_at
-        return None if wake_at is None else until_ms(wake_at)
+        return until_ms(self._maintain_at if wake_at is None else wake_at)
+
+    def _maintain_run_dir(self) -> None:
+        """Put back what a cleaner has taken; the core does so with its socket. End if the name is lost."""
+        if time.monotonic() < self._maintain_at:
+            return
+        self._maintain_at = time.monotonic() + MAINTENANCE_INTERVAL_S
+        try:
+            if self._run_dir.maintain():
+                _log.warning("%s, or a file in it, was removed; it is made again", self._run_dir.path)
+                self._write_state()
+        except EngineStartError as error:  # a full disk, for one: tried again
+            _log.error("%s", error)
+        except QuireError as error:
+            self._fail(FailedReport(str(error), type(error).__name__), EXIT_CORE_LOST)
 
     # The core.
 

@@ -30,6 +30,7 @@ from ..ipc.errors import (
     EngineDeadError,
     EngineStartError,
     ProtocolError,
+    QuireError,
     raise_remote,
 )
 from ..ipc.launch import CORE_MODULE, CoreLaunch
@@ -172,6 +173,10 @@ class EngineProcess(Engine):
 
     def _start_again(self) -> None:
         self.child.stop(0.0)
+        try:
+            self.run_dir.maintain()
+        except QuireError as error:  # the core says what it cannot do without
+            _log.error("%s", error)
         self._start(self._replacement_launch)
         self._is_restarting = False
 

@@ -1,4 +1,4 @@
-"""What a supervisor tells the world: a file in its run directory, and reports to whoever started it."""
+"""What a supervisor tells the world: its state, to who asks and in a file, and reports to who started it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from .config import EngineConfig
+from .daemon_mark import ask_owner
 
 SUPERVISOR_ROLE = "supervisor"
 CLIENT_SOCKET_NAME = "core.sock"
@@ -61,16 +62,26 @@ class FailedReport(msgspec.Struct, frozen=True, tag="failed"):
 SupervisorReport = PhaseReport | ReadyReport | FailedReport
 
 
+def encode_state(state: DaemonState) -> bytes:
+    """What a daemon's mark answers and its state file holds."""
+    return msgspec.json.encode(state)
+
+
 def write_state(directory: Path, state: DaemonState) -> None:
-    """Replace the state file; a reader sees the old one or the new one."""
+    """Replace the state file; a reader sees the old one or the new one. Raises OSError and leaves nothing."""
     new = directory / f".{_STATE_NAME}"
-    new.write_bytes(msgspec.json.encode(state))
-    os.replace(new, directory / _STATE_NAME)
+    try:
+        new.write_bytes(encode_state(state))
+        os.replace(new, directory / _STATE_NAME)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def read_state(directory: Path) -> DaemonState | None:
-    """The state file, None if there is none that can be read."""
+    """What a daemon says of itself; if it cannot be asked, its state file. None without either."""
     try:
-        return msgspec.json.decode((directory / _STATE_NAME).read_bytes(), type=DaemonState)
+        data = ask_owner(directory) or (directory / _STATE_NAME).read_bytes()
+        return msgspec.json.decode(data, type=DaemonState)
     except (OSError, msgspec.MsgspecError):
         return None

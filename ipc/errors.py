@@ -54,6 +54,14 @@ class DaemonError(QuireError, RuntimeError):
     """A daemon is not there, is there already, or does not answer; the text names it."""
 
 
+class UnknownDaemonError(DaemonError, InputError):
+    """No daemon of the name that the user gave is running."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self.field, self.value, self.allowed = "name", name, "the name of a daemon that runs"
+        Exception.__init__(self, f"no daemon named {name!r} is running{hint}")
+
+
 class EngineDeadError(QuireError, RuntimeError):
     """The engine has ended and this request cannot be continued."""
 

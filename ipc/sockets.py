@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from pathlib import Path
 from typing import TypeVar
 
 import zmq
 
 from .codec import MAX_BODY_BYTES
 from .errors import ConfigError
+from .private_folder import make_socket_folder
 
 HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees EAGAIN
 ROUTER_RECEIVE_HIGH_WATER_MARK = 262_144
@@ -68,6 +70,7 @@ def bind_router(
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who comes back must not find its old self in the way
+    make_socket_folder(Path(address.removeprefix("ipc://")))
     socket.bind(address)
     return socket
 

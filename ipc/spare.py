@@ -16,12 +16,12 @@ import struct
 import threading
 from pathlib import Path
 
+from .daemon_mark import read_peer
 from .process import EXIT_PARENT_LOST, Lifeline, continue_at_end, describe_exit, wait_readable
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
 _HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
 _LENGTH = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("iii")  # struct ucred: pid, uid, gid
 
 
 def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
@@ -47,7 +47,7 @@ def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
 def _take_launch(connection: socket.socket) -> bytes | None:
     connection.settimeout(_HANDOVER_TIMEOUT_S)
     try:
-        if _read_peer(connection)[1] != os.getuid():
+        if read_peer(connection)[1] != os.getuid():
             return None
         (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
         launch = _receive(connection, size)
@@ -76,20 +76,13 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _read_peer(connection: socket.socket) -> tuple[int, int]:
-    """pid and user id of the other end."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(data)
-    return pid, uid
-
-
 class AdoptedProcess:
     """A spare in use: as ChildProcess, though this process may not be its parent."""
 
     def __init__(self, role: str, connection: socket.socket) -> None:
         self.role = role
         self._connection = connection
-        self.pid, _ = _read_peer(connection)
+        self.pid, _ = read_peer(connection)
         self.pid_fd = os.pidfd_open(self.pid)
         self._exit_code: int | None = None
         self._killed_because: str | None = None
