@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from ..ipc.messages import Hello
 from .outbox import Outbox
@@ -41,7 +42,8 @@ class LeaseWatch:
 
     def __init__(self, router: zmq.Socket[bytes], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.monitor: zmq.Socket[bytes] = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED
+        self.monitor: zmq.Socket[bytes] = router.get_monitor_socket(events)
         self._due: list[float] = []  # monotonic, sorted
         self._not_before = 0.0
 
@@ -50,16 +52,16 @@ class LeaseWatch:
         """When the next check is due, None if none is."""
         return max(self._due[0], self._not_before) if self._due else None
 
-    def read_events(self) -> None:
-        """Take what the monitor says."""
-        has_news = False
+    def read_events(self) -> bool:
+        """Take what the monitor says; True if somebody has connected."""
+        events: set[int] = set()
         with contextlib.suppress(zmq.Again):
             while True:
-                self.monitor.recv_multipart(zmq.NOBLOCK)
-                has_news = True
-        if has_news:
+                events.add(parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"])
+        if zmq.EVENT_DISCONNECTED in events:
             now = self._clock()
             self._due = sorted(now + after_s for after_s in _CHECKS_AFTER_S)
+        return zmq.EVENT_ACCEPTED in events
 
     def check_if_due(self, check: Callable[[], None]) -> None:
         """Call `check` if its time has come. It costs as much as there are clients, so it then rests."""

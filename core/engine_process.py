@@ -54,6 +54,7 @@ from .death_journal import DeathJournal
 from .engine_core import EngineCore
 from .engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
+from .listener import Listener
 from .reception import Reception
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class EngineCoreProcess:
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
         self._reception = Reception(secrets.token_hex(8), started_at, self._send)
         self._leases = LeaseWatch(self._router)
+        self._listener = Listener(self._router, launch.client_address)
         self._has_worker = False
         self._worker_budget = launch.config.recovery.make_worker_budget()
         self._exit_code: int | None = None
@@ -140,8 +142,8 @@ class EngineCoreProcess:
             return
         if self._router in ready:
             self._receive_from_clients()
-        if self._leases.monitor in ready:
-            self._leases.read_events()
+        has_new_connections = self._leases.monitor in ready and self._leases.read_events()
+        self._listener.check(time.monotonic(), has_new_connections)
         self._leases.check_if_due(self._reception.check_leases)
         for event in self._executor.receive():
             self._on_executor_event(event)

@@ -7,7 +7,9 @@ import contextlib
 import os
 import random
 import resource
+import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +35,7 @@ from quire.ipc.daemon_state import SupervisorLaunch, read_state
 from quire.ipc.errors import DaemonError, EngineDeadError, ModelError
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, UtilityMethod
 from quire.ipc.restarts import MAX_LOSSES
-from quire.ipc.run_dir import RunDirectory, find_named, list_daemons
+from quire.ipc.run_dir import RunDirectory, find_daemon, find_named, list_daemons
 
 
 def make_named_config(name: str, model: str = "fake") -> EngineConfig:
@@ -439,6 +441,72 @@ def test_a_closed_attached_client_says_so(daemon: Daemon) -> None:
             await client.get_outputs()
 
     asyncio.run(run())
+
+
+# What lies on disk is lost, or the disk is full.
+
+
+def test_a_daemon_whose_directory_is_deleted_goes_on_and_is_found_again(daemon: Daemon) -> None:
+    with under_load(daemon.name) as loads:
+        wait_for_tokens(loads, 100)
+        shutil.rmtree(find_named(daemon.name).parent)
+        with pytest.raises(DaemonError, match=f"is running already .pid {daemon.pid}."):
+            start_daemon(daemon.name, PACED)
+    assert (daemon.num_restarts, find_daemon(daemon.name)) == (0, daemon.pid)
+    assert wait_until(lambda: (find_named(daemon.name) / "core.sock").exists(), TIMEOUT_S)
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
+        requests = make_requests("later", 2, 20)
+        for request in requests:
+            client.add_request(request)
+        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+    assert list_daemons() == [daemon.name]
+    restart_engine(daemon.name, TIMEOUT_S)
+    pid = daemon.core_pid
+    stop_daemon(daemon.name)
+    wait_for_end(pid)
+    assert not find_named(daemon.name).exists()
+
+
+def test_a_full_disk_prevents_and_ends_nothing_and_a_restart_is_noticed() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # neither state, journal nor log takes a byte
+    try:
+        with Daemon("full", PACED) as daemon:
+            with under_load("full", 8) as loads:
+                wait_for_tokens(loads, 50)
+                restart_engine("full", TIMEOUT_S)
+                os.kill(daemon.core_pid, signal.SIGKILL)
+            assert daemon.num_restarts == 2
+            assert list_daemons() == ["full"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not find_named("full").exists()
+
+
+def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Daemon) -> None:
+    pid = daemon.core_pid
+    core = psutil.Process(pid)
+    path = find_named(daemon.name) / "core.sock"
+    connections: list[socket.socket] = []
+    with (
+        contextlib.closing(attach_sync_client(daemon.name, "test")) as client,
+        contextlib.ExitStack() as stack,
+    ):
+        core.rlimit(psutil.RLIMIT_NOFILE, (core.num_fds() + 100,) * 2)
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            for _ in range(200):
+                connections.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
+                before = core.num_fds()
+                connections[-1].connect(str(path))
+                assert wait_until(lambda before=before: core.num_fds() > before or not path.exists(), 5.0)
+        assert len(connections) < 110
+        requests = make_requests("still", 2, 20)
+        for request in requests:
+            client.add_request(request)
+        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+        stack.close()
+        attach_sync_client(daemon.name, "test").close()  # waits until it is let in
+    assert (daemon.core_pid, daemon.num_restarts) == (pid, 0)
 
 
 # Starting and stopping.
