@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ...ipc.errors import DaemonError
+from ...ipc.errors import InputError
 from ..daemon import check_name_is_free, find_log, restart_engine, start_daemon, stop_daemon
 from ..engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from .exit_codes import ExitCode
@@ -89,7 +89,7 @@ def _logs(argv: Sequence[str]) -> int:
         with path.open(encoding="utf-8", errors="replace") as log:
             sys.stdout.writelines(deque(log, maxlen=options.lines))
     except FileNotFoundError:
-        raise DaemonError(f"no daemon named {name!r} has logged anything ({path})") from None
+        raise InputError("name", name, f"a daemon that has logged something (no file {path})") from None
     return ExitCode.OK
 
 

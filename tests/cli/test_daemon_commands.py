@@ -153,10 +153,10 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["daemon", "stop", "two"], 1, "no daemon named 'two' is running; those that run: one"),
-        (["daemon", "restart", "two"], 1, "no daemon named 'two' is running; those that run: one"),
-        (["daemon", "logs", "two"], 1, "no daemon named 'two' has logged anything"),
-        (["daemon", "logs", "--name", "two"], 1, "no daemon named 'two' has logged anything"),
+        (["daemon", "stop", "two"], 2, "no daemon named 'two' is running; those that run: one"),
+        (["daemon", "restart", "two"], 2, "no daemon named 'two' is running; those that run: one"),
+        (["daemon", "logs", "two"], 2, "name='two': a daemon that has logged something"),
+        (["daemon", "logs", "--name", "two"], 2, "name='two': a daemon that has logged something"),
         (["daemon", "stop", "../one"], 2, "name='../one': 1 to 32 letters"),
         (["daemon", "start", "--name", "p-x"], 2, "name='p-x': 1 to 32 letters"),
         (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': 1 to 32 letters"),
@@ -166,7 +166,7 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
         (["daemon", "start", "--nmae", "x"], 2, "--nmae: not an option of 'quire daemon start'"),
         (["daemon", "start", "--name", "x", "/no/such/folder"], 2, "model='/no/such/folder': no such folder"),
         (["daemon", "start", "--name", "x", "--block-size", "5"], 2, "block_size=5: one of 8, 16"),
-        (["generate", "--attach", "two", "x"], 1, "no daemon named 'two' is running"),
+        (["generate", "--attach", "two", "x"], 2, "no daemon named 'two' is running"),
         (
             ["generate", "--attach", "one", "--block-size", "8", "x"],
             2,
