@@ -146,15 +146,16 @@ class SyncClient(EngineCoreClient):
         deadline = time.monotonic() + timeout_s
         call_id = self.start_call(method)
         try:
-            while (answer := self.find_answer(call_id)) is None:
-                if outputs := self.read():
-                    self._kept += outputs
-                    continue
+            while True:
+                outputs = self.read()
+                self._kept += outputs
+                if (answer := self.find_answer(call_id)) is not None:
+                    return answer
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise make_call_timeout(method, timeout_s)
-                self.wait(left_s)
-            return answer
+                if not outputs:
+                    self.wait(left_s)
         finally:
             self.end_call(call_id)
 
