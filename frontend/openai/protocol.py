@@ -135,6 +135,8 @@ class CappedProtocol(HttpToolsProtocol):
                 self._drop(len(data) - start)
                 break
             self._take(view[start : start + _SLICE_BYTES])
+        if self._is_in_head and self._has_begun:
+            self._admission.connections.renew(self)
         self._hold_bytes()
 
     def _take(self, data: bytes | memoryview) -> None:
@@ -195,7 +197,6 @@ class CappedProtocol(HttpToolsProtocol):
         self._has_begun = True
         self._is_after_chunk_line = self._stores_body = False
         self._num_header_bytes = self._num_body_bytes = self._num_framing_bytes = 0
-        self._admission.connections.renew(self)
         self._arm(self._limits.max_header_s, "header")
 
     def on_url(self, url: bytes) -> None:
@@ -339,17 +340,17 @@ class CappedProtocol(HttpToolsProtocol):
         """Note what is stored of this connection's requests, and make room when it is too much for all."""
         if self._is_ending:
             return
-        num_bytes = sum(self._header_sizes) + self._num_unfinished_bytes
-        self._hold_share(self._admission.headers, num_bytes, "headers", "max_total_header_bytes")
-        cycles = [cycle for cycle, _ in self.pipeline] or [self.cycle]
-        num_bytes = sum(len(cycle.body) for cycle in cycles if cycle is not None)  # pyright: ignore[reportUnnecessaryComparison]
-        self._hold_share(self._admission.bodies, num_bytes, "bodies", "max_total_body_bytes")
+        num_header_bytes = sum(self._header_sizes) + self._num_unfinished_bytes
+        self._hold_share(self._admission.headers, num_header_bytes, "headers", "max_total_header_bytes")
+        if self.pipeline:
+            num_body_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
+        else:
+            num_body_bytes = 0 if self._answered is None else len(self._answered.body)
+        self._hold_share(self._admission.bodies, num_body_bytes, "bodies", "max_total_body_bytes")
 
     def _hold_share(self, shares: ByteShares[CappedProtocol], num_bytes: int, what: str, limit: str) -> None:
-        while not self._is_ending:
-            victim = shares.hold(self, self._client_name, num_bytes)
-            if victim is None:
-                return
+        while not self._is_ending and shares.hold(self, self._client_name, num_bytes):
+            victim = shares.find_victim(self, self._client_name)
             held = f"{shares.num_bytes} bytes under way, {shares.count_of(victim._client_name)} of them yours"
             victim._answer_and_end(overloaded(f"{what}: {held}, at most {shares.max_bytes} ({limit})"))
 

@@ -10,6 +10,7 @@ import socket
 from enum import IntEnum
 from typing import Generic, TypeVar
 
+_NOTHING = "", 0
 _NETWORK_BYTES = 8  # of an IPv6 address: one customer has the rest to choose from
 
 T = TypeVar("T")
@@ -107,27 +108,27 @@ class ByteShares(Generic[T]):
         self.num_bytes = 0
         self._held: dict[T, tuple[str, int]] = {}  # the youngest last
 
-    def hold(self, member: T, client: str, num_bytes: int) -> T | None:
-        """Note that `member` holds that much from now on. Returns who has to give it up, None when all fits.
-
-        That is a member of the client that holds most: `member` if it is that client's, else its youngest.
-        """
-        self.release(member)
+    def hold(self, member: T, client: str, num_bytes: int) -> bool:
+        """Note that `member` holds that much from now on. True when all together hold too much."""
+        _, held = self._held.pop(member, _NOTHING)
         if num_bytes:
             self._held[member] = client, num_bytes
-            self.num_bytes += num_bytes
-        return self._find_victim(member, client) if self.num_bytes > self.max_bytes else None
+        self.num_bytes += num_bytes - held
+        return self.num_bytes > self.max_bytes
 
     def release(self, member: T) -> None:
         """It holds nothing any more."""
-        if (place := self._held.pop(member, None)) is not None:
-            self.num_bytes -= place[1]
+        self.num_bytes -= self._held.pop(member, _NOTHING)[1]
 
     def count_of(self, client: str) -> int:
         """Bytes that a client's members hold together."""
         return sum(num_bytes for name, num_bytes in self._held.values() if name == client)
 
-    def _find_victim(self, member: T, client: str) -> T:
+    def find_victim(self, member: T, client: str) -> T:
+        """Who has to give up what it holds so that `member` can have its bytes.
+
+        That is one of the client that holds most: `member` if it is that client's, else its youngest.
+        """
         totals: dict[str, int] = {}
         for name, num_bytes in self._held.values():
             totals[name] = totals.get(name, 0) + num_bytes

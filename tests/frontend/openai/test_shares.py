@@ -67,15 +67,17 @@ def test_the_table_never_holds_more_than_it_may_and_forgets_what_left(
 
 def test_past_the_bound_the_client_that_holds_most_gives_way() -> None:
     shares: ByteShares[str] = ByteShares(100)
-    assert shares.hold("a1", "a", 40) is None
-    assert shares.hold("b1", "b", 30) is None
-    assert shares.hold("a2", "a", 30) is None
-    assert shares.hold("b1", "b", 35) == "a2"  # the youngest of the largest
+    assert not shares.hold("a1", "a", 40)
+    assert not shares.hold("b1", "b", 30)
+    assert not shares.hold("a2", "a", 30)
+    assert shares.hold("b1", "b", 35)
+    assert shares.find_victim("b1", "b") == "a2"  # the youngest of the largest
     shares.release("a2")
-    assert shares.hold("a3", "a", 30) == "a3"  # who asks, when it is the largest's
+    assert shares.hold("a3", "a", 30)
+    assert shares.find_victim("a3", "a") == "a3"  # who asks, when it is the largest's
     shares.release("a3")
     assert (shares.num_bytes, shares.count_of("a")) == (75, 40)
-    shares.hold("a1", "a", 0)
+    assert not shares.hold("a1", "a", 0)
     shares.release("b1")
     assert (shares.num_bytes, shares.count_of("a")) == (0, 0)
 
