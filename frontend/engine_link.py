@@ -54,6 +54,7 @@ from ..ipc.messages import (
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
 from ..ipc.restarts import RestartBudget
 from ..ipc.run_dir import RunDirectory, find_daemon, find_named
+from ..ipc.sampling_params import make_plain
 from ..ipc.sockets import connect_dealer, make_ipc_address
 from .request_ledger import RequestLedger
 
@@ -236,6 +237,7 @@ class Conversation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises ConfigError for a weight that the engine would not take."""
+        client_kind, weight = make_plain(client_kind), make_plain(weight)
         if not 0.0 < weight <= MAX_CLIENT_WEIGHT:
             raise ConfigError("client_weight", weight, f"a number above 0 and up to {MAX_CLIENT_WEIGHT:g}")
         self._engine = engine

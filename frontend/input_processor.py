@@ -24,7 +24,7 @@ from ..ipc.messages import (
     EngineCoreRequest,
     EngineFacts,
 )
-from ..ipc.sampling_params import MAX_SEED, SamplingParams
+from ..ipc.sampling_params import MAX_SEED, SamplingParams, make_plain
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .tokenizer import Tokenizer
@@ -108,9 +108,9 @@ class InputProcessor:
         queue_timeout_s: float | None = None,
     ) -> EngineInput:
         """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
-        tenant = _check_tenant(tenant)
+        tenant = _check_tenant(make_plain(tenant))
         timeouts = {
-            name: _check_timeout(name, value)
+            name: _check_timeout(name, make_plain(value))
             for name, value in (("timeout_s", timeout_s), ("queue_timeout_s", queue_timeout_s))
         }
         made = self.make_input(request_id, self.tokenize([prompt])[0], params, priority, arrival_time)
@@ -177,7 +177,7 @@ class InputProcessor:
         arrival_time: float | None = None,
     ) -> EngineInput:
         """Check the parameters and build the request's sequences: best_of, or n, of them."""
-        request_id = _check_request_id(request_id)
+        request_id, priority = _check_request_id(make_plain(request_id)), make_plain(priority)
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("priority", priority, "an integer; lower runs first")
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
@@ -337,7 +337,7 @@ def _wrap_seed(seed: int) -> int:
 
 def _parse_prompt(name: str, prompt: Any) -> _RawPrompt:
     if isinstance(prompt, str):
-        return _RawPrompt(name, _plain(prompt), None, "")
+        return _RawPrompt(name, make_plain(prompt), None, "")
     if isinstance(prompt, Mapping):
         return _parse_dict(name, cast(Mapping[str, Any], prompt))
     return _RawPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "", name)
@@ -367,21 +367,17 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> _RawPrompt:
     ids_name = f"{name}.prompt_token_ids"
     if token_ids is not None:
         token_ids = _as_sequence(ids_name, token_ids, "a list of token ids")
-    text = None if text is None else _plain(text)
+    text = None if text is None else make_plain(text)
     salt = _parse_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
     return _RawPrompt(name, text, token_ids, salt, ids_name)
 
 
 def _parse_salt(name: str, salt: Any) -> str:
+    salt = make_plain(salt)
     if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
         raise PromptError(name, salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None")
     _check_encodable(name, salt or "")
-    return _plain(salt or "")
-
-
-def _plain(text: str) -> str:
-    """Without a subclass (of an enum, of numpy), which is not a text to msgspec."""
-    return text if type(text) is str else str.__str__(text)
+    return salt or ""
 
 
 def _check_request_id(request_id: Any) -> str:
@@ -389,7 +385,7 @@ def _check_request_id(request_id: Any) -> str:
         raise InputError("request_id", request_id, f"a text of 1 to {MAX_USER_ID_LENGTH} characters")
     if not request_id.isprintable():
         raise InputError("request_id", request_id, "printable characters")
-    return _plain(request_id)
+    return request_id
 
 
 def _check_tenant(tenant: Any) -> str:
@@ -397,7 +393,7 @@ def _check_tenant(tenant: Any) -> str:
         raise InputError("tenant", tenant, f"a text of at most {MAX_TENANT_LENGTH} characters")
     if not tenant.isprintable():  # as lone surrogates are not, which UTF-8 cannot hold
         raise InputError("tenant", tenant, "printable characters")
-    return _plain(tenant)
+    return tenant
 
 
 def _check_timeout(name: str, value: Any) -> float | None:

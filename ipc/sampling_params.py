@@ -45,6 +45,9 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2  # one output, at the end
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None), list, dict, RequestOutputKind})
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling and stopping of one request.
 
@@ -109,8 +112,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def verify(self) -> None:
         """Check every field and normalize the equivalents (greedy, -1 seeds, iterables).
 
+        Values that stand for plain ones become plain, since messages hold nothing else: a str Enum's members
+        and other subclasses, scalars of numpy and the like.
         Called on construction, on decoding and when a request is added, since fields can be assigned.
         """
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) not in _PLAIN:
+                setattr(self, name, make_plain(value))
         self._verify_counts()
         self._verify_ranges()
         self._verify_stops()
@@ -216,6 +225,25 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         self.top_k = max(self.top_k, 0)
 
 
+def make_plain(value: Any) -> Any:
+    """The bool, int, float or str that a value of another type stands for; any other value as it is.
+
+    Subclasses are taken for what they hold, whatever they make of it; a scalar of numpy, torch and the like
+    says itself which it is.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        value = value.item()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    return value
+
+
 def _check_int(name: str, value: Any, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise SamplingParamsError(name, value, f"an integer from {low} to {high}")
@@ -253,6 +281,7 @@ def _check_strings(name: str, values: Any, max_count: int) -> list[str]:
         raise SamplingParamsError(name, values, allowed) from None
     if len(texts) > max_count:
         raise SamplingParamsError(name, f"{len(texts)} texts", allowed)
+    texts = [make_plain(text) for text in texts]
     for text in texts:
         _check_text(name, text, allowed)
     return texts
@@ -296,6 +325,7 @@ def _check_bias(bias: Any) -> dict[int, float]:
         raise SamplingParamsError("logit_bias", bias, allowed)
     checked: dict[int, float] = {}
     for key, value in bias.items():  # pyright: ignore[reportUnknownVariableType]
+        key, value = make_plain(key), make_plain(value)
         try:
             token_id, number = int(key), float(value)  # pyright: ignore[reportUnknownArgumentType]
         except (TypeError, ValueError, OverflowError):

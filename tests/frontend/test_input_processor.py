@@ -6,12 +6,14 @@ import array
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from frontend_fakes import make_facts, prompt_ids
 from quire.frontend.input_processor import InputProcessor, list_bad_word_texts
 from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError
+from quire.ipc.messages import EngineCoreRequest
 from quire.ipc.sampling_params import MAX_SEED, SamplingParams
 from quire.ipc.token_ids import decode_token_ids, encode_token_ids
 from quire.ipc.token_lists import unpack_bad_words
@@ -352,3 +354,24 @@ def test_a_bad_tenant_or_timeout_is_named(processor: InputProcessor, field: str,
     with pytest.raises(InputError) as caught:
         processor.process("a", [1], SamplingParams(), **{field: value})
     assert caught.value.field == field
+
+
+def test_what_stands_for_a_plain_value_can_be_sent(processor: InputProcessor):
+    class Word(str):
+        __slots__ = ()
+
+    made = processor.process(
+        Word("id"),
+        {"prompt": Word("the fox"), "cache_salt": Word("salt")},
+        SamplingParams(stop=Word("fox")),
+        np.int64(3),
+        tenant=Word("t"),
+        timeout_s=np.float32(9.0),
+        queue_timeout_s=np.int64(2),
+    )
+    (sent,) = made.sequences
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=EngineCoreRequest)
+    assert again == sent
+    assert (sent.priority, sent.cache_salt, sent.tenant, sent.timeout_s, sent.queue_timeout_s) == (
+        3, "salt", "t", 9.0, 2,
+    )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from enum import IntEnum, StrEnum
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -123,6 +126,75 @@ def test_integers_of_other_libraries_become_plain_ids(name: str, ids: object) ->
 
 def test_a_biased_id_may_be_text_or_an_integral_number() -> None:
     assert SamplingParams(logit_bias={"5": 1, 6.0: 2, np.int64(7): 3}).logit_bias == {5: 1.0, 6: 2.0, 7: 3.0}  # type: ignore[dict-item]
+
+
+class Word(str):
+    """A subclass, of which messages know nothing; what it shows is not what it holds."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "shown"
+
+
+class Choice(StrEnum):
+    YES = "yes"
+
+
+class Three(IntEnum):
+    THREE = 3
+
+
+class Half(float):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "plain"),
+    [
+        ({"stop": Word("held")}, "held"),
+        ({"stop": Choice.YES}, "yes"),
+        ({"stop": (Word("held"), Choice.YES, np.str_("n"))}, ["held", "yes", "n"]),
+        ({"bad_words": [Word("held")]}, ["held"]),
+        ({"n": Three.THREE}, 3),
+        ({"max_tokens": np.int64(3)}, 3),
+        ({"seed": np.uint64(3)}, 3),
+        ({"top_k": np.array(3)}, 3),
+        ({"logprobs": np.True_}, 1),
+        ({"ignore_eos": np.True_}, True),
+        ({"temperature": np.float32(0.5)}, 0.5),
+        ({"min_p": Half(0.5)}, 0.5),
+        ({"stop_token_ids": [Three.THREE]}, [3]),
+        ({"allowed_token_ids": [Three.THREE]}, [3]),
+        ({"logit_bias": {Three.THREE: Half(0.5)}}, {3: 0.5}),
+        ({"logit_bias": {Word("3"): np.float32(0.5)}}, {3: 0.5}),
+    ],
+    ids=repr,
+)
+def test_what_stands_for_a_plain_value_becomes_one(fields: dict[str, Any], plain: object) -> None:
+    (name,) = fields
+    params = SamplingParams(**fields)
+    assert repr(getattr(params, name)) == repr(plain)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    params = SamplingParams()
+    setattr(params, name, fields[name])
+    params.verify()
+    assert repr(getattr(params, name)) == repr(plain)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": np.float32(2)},
+        {"ignore_eos": np.int64(1)},
+        {"temperature": np.True_},
+        {"max_tokens": np.array([2])},
+    ],
+    ids=repr,
+)
+def test_a_value_of_another_kind_is_still_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(SamplingParamsError):
+        SamplingParams(**fields)
 
 
 def test_a_text_at_the_cap_is_a_stop() -> None:
