@@ -262,9 +262,12 @@ def find_log(name: str) -> Path:
 
 
 def _open_log(name: str) -> int:
-    """The log, to append to; a long one is put aside first."""
+    """The log, to append to; a long one is put aside first. Raises EngineStartError."""
     path = find_log(name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
-        path.replace(path.with_suffix(".log.1"))
-    return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise EngineStartError(f"the log {path} cannot be written: {error.strerror}") from error

@@ -32,7 +32,7 @@ from quire.frontend.daemon import (
 from quire.frontend.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.config import EngineConfig
 from quire.ipc.daemon_state import SupervisorLaunch, read_state
-from quire.ipc.errors import DaemonError, EngineDeadError, ModelError
+from quire.ipc.errors import DaemonError, EngineDeadError, EngineStartError, ModelError
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, UtilityMethod
 from quire.ipc.restarts import MAX_LOSSES
 from quire.ipc.run_dir import RunDirectory, find_daemon, find_named, list_daemons
@@ -531,6 +531,13 @@ def test_a_start_that_fails_raises_the_cause_and_leaves_nothing() -> None:
     with pytest.raises(ModelError, match="model='missing': a folder"):
         start_daemon("bad", make_named_config("missing"))
     assert not find_named("bad").exists()
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(EngineStartError, match=r"the log .*logless\.log cannot be written: Not a directory"):
+        start_daemon("logless", PACED)
 
 
 def test_of_two_that_start_at_once_one_wins_and_the_other_names_it() -> None:
