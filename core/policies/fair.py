@@ -21,7 +21,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 
 from ...ipc.messages import EngineCoreRequest
 from ..request import QueueOrder, Request
@@ -33,7 +32,6 @@ from .fair_queue import FairQueue
 from .policy import Policy
 from .step_pacer import PacedStep, StepPacer, is_in_excess
 
-_LAST_DECODE_STEP = attrgetter("policy_data.last_decode_step")
 _MAX_PASSED_OVER = 8  # tenants in a step whose next request does not fit; bounds what a step looks at
 
 
@@ -113,7 +111,7 @@ class FairPolicy(Policy[FairQueue]):
         if limit is None:
             limit = step.token_budget
         num_decodes = limit - self._count_prompt_tokens(paced.limited, limit // 2)
-        decodes.sort(key=_LAST_DECODE_STEP)
+        decodes.sort(key=lambda request: request.policy_data.last_decode_step)
         taken = decodes[:num_decodes]
         for request in taken:
             request.policy_data.last_decode_step = step.step_id
