@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError
-from ..ipc.fair_share import has_room
 from ..ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -286,16 +285,17 @@ class EngineCore:
         """
         config = self._config.scheduler
         was_taken_on = request.is_resumed or bool(request.output_token_ids)
-        share = tenant.weight / self._tenants.active_weight if config.policy == "fair" else 0.0
+        part = tenant.weight / self._tenants.active_weight
+        admits = self._scheduler.policy.admits
         bound = config.max_num_queued_reqs
         if bound is not None and not was_taken_on:
             taken = self._scheduler.num_queued + max(0, len(self._blame.parked) - config.max_num_seqs)
-            if not has_room(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, share):
+            if not admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
                 return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"
         bound = config.max_queued_bytes
         if bound is not None:
             taken, own = self._tenants.held_bytes - held_bytes, tenant.held_bytes - held_bytes
-            if not has_room(held_bytes, taken, own, 2 * bound if was_taken_on else bound, share):
+            if not admits(held_bytes, taken, own, 2 * bound if was_taken_on else bound, part):
                 return (
                     f"it takes {held_bytes} bytes, live requests hold {taken} ({own} of them this tenant's), "
                     f"and max_queued_bytes={bound}: try again later"

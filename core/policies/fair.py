@@ -22,6 +22,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from ...ipc.fair_share import has_room
 from ...ipc.messages import EngineCoreRequest
 from ..request import QueueOrder, Request
 from ..running_batch import RunningBatch
@@ -54,6 +55,10 @@ class FairPolicy(Policy[FairQueue]):
     def rank(self, request: EngineCoreRequest) -> int:
         """Counts among requests of one tenant."""
         return request.priority
+
+    def admits(self, asked: float, taken: float, own: float, bound: float, part: float) -> bool:
+        """A tenant may fill its part also when others have filled all, until twice as much is taken."""
+        return has_room(asked, taken, own, bound, part)
 
     def add(self, request: Request) -> None:
         """As Policy.add; a new request gets its record."""

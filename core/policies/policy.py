@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from ...ipc.fair_share import has_room
 from ...ipc.messages import EngineCoreRequest
 from ..request import Request
 from ..request_queue import WaitingRequests
@@ -38,6 +39,14 @@ class Policy(Generic[QueueT]):
         """The first part of `Request.order`: the least runs first and is preempted last; then by arrival."""
         del request
         return 0
+
+    def admits(self, asked: float, taken: float, own: float, bound: float, part: float) -> bool:
+        """Whether one more request may wait, which takes `asked` places or bytes of `bound`.
+
+        `taken` of it are in use, `own` of them by its tenant, whose weight is `part` of all active tenants'.
+        """
+        del part
+        return has_room(asked, taken, own, bound, 0.0)
 
     def add(self, request: Request) -> None:
         """Let a request wait that is new or was preempted."""
