@@ -47,7 +47,9 @@ async def create_completion(
     """Continue prompts. Raises InputErrors and ApiErrors before anything is generated."""
     _check(request)
     serving.check_model(request.model)
-    prompts = split_prompts(request.prompt, serving.options.limits.max_prompts)
+    prompts = split_prompts(
+        request.prompt, serving.options.limits.max_prompts, serving.llm.facts.max_model_len
+    )
     params = make_completion_params(serving, request)
     serving.check_room(params, caller, len(prompts))
     prepared = await prepare_params(serving, params, caller)

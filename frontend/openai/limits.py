@@ -22,7 +22,10 @@ from ...ipc.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from ...ipc.token_lists import MAX_BAD_WORD_TOKENS
 
+MAX_TEXT_MEMORY_BYTES = 2 << 30  # of a text process's address space
+MAX_TEXT_ANSWER_BYTES = 64 << 20
 MAX_TOP_LOGPROBS = 20  # OpenAI's; the engine's max_logprobs may be lower
 # Of a body outside of strings, so that msgspec decodes it in some 50 ms on a core of 2 GHz: json_cost.py.
 MAX_JSON_VALUES = 2**21  # token ids
@@ -83,7 +86,7 @@ _SETTABLE = {
     "max_sequences": ("prompts times n (or best_of) of one request", "400"),
     "max_result_bytes": ("bytes that one request's answer may come to, 64 a token, 384 a logprob", "413"),
     "max_total_logprobs_bytes": ("of them for logprobs, of all requests; shared by callers", "429"),
-    "max_render_s": ("seconds that the chat template may take", "400"),
+    "max_render_s": ("seconds of processor time in which a prompt is rendered and tokenized", "400"),
     "write_timeout_s": ("seconds that a write may wait for a reader that does not read", "closed"),
     "ping_interval_s": ("seconds without a chunk before a stream gets a comment", "': ping'"),
 }
@@ -94,6 +97,7 @@ _FIXED = [
     Limit("stop_token_ids", MAX_STOP_TOKEN_IDS, "stop token ids", "400"),
     Limit("bad_words", MAX_BAD_WORDS, "bad words", "400"),
     Limit("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS, "allowed token ids", "400"),
+    Limit("bad_words tokens", MAX_BAD_WORD_TOKENS, "token ids of all bad words of a request", "400"),
     Limit("logit_bias", MAX_LOGIT_BIAS, "tokens with a bias", "400"),
     Limit("top_logprobs", MAX_TOP_LOGPROBS, "alternatives of a token (the engine's max_logprobs too)", "400"),
     Limit("JSON values", MAX_JSON_VALUES, "values of a body's lists and objects", "400"),
@@ -102,6 +106,8 @@ _FIXED = [
     Limit("JSON floats", MAX_JSON_FLOATS, "numbers of a body with a point or an exponent", "400"),
     Limit("JSON long numbers", MAX_JSON_LONG_NUMBERS, "times 24 digits in a row in a body", "400"),
     Limit("cache_salt", MAX_CACHE_SALT_LENGTH, "characters of a cache salt", "400"),
+    Limit("text memory", MAX_TEXT_MEMORY_BYTES, "bytes in which a prompt is rendered and tokenized", "400"),
+    Limit("text answer", MAX_TEXT_ANSWER_BYTES, "bytes of an answer of /tokenize or /detokenize", "400"),
     Limit("timeout_s", MAX_TIMEOUT_S, "seconds of timeout_s and queue_timeout_s", "400"),
 ]
 

@@ -43,10 +43,15 @@ class Conversation(NamedTuple):
     param: str = "messages"  # the request's field that holds the messages, for errors
 
 
-def split_prompts(prompt: str | list[str | int | list[int]], max_prompts: int) -> list[PromptInput]:
+def split_prompts(
+    prompt: str | list[str | int | list[int]], max_prompts: int, max_model_len: int
+) -> list[PromptInput]:
     """The prompts of a completions request, which may be one or many, as text or token ids."""
     if isinstance(prompt, str):
         return [prompt]
+    if len(prompt) >= max(max_model_len, max_prompts + 1) and isinstance(prompt[0], int):
+        allowed = f"at most {max_model_len - 1} (max_model_len={max_model_len}, one to generate)"
+        raise FieldError("prompt", f"{len(prompt)} tokens", allowed, "context_length_exceeded")
     kinds = set(map(type, prompt))
     if kinds == {int}:
         return [cast(list[int], prompt)]

@@ -216,7 +216,16 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
 
-    tokens: list[TokenId]
+    # Left to the process that decodes them: a list of millions would hold up the event loop.
+    tokens: Annotated[
+        msgspec.Raw,
+        Meta(
+            extra_json_schema={
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT},
+            }
+        ),
+    ]
     model: str | None = None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...ipc.token_ids import encode_token_ids
 from .errors import FieldError
 from .prompts import Conversation, make_render_job
 from .schema import DetokenizeRequest, TokenizeRequest
@@ -31,7 +30,7 @@ async def create_detokenize(
 ) -> Response:
     """Text of token ids, special tokens shown."""
     serving.check_model(request.model)
-    return await _respond(serving, DetokenizeJob(token_ids=encode_token_ids(request.tokens)), caller)
+    return await _respond(serving, DetokenizeJob(token_ids=bytes(request.tokens)), caller)
 
 
 async def _respond(serving: Serving, job: TextJob, caller: Caller) -> Response:

@@ -19,7 +19,8 @@ import msgspec
 
 from ....ipc.process import EXIT_OK, Lifeline
 from ...tokenizer import Tokenizer, load_tokenizer
-from .jobs import MAX_MEMORY_BYTES, FrameReader, Ready, TextLaunch, decode_job, encode_body, make_frame
+from ..limits import MAX_TEXT_MEMORY_BYTES
+from .jobs import FrameReader, Ready, TextLaunch, decode_job, encode_body, make_frame
 from .work import do_job
 
 _MAX_LOAD_S = 60.0  # of processor time
@@ -49,7 +50,7 @@ def main() -> int:
 
 def _limit_memory() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_MEMORY_BYTES)
+    limit = MAX_TEXT_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_TEXT_MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

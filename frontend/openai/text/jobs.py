@@ -14,8 +14,6 @@ import msgspec
 
 from ..schema import ChatMessage
 
-MAX_MEMORY_BYTES = 2 << 30  # of a text process's address space
-MAX_ANSWER_BYTES = 64 << 20  # of /tokenize, /detokenize and echoed prompts, as JSON
 _HEAD = struct.Struct("<If")
 
 
@@ -63,7 +61,7 @@ class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
 
 
 class DetokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="detokenize"):
-    """The whole answer of /detokenize. `token_ids`: packed."""
+    """The whole answer of /detokenize. `token_ids`: the request's JSON."""
 
     token_ids: bytes
 

@@ -9,10 +9,9 @@ import msgspec
 from ....ipc.errors import InputError, PromptError, shorten
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...tokenizer import Tokenizer
-from ..schema import ChatMessage, DetokenizeResponse, TextPart, TokenizeResponse
+from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
+from ..schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
 from .jobs import (
-    MAX_ANSWER_BYTES,
-    MAX_MEMORY_BYTES,
     Body,
     DecodeJob,
     DetokenizeJob,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 _SILENT_PARTS = ("image_url", "input_audio", "file")
 _PANIC = "PanicException"  # of the tokenizers library's Rust: no Exception, and not to be imported
-MEMORY_ALLOWED = f"what takes at most {MAX_MEMORY_BYTES >> 20} MiB of memory to render and tokenize"
+MEMORY_ALLOWED = f"what takes at most {MAX_TEXT_MEMORY_BYTES >> 20} MiB of memory to render and tokenize"
 
 
 def do_job(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
@@ -81,8 +80,7 @@ def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
         case TokenizeJob():
             return _tokenize(tokenizer, job)
         case DetokenizeJob():
-            text = tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False)
-            return _make_body("tokens", DetokenizeResponse(text))
+            return _detokenize(tokenizer, job)
         case DecodeJob():
             return Text(tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False))
 
@@ -93,10 +91,20 @@ def _tokenize(tokenizer: Tokenizer, job: TokenizeJob) -> TextAnswer:
     return _make_body(name_of(job), TokenizeResponse(len(ids), job.max_model_len, ids, strings))
 
 
+def _detokenize(tokenizer: Tokenizer, job: DetokenizeJob) -> TextAnswer:
+    try:
+        ids = msgspec.json.decode(job.token_ids, type=list[TokenId])
+    except (msgspec.DecodeError, RecursionError) as error:
+        what, _, place = str(error).partition(" - at `$")
+        field = f"tokens{place.rstrip('`')}"
+        return Refused(f"{field}: {what[:1].lower() + what[1:]}", field)
+    return _make_body("tokens", DetokenizeResponse(tokenizer.decode(ids, skip_special_tokens=False)))
+
+
 def _make_body(name: str, body: msgspec.Struct) -> TextAnswer:
     json = msgspec.json.encode(body)
-    if len(json) > MAX_ANSWER_BYTES:
-        return _refuse(name, f"an answer of {len(json)} bytes", f"at most {MAX_ANSWER_BYTES}")
+    if len(json) > MAX_TEXT_ANSWER_BYTES:
+        return _refuse(name, f"an answer of {len(json)} bytes", f"at most {MAX_TEXT_ANSWER_BYTES}")
     return Body(json)
 
 

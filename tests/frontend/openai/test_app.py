@@ -570,3 +570,13 @@ def test_the_docs_name_every_route_and_field_and_load_nothing_from_elsewhere() -
         assert "default-src 'none'" in answer.headers["content-security-policy"]
 
     run_with_app(scenario)
+
+
+def test_token_ids_that_are_too_many_or_none_are_refused_with_the_number_and_the_place() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        many = await client.post("/v1/completions", {"prompt": [7] * 1001})
+        assert many.error["message"].startswith("prompt='1001 tokens': at most 127 (max_model_len=128")
+        wrong = await client.post("/detokenize", {"tokens": [1, -1]})
+        assert (wrong.status, wrong.error["param"]) == (400, "tokens[1]")
+
+    run_with_app(scenario)
