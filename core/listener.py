@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.5  # at most so often; an idle core of a daemon has a turn every 0.7 s
 # Of all descriptors, those kept for what is not a client's connection, and for what is accepted before the
-# core has seen that there are many.
-_RESERVED_FRACTION = 0.25
+# core has seen that there are many, which may take it milliseconds on a busy machine.
+_RESERVED_FRACTION = 0.5
 
 
 class Listener:
@@ -49,7 +49,7 @@ class Listener:
             _log.error("file descriptors run out: no new client is let in for a while (ulimit -n)")
             self._is_closed = True
             self._rename(self._path, self._hidden_path)
-        elif self._is_closed and fraction > 1.5 * _RESERVED_FRACTION:
+        elif self._is_closed and fraction > 1.25 * _RESERVED_FRACTION:
             _log.warning("there are file descriptors for new clients again")
             self._is_closed = False
             self._rename(self._hidden_path, self._path)

@@ -92,7 +92,7 @@ class SyncClient(EngineCoreClient):
 
     @abstractmethod
     def read(self) -> list[EngineCoreOutput]:
-        """Outputs that are there, without waiting; answers to calls are kept. [] when there is nothing more.
+        """Outputs that are there, without waiting. [] when there is nothing more; answers may have come then.
 
         Raises EngineDeadError with the cause when the engine has ended.
         """

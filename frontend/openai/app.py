@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -43,6 +43,7 @@ from .schema import (
     VersionResponse,
 )
 from .serving import Caller, Serving
+from .stream import run_while_connected
 from .tokenize import create_detokenize, create_tokenize
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
@@ -67,7 +68,7 @@ _TYPES: tuple[type[msgspec.Struct], ...] = (
 )
 T = TypeVar("T", bound=msgspec.Struct)
 Endpoint = Callable[[Request], Awaitable[Response]]
-Handler = Callable[[Serving, Request, T, Caller], Awaitable[Response]]
+Handler = Callable[[Serving, T, Caller], Coroutine[Any, Any, Response]]
 
 
 def create_app(serving: Serving) -> DirectRoutes:
@@ -167,7 +168,8 @@ class _PostRoutes:
             try:
                 serving.check_open()
                 request = await parse_request(http, kind, serving.options.limits.max_body_bytes)
-                return await handler(serving, http, request, _find_caller(http))
+                work = handler(serving, request, _find_caller(http))
+                return await run_while_connected(http.receive, work)
             except ClientDisconnect:
                 return Response(status_code=_CLIENT_GONE)
             except Exception as error:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ..outputs import CompletionOutput, RequestOutput
@@ -28,7 +27,7 @@ from .schema import (
     Usage,
 )
 from .serving import Caller, Serving, make_id
-from .stream import DONE, encode_event, respond_whole, run_while_connected
+from .stream import DONE, encode_event, respond_whole
 from .unsupported import CHAT_RULES, check_supported
 from .usage import UsageCounter
 
@@ -36,7 +35,7 @@ Outputs = AsyncGenerator[RequestOutput, None]
 
 
 async def create_chat_completion(
-    serving: Serving, http: Request, request: ChatCompletionRequest, caller: Caller
+    serving: Serving, request: ChatCompletionRequest, caller: Caller
 ) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(request)
@@ -51,7 +50,7 @@ async def create_chat_completion(
         chunks = _ChunkMaker(request, request_id, serving.model_id)
         events = _stream(outputs, chunks, params.n)
         return serving.stream(events, request_id)
-    output, usage = await run_while_connected(http.receive, _collect(outputs))
+    output, usage = await _collect(outputs)
     body = await make_beside(
         output, lambda: _make_completion(request, request_id, serving.model_id, output, usage)
     )

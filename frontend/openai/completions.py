@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ...ipc.errors import PromptError
@@ -33,7 +32,7 @@ from .schema import (
     PromptLogprobs,
 )
 from .serving import Caller, PromptInput, Serving, make_id
-from .stream import DONE, encode_event, respond_whole, run_while_connected
+from .stream import DONE, encode_event, respond_whole
 from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter
 
@@ -41,9 +40,7 @@ _MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent i
 _PROMPT_COST = 500  # what each prompt counts beside them
 
 
-async def create_completion(
-    serving: Serving, http: Request, request: CompletionRequest, caller: Caller
-) -> Response:
+async def create_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Response:
     """Continue prompts. Raises InputErrors and ApiErrors before anything is generated."""
     _check(request)
     serving.check_model(request.model)
@@ -57,7 +54,7 @@ async def create_completion(
     job = _Job(serving, request, prepared, caller, prompts, inputs)
     if request.stream:
         return serving.stream(job.stream(), job.id)
-    body = await run_while_connected(http.receive, job.complete())
+    body = await job.complete()
     return respond_whole(body, job.id)
 
 

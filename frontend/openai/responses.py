@@ -9,7 +9,6 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ..outputs import CompletionOutput, RequestOutput
@@ -19,7 +18,7 @@ from .prompts import Conversation, prepare_params, render_chat
 from .sampling import make_responses_params
 from .schema import ChatMessage, ResponsesRequest, TokenLogprob
 from .serving import Caller, Serving, make_id
-from .stream import encode_named_event, respond_whole, run_while_connected
+from .stream import encode_named_event, respond_whole
 from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
 from .usage import UsageCounter
 
@@ -125,9 +124,7 @@ class ResponseEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: list[TokenLogprob] | None = None
 
 
-async def create_response(
-    serving: Serving, http: Request, request: ResponsesRequest, caller: Caller
-) -> Response:
+async def create_response(serving: Serving, request: ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     check_supported(request, RESPONSES_RULES)
     serving.check_model(request.model)
@@ -142,7 +139,7 @@ async def create_response(
     if request.stream:
         events = answer.stream(outputs)
         return serving.stream(events, answer.response.id, answer.encode_failure)
-    body = await run_while_connected(http.receive, answer.complete(outputs))
+    body = await answer.complete(outputs)
     return respond_whole(body, answer.response.id)
 
 

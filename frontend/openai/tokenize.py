@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from .errors import FieldError
@@ -12,9 +11,7 @@ from .serving import Caller, Serving
 from .text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
 
 
-async def create_tokenize(
-    serving: Serving, _http: Request, request: TokenizeRequest, caller: Caller
-) -> Response:
+async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Caller) -> Response:
     """Token ids of a prompt, or of a conversation by the chat template."""
     serving.check_model(request.model)
     job = TokenizeJob(
@@ -25,9 +22,7 @@ async def create_tokenize(
     return await _respond(serving, job, caller)
 
 
-async def create_detokenize(
-    serving: Serving, _http: Request, request: DetokenizeRequest, caller: Caller
-) -> Response:
+async def create_detokenize(serving: Serving, request: DetokenizeRequest, caller: Caller) -> Response:
     """Text of token ids, special tokens shown."""
     serving.check_model(request.model)
     return await _respond(serving, DetokenizeJob(token_ids=bytes(request.tokens)), caller)

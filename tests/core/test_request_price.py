@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgspec
@@ -171,7 +172,7 @@ class FakeMonitor:
         if not self.has_event:
             raise zmq.Again
         self.has_event = False
-        return []
+        return [struct.pack("=hi", zmq.EVENT_DISCONNECTED, 0), b"ipc://core.sock"]
 
 
 def test_a_storm_of_connections_has_the_clients_checked_within_a_share_of_the_cores_time() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from frontend_fakes import FakeAsyncClient, prompt_ids
 from quire.frontend import async_llm as async_llm_module
-from quire.frontend import engine_link
+from quire.frontend import engine_link, input_processor
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
@@ -183,7 +183,7 @@ def test_readers_are_told_when_the_task_that_reads_the_engine_is_cancelled(llm: 
 def test_an_engine_that_dies_while_a_prompt_is_tokenized_is_told_to_its_reader(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(async_llm_module, "_LONG_TEXT", 3)
+    monkeypatch.setattr(input_processor, "_LONG_TEXT", 3)
 
     async def scenario() -> None:
         await llm.start()

@@ -150,9 +150,10 @@ def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: p
     prompt, output = np.array([5, 6, 7], dtype=np.int32), np.array([9, 9, 11], dtype=np.int32)
     none = np.zeros(0, dtype=np.int64)
     edits = LogitEdits(
-        allowed_ids=None,
+        allowed=b"",
         banned_ids=np.array([3]),
         bad_words=[],
+        max_word_tokens=0,
         min_tokens=0,
         stop_ids=none,
         bias_ids=np.array([8]),

@@ -257,8 +257,8 @@ def _list_children(pid: int) -> list[tuple[str, int]]:
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children():
             with contextlib.suppress(psutil.Error):
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    found.append((child.cmdline()[-1], child.pid))
+                if command := child.cmdline():  # none of a zombie
+                    found.append((command[-1], child.pid))
     return found
 
 

@@ -129,6 +129,7 @@ class TextLane:
             return await job.answer
         except asyncio.CancelledError:
             self._waiting.remove(tenant, job)
+            self._abandon(job)
             raise
 
     def close(self) -> None:
@@ -139,6 +140,12 @@ class TextLane:
             self._process.close()
             self._process = None
         self._fail_all("the server is about to end")
+
+    def _abandon(self, job: _Job) -> None:
+        """Nobody waits for this job any more; one that takes long is not worth finishing."""
+        is_long = self._limits.idle_s is not None
+        if is_long and self._process is not None and self._sent and self._sent[0] is job:
+            self._process.kill("the client whose text it worked on has left")
 
     def _send_jobs(self) -> None:
         if self._process is None or not self._is_ready:
@@ -186,6 +193,8 @@ class TextLane:
             self.start()
 
     def _fail_first(self, job: _Job, process: Process) -> None:
+        if job.answer.done():  # abandoned
+            return
         by = EndedBy.LOSS
         if self._overdue is not None or process.was_out_of_time:
             by = EndedBy.TIME
@@ -194,8 +203,7 @@ class TextLane:
         _logger.warning(
             "%s under a job (%s); the next job has another one", process.describe_exit(), by.value
         )
-        if not job.answer.done():
-            job.answer.set_exception(JobEndedError(by, process.describe_exit()))
+        job.answer.set_exception(JobEndedError(by, process.describe_exit()))
 
     def _note_failed_start(self, why: str) -> None:
         _logger.error("%s while it started", why)

@@ -18,7 +18,7 @@ _SHORT_JOB_S = 0.5  # of processor time; what takes longer is tried once more wh
 _MAX_JOBS = 4096  # that a tenant has waiting in a lane
 _MAX_BYTES = 32 << 20  # likewise: four bodies of the largest size
 _MAX_TOTAL_BYTES = 256 << 20  # of all tenants in a lane
-_LONG_LANE_IDLE_S = 30.0  # then its process, and with it what memory it has taken, is given up
+_LONG_LANE_IDLE_S = 5.0  # then its process, and with it what memory it has taken, is given up
 
 
 class TextService:

@@ -249,3 +249,23 @@ def test_a_job_that_nobody_waits_for_is_not_begun_and_takes_no_room():
         assert await later == Text("A3")
 
     run(scenario)
+
+
+def test_a_long_job_is_ended_when_its_client_leaves_and_a_short_one_is_done():
+    async def scenario() -> None:
+        for idle_s, is_ended in ((60.0, True), (None, False)):
+            lane = Lane(idle_s=idle_s)
+            tasks = await lane.ask(b"a1", b"b1")
+            lane.process.ready()
+            tasks[0].cancel()
+            await asyncio.wait(tasks[:1])
+            await asyncio.sleep(0)
+            assert len(lane.processes) == 1 + is_ended
+            lane.process.ready()
+            if not is_ended:
+                lane.process.answer("A1")
+            lane.process.answer("B1")
+            assert await tasks[1] == Text("B1")
+            lane.lane.close()
+
+    run(scenario)
