@@ -20,7 +20,7 @@ def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: i
 
     Lengths come first: they bound what the checks of ids cost.
     """
-    vocab_size = config.model.shape.vocab_size
+    vocab_size = config.model.spec.vocab_size
     return (
         _find_odd_size("prompt_token_ids", request.prompt_token_ids)
         or _find_odd_size("output_token_ids", request.output_token_ids)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from ..ipc.config import ModelShape
+from ..ipc.model_spec import ModelSpec
 from ..ipc.token_ids import TOKEN_SIZE_BYTES
 from .request import Request
 
@@ -20,13 +20,13 @@ SEED_SIZE_BYTES = 32
 class BlockHasher:
     """Hashes the blocks of requests, each block once in a request's life."""
 
-    def __init__(self, block_size: int, shape: ModelShape, seed: bytes | None = None) -> None:
+    def __init__(self, block_size: int, spec: ModelSpec, seed: bytes | None = None) -> None:
         self._block_size = block_size
         self._block_size_bytes = block_size * TOKEN_SIZE_BYTES
         self._key = os.urandom(SEED_SIZE_BYTES) if seed is None else seed[: hashlib.blake2b.MAX_KEY_SIZE]
-        rope = shape.rope
+        rope = spec.rope
         self._has_dynamic_rope = rope.type == "dynamic"
-        self._original_length = rope.original_max_position_embeddings or shape.max_position_embeddings
+        self._original_length = rope.original_max_position_embeddings or spec.max_position_embeddings
 
     def extend(self, request: Request) -> list[bytes]:
         """Bring `request.block_hashes` up to all full blocks of its known tokens, and return it."""

@@ -70,7 +70,7 @@ class EngineCore:
         one that died while it ran alone.
         """
         cache = config.cache
-        hasher = BlockHasher(cache.block_size, config.model.shape, hash_seed)
+        hasher = BlockHasher(cache.block_size, config.model.spec, hash_seed)
         self.counters = EngineCounters()
         self._config = config
         self._clock = clock

@@ -49,7 +49,7 @@ def make_engine_facts(
         served_model_name=config.model.served_model_name,
         tokenizer=config.model.tokenizer,
         max_model_len=config.model.max_model_len,
-        vocab_size=config.model.shape.vocab_size,
+        vocab_size=config.model.spec.vocab_size,
         dtype=config.model.dtype,
         device=ready.device,
         num_gpu_blocks=ready.num_gpu_blocks,

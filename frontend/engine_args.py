@@ -30,13 +30,8 @@ from ..ipc.config import (
 )
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
 from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
-from .hf_config import (
-    compute_max_model_len,
-    read_default_sampling,
-    read_dtype,
-    read_eos_token_ids,
-    read_model_shape,
-)
+from .families import read_model_spec
+from .hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -273,7 +268,7 @@ class EngineArgs:
             raise ConfigError("gpu_memory_utilization", value, "a number above 0")
 
     def _create_model_config(self, folder: ModelFolder) -> ModelConfig:
-        shape = read_model_shape(folder.config)
+        spec = read_model_spec(folder.config)
         if self.generation_config == "auto":
             read_default_sampling(folder.generation_config)  # refused now rather than at every request
         # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
@@ -288,15 +283,15 @@ class EngineArgs:
             model=str(folder.path),
             served_model_name=self.served_model_name or self.model,
             tokenizer=self._find_tokenizer(folder.path),
-            shape=shape,
+            spec=spec,
             dtype=dtype,
-            max_model_len=compute_max_model_len(shape, self.max_model_len),
+            max_model_len=compute_max_model_len(spec, self.max_model_len),
             load_format=cast(LoadFormat, self.load_format),
             quantization=cast(Quantization | None, self.quantization),
             seed=seed,
             max_logprobs=self.max_logprobs,
             generation_config=self.generation_config,
-            eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, shape.vocab_size),
+            eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, spec.vocab_size),
             enforce_eager=self.enforce_eager,
         )
 

@@ -13,16 +13,14 @@ import msgspec
 
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
+from .model_spec import Dtype, ModelSpec
 from .restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 
-Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Quantization = Literal["int8"]  # of weights at load, one scale an output channel
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni"]
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 MAX_INT = 2**31 - 1  # of counts and lengths, which the worker holds as int32
 MAX_SIZE_BYTES = 2**63 - 1
@@ -32,11 +30,6 @@ MIN_STEP_TIMEOUT_S = 0.1
 MIN_RESTART_WINDOW_S = 0.1
 # As vLLM's and SGLang's. The longest step of 2048 tokens that a slow CPU takes over an 8B model is a minute.
 DEFAULT_STEP_TIMEOUT_S = 300.0
-
-DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-# Architectures with a native model in worker/models, as config.json names them.
-NATIVE_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def _check_range(field: str, value: int, low: int, high: int = MAX_INT) -> None:
@@ -58,71 +51,13 @@ def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(field, value, f"one of {', '.join(allowed)}")
 
 
-class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Rotary embedding. Scaling fields mean what transformers' `rope_parameters` means by them."""
-
-    theta: float = 10000.0
-    type: RopeType = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int | None = None
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    truncate: bool = True  # yarn
-
-
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The decoder that config.json describes, in one vocabulary for all native families."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    norm_eps: float = 1e-6
-    max_position_embeddings: int = 2048
-    rope: RopeConfig = RopeConfig()
-    sliding_window: int | None = None
-    layer_is_sliding: tuple[bool, ...] = ()  # one a layer; empty: all of them if sliding_window is set
-    tie_word_embeddings: bool = False
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    has_qk_norm: bool = False
-    activation: Activation = "silu"
-
-    def window_of(self, layer: int) -> int | None:
-        """Attention window of a layer in tokens (a query sees itself and window-1 before), None for all."""
-        if self.layer_is_sliding and not self.layer_is_sliding[layer]:
-            return None
-        return self.sliding_window
-
-    @property
-    def max_window(self) -> int | None:
-        """The window that holds for every layer, None if some layer sees everything."""
-        if self.sliding_window is None or (self.layer_is_sliding and not all(self.layer_is_sliding)):
-            return None
-        return self.sliding_window
-
-    def kv_bytes_per_token(self, dtype: Dtype) -> int:
-        """Bytes of KV cache that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * DTYPE_SIZE_BYTES[dtype]
-
-
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which model, from where, in which number format."""
 
     model: str  # a local folder, already resolved from a hub name
     served_model_name: str
     tokenizer: str  # a local folder
-    shape: ModelShape
+    spec: ModelSpec
     dtype: Dtype = "float32"
     max_model_len: int = 2048
     load_format: LoadFormat = "auto"
@@ -280,4 +215,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def block_size_bytes(self) -> int:
         """Bytes of one KV block over all layers."""
-        return self.model.shape.kv_bytes_per_token(self.model.dtype) * self.cache.block_size
+        return self.model.spec.kv_bytes_per_token(self.model.dtype) * self.cache.block_size

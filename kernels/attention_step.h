@@ -96,8 +96,6 @@ Place<T> find_keys(const Step<T>& step, const Task& task, int key, int end) {
             std::min(size - offset, end - key)};
 }
 
-inline Vec cap_score(Vec score, float cap) { return cap - 2.0f * cap / (exp(score * (2.0f / cap)) + 1.0f); }
-
 // The keys of a tile that one row sees, [first, last), among the columns [from, to) that hold scores.
 struct Seen {
     int first, last, from, to;

@@ -73,10 +73,10 @@ void gate(int is_bf16, const void* x, void* y, int rows, int size) {
 
 }  // namespace
 
-extern "C" void quire_silu_and_multiply(int is_bf16, const void* x, void* y, int rows, int size) {
-    gate<Silu>(is_bf16, x, y, rows, size);
-}
-
-extern "C" void quire_gelu_and_multiply(int is_bf16, int is_tanh, const void* x, void* y, int rows, int size) {
-    (is_tanh ? gate<GeluTanh> : gate<Gelu>)(is_bf16, x, y, rows, size);
+extern "C" void quire_gated_activation(int is_bf16, int activation, const void* x, void* y, int rows, int size) {
+    switch (activation) {
+        case QUIRE_SILU: return gate<Silu>(is_bf16, x, y, rows, size);
+        case QUIRE_GELU: return gate<Gelu>(is_bf16, x, y, rows, size);
+        case QUIRE_GELU_TANH: return gate<GeluTanh>(is_bf16, x, y, rows, size);
+    }
 }

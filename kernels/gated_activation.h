@@ -3,7 +3,8 @@
 
 extern "C" {
 
-void quire_silu_and_multiply(int is_bf16, const void* x, void* y, int rows, int size);
-// is_tanh: the approximation by tanh, else the exact one by erf.
-void quire_gelu_and_multiply(int is_bf16, int is_tanh, const void* x, void* y, int rows, int size);
+// gelu_tanh is the approximation by tanh, gelu the exact one by erf.
+enum QuireActivation { QUIRE_SILU = 0, QUIRE_GELU = 1, QUIRE_GELU_TANH = 2 };
+
+void quire_gated_activation(int is_bf16, int activation, const void* x, void* y, int rows, int size);
 }

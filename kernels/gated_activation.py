@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+# Names of the activations, as gated_activation.h numbers them.
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -22,17 +24,19 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
     """[T, F] from the fused projection [T, 2 F]; the gate's half comes first."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return _ACTIVATIONS[activation](gate) * up
+    return _FUNCTIONS[activation](gate) * up
 
 
 def launch_gated_activation(library: ctypes.CDLL, gate_up: Tensor, activation: str) -> Tensor:
     """The same for a contiguous `gate_up` on the CPU, float32 or bfloat16; y is rounded twice."""
     rows, width = gate_up.shape
     y = gate_up.new_empty((rows, width // 2))
-    is_bf16, size = gate_up.dtype is torch.bfloat16, width // 2
-    if activation == "silu":
-        library.quire_silu_and_multiply(is_bf16, gate_up.data_ptr(), y.data_ptr(), rows, size)
-    else:
-        is_tanh = activation == "gelu_tanh"
-        library.quire_gelu_and_multiply(is_bf16, is_tanh, gate_up.data_ptr(), y.data_ptr(), rows, size)
+    library.quire_gated_activation(
+        gate_up.dtype is torch.bfloat16,
+        ACTIVATIONS[activation],
+        gate_up.data_ptr(),
+        y.data_ptr(),
+        rows,
+        width // 2,
+    )
     return y

@@ -1,7 +1,7 @@
 // From the rows of live requests to a step's inputs; kernels/gather_step.py mirrors QuireRows field by field.
 #pragma once
 
-#include "decoder.h"
+#include "program.h"
 
 extern "C" {
 

@@ -11,7 +11,7 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from .decoder import StepTable
+from .program import StepTable
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FAILURES = {

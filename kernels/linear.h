@@ -20,6 +20,14 @@ enum QuireLinearFormat { QUIRE_LINEAR_FLOAT32 = 0, QUIRE_LINEAR_BFLOAT16 = 1, QU
 int quire_linear_best_variant(void);
 int quire_linear_has_variant(int variant);
 
+// What quire_linear is called with; scales and bias are null where there are none.
+struct QuireLinear {
+    const void* packed;
+    const float* scales;
+    const void* bias;
+    int32_t num_in, num_out, variant, format;
+};
+
 int64_t quire_linear_packed_bytes(int format, int N, int K);
 // weight: contiguous [N, K] of the format; packed: aligned to 64 bytes, written by all threads.
 void quire_linear_pack(int format, const void* weight, int N, int K, void* packed);

@@ -161,7 +161,7 @@ template <typename T>
 Step<T> make_step(const void* query, int64_t query_stride, void* out, const void* k_cache, const void* v_cache,
                   const int32_t* block_tables, int64_t table_stride, const int32_t* query_starts,
                   const int32_t* seq_lens, int num_requests, int num_heads, int num_kv_heads, int head_size,
-                  int block_size, int window, float soft_cap) {
+                  int block_size, int window, float scale, float soft_cap) {
     return {static_cast<const T*>(query),
             size_t(query_stride),
             static_cast<T*>(out),
@@ -177,7 +177,7 @@ Step<T> make_step(const void* query, int64_t query_stride, void* out, const void
             head_size,
             block_size,
             std::min(window, kMaxWindow),
-            1.0f / std::sqrt(float(head_size)),
+            scale,
             soft_cap};
 }
 
@@ -223,13 +223,13 @@ extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t qu
                                       int64_t table_stride, const int32_t* query_starts,
                                       const int32_t* seq_lens, int num_requests, int num_heads,
                                       int num_kv_heads, int head_size, int block_size, int window,
-                                      float soft_cap) {
+                                      float scale, float soft_cap) {
     if (is_bf16)
         attend_pairs(make_step<bf16>(query, query_stride, out, k_cache, v_cache, block_tables, table_stride,
                                      query_starts, seq_lens, num_requests, num_heads, num_kv_heads, head_size,
-                                     block_size, window, soft_cap));
+                                     block_size, window, scale, soft_cap));
     else
         attend<FloatAttention>(make_step<float>(query, query_stride, out, k_cache, v_cache, block_tables,
                                                 table_stride, query_starts, seq_lens, num_requests, num_heads,
-                                                num_kv_heads, head_size, block_size, window, soft_cap));
+                                                num_kv_heads, head_size, block_size, window, scale, soft_cap));
 }

@@ -1,8 +1,9 @@
 """Attention of a step's queries over the paged KV cache, prefill and decode alike.
 
-For a query at position p of its request: softmax over j of (q . k_j / sqrt(D)) times v_j, with j from
-max(0, p - window + 1) to p. Key j stands in block block_table[j // block_size] at j % block_size. With a soft
-cap c a score s becomes c tanh(s / c) before the softmax (Gemma 2, arXiv 2408.00118, section 2).
+For a query at position p of its request: softmax over j of (q . k_j * scale) times v_j, with j from
+max(0, p - window + 1) to p; the scale is 1 / sqrt(D) unless the model has another. Key j stands in block
+block_table[j // block_size] at j % block_size. With a soft cap c a score s becomes c tanh(s / c) before the
+softmax (Gemma 2, arXiv 2408.00118, section 2).
 Bytes: each request's K and V are read once per tile of queries: 2 * seq_len * G * D elements for a decode.
 Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one), D head size.
 """
@@ -10,9 +11,11 @@ Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +24,12 @@ _MAX_SCORES = 1 << 24
 NO_WINDOW = 0x7FFFFFFF
 
 MAX_NATIVE_HEAD_SIZE = 256
+
+
+@functools.cache
+def default_scale(head_size: int) -> float:
+    """1 / sqrt(D), rounded as in float32."""
+    return float(np.float32(1) / np.sqrt(np.float32(head_size)))
 
 
 def paged_attention_reference(
@@ -32,6 +41,7 @@ def paged_attention_reference(
     seq_lens: Sequence[int],
     window: int | None,
     soft_cap: float | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D].
 
@@ -45,7 +55,7 @@ def paged_attention_reference(
             last = min(first + tile, end)
             position = seq_len - (end - first)
             out[first:last] = _attend_tile(
-                query[first:last], k_cache, v_cache, block_tables[request], position, window, soft_cap
+                query[first:last], k_cache, v_cache, block_tables[request], position, window, soft_cap, scale
             )
     return out
 
@@ -58,6 +68,7 @@ def _attend_tile(
     position: int,
     window: int | None,
     soft_cap: float | None,
+    scale: float | None,
 ) -> Tensor:
     """[t, H, D] for queries [t, H, D] of one request that start at `position`."""
     num_queries, num_heads, head_size = query.shape
@@ -71,7 +82,8 @@ def _attend_tile(
     # The query heads that share a kv head are stacked along the query axis: [G, H/G * t, D].
     stacked = query.float().view(num_queries, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
     scores = stacked.reshape(num_kv_heads, -1, head_size) @ key.transpose(1, 2)
-    scores = scores.view(num_kv_heads, -1, num_queries, seen_end - seen_start) / math.sqrt(head_size)
+    scores = scores.view(num_kv_heads, -1, num_queries, seen_end - seen_start)
+    scores = scores * (scale or default_scale(head_size))
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     query_positions = torch.arange(position, seen_end, device=query.device).unsqueeze(1)
@@ -103,6 +115,7 @@ def launch_paged_attention(
     seq_lens: Tensor,
     window: int | None,
     soft_cap: float | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
 
@@ -128,6 +141,7 @@ def launch_paged_attention(
         head_size,
         block_size,
         NO_WINDOW if window is None else window,
+        scale or default_scale(head_size),
         soft_cap or 0.0,
     )
     return out

@@ -103,6 +103,7 @@ def launch_paged_attention(
     window: int | None,
     plan: AttentionPlan,
     soft_cap: float | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
 
@@ -113,7 +114,7 @@ def launch_paged_attention(
     group = num_heads // num_kv_heads
     out = query.new_empty((query.shape[0], num_heads * head_size))
     tensors = (k_cache, v_cache, block_tables, query_starts, seq_lens)
-    scalars = (head_size**-0.5 * _LOG2_E, soft_cap or 0.0, query_stride, block_tables.stride(0))
+    scalars = ((scale or head_size**-0.5) * _LOG2_E, soft_cap or 0.0, query_stride, block_tables.stride(0))
     constants: dict[str, typing.Any] = {
         "GROUP": group,
         "HEAD_SIZE": head_size,

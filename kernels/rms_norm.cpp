@@ -10,7 +10,7 @@ using namespace quire;
 constexpr int64_t kMinParallelSize = 1 << 16;
 
 template <typename T>
-void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int size, float eps) {
+void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int size, float eps, float weight_offset) {
     parallel_runs(rows, int64_t(rows) * size > kMinParallelSize, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r) {
             const T* row = x + size_t(r) * size;
@@ -19,7 +19,7 @@ void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int siz
                 add_row(row, total, size);
                 row = total;
             }
-            norm_row(row, weight, y + size_t(r) * size, size, eps);
+            norm_row(row, weight, y + size_t(r) * size, size, eps, weight_offset);
         }
     });
 }
@@ -27,11 +27,12 @@ void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int siz
 }  // namespace
 
 extern "C" void quire_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* y, int rows,
-                               int size, float eps) {
+                               int size, float eps, float weight_offset) {
     if (is_bf16)
         norm_rows(static_cast<const bf16*>(x), static_cast<bf16*>(residual), static_cast<const bf16*>(weight),
-                  static_cast<bf16*>(y), rows, size, eps);
+                  static_cast<bf16*>(y), rows, size, eps, weight_offset);
     else
         norm_rows(static_cast<const float*>(x), static_cast<float*>(residual),
-                  static_cast<const float*>(weight), static_cast<float*>(y), rows, size, eps);
+                  static_cast<const float*>(weight), static_cast<float*>(y), rows, size, eps,
+                  weight_offset);
 }

@@ -1,7 +1,8 @@
 """Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight, alone or after adding a residual.
 
 The mean is taken in float32 and the normed row is rounded to x's type before the weight multiplies it, as
-the published models were trained. Bytes: reads x (and the residual) once, writes y (and the sum) once.
+most models were trained. With a weight offset, offset + weight multiplies it and the product is rounded.
+Bytes: reads x (and the residual) once, writes y (and the sum) once.
 Legend: T rows, D row length.
 """
 
@@ -13,21 +14,30 @@ import torch
 from torch import Tensor
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
     """y [..., D] of x's type. Each row depends on itself alone."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight_offset:
+        return (wide * (weight_offset + weight.float())).to(x.dtype)
     return weight * wide.to(x.dtype)
 
 
-def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """(norm of x + residual, x + residual), both [T, D] of x's type."""
     total = x + residual
-    return rms_norm_reference(total, weight, eps), total
+    return rms_norm_reference(total, weight, eps, weight_offset), total
 
 
 def launch_rms_norm(
-    library: ctypes.CDLL, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    library: ctypes.CDLL,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
 ) -> Tensor:
     """Norm of x, or of x + residual where `residual` is given and overwritten by that sum.
 
@@ -44,5 +54,6 @@ def launch_rms_norm(
         rows,
         size,
         eps,
+        weight_offset,
     )
     return y

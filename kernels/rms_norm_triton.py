@@ -24,7 +24,9 @@ def _rms_norm(
     y: typing.Any,
     size: int,
     eps: float,
+    weight_offset: float,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Each step is rounded to the type of x where the reference rounds it."""
@@ -39,12 +41,18 @@ def _rms_norm(
         values = total.to(tl.float32)
     mean = tl.sum(values * values, axis=0) / size  # pyright: ignore[reportOperatorIssue]
     scale = 1.0 / tl.sqrt_rn(mean + eps)
-    normed = (values * scale).to(y.dtype.element_ty).to(tl.float32)
+    normed = values * scale
     weights = tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
+    if HAS_OFFSET:
+        weights += weight_offset
+    else:
+        normed = normed.to(y.dtype.element_ty).to(tl.float32)
     tl.store(y + start + columns, (normed * weights).to(y.dtype.element_ty), mask=is_there)
 
 
-def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def launch_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_offset: float = 0.0
+) -> Tensor:
     """Norm of x, or of x + residual where `residual` is given and overwritten by that sum.
 
     All contiguous [T, D] (the weight [D]) of one type; D at most MAX_ROW_SIZE.
@@ -62,6 +70,8 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
             y,
             size,
             eps,
+            weight_offset,
+            HAS_OFFSET=weight_offset != 0.0,
             HAS_RESIDUAL=residual is not None,
             BLOCK=block,
             num_warps=min(max(block // 1024, 1), 32),

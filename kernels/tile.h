@@ -112,6 +112,9 @@ inline Vec exp(Vec x) {
     return is_small ? Vec{} : series * (Vec)exponent;
 }
 
+// cap * tanh(score / cap)
+inline Vec cap_score(Vec score, float cap) { return cap - 2.0f * cap / (exp(score * (2.0f / cap)) + 1.0f); }
+
 // Sum and maximum over lanes, in a fixed order.
 inline float sum(Vec v) {
     float lanes[kLanes];

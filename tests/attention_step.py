@@ -56,7 +56,9 @@ class AttentionStep:
         lengths = torch.tensor([seq_len for _, seq_len in requests], dtype=torch.int32)
         return cls(query, k_cache, v_cache, tables, starts, lengths)
 
-    def reference(self, window: int | None = None, soft_cap: float | None = None) -> Tensor:
+    def reference(
+        self, window: int | None = None, soft_cap: float | None = None, scale: float | None = None
+    ) -> Tensor:
         return paged_attention_reference(
             self.query,
             self.k_cache,
@@ -66,6 +68,7 @@ class AttentionStep:
             self.seq_lens.tolist(),
             window,
             soft_cap,
+            scale,
         )
 
     def only(self, request: int, first: int, count: int) -> Self:

@@ -1,6 +1,6 @@
 """Random tiny checkpoints of every native family, made with transformers: the oracle of the golden tests.
 
-A checkpoint is a folder in Hugging Face's layout, and the ModelShape that its config.json means.
+A checkpoint is a folder in Hugging Face's layout, and the ModelSpec that its config.json means.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import transformers
-from quire.ipc.config import EngineConfig, ModelConfig, ModelShape, RopeConfig
+from msgspec.structs import replace
+from quire.ipc.config import EngineConfig, ModelConfig
+from quire.ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from quire.worker.first_calls import make_first_calls
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 # Scaling of each type around a trained length of 32, so that prompts of 40-60 tokens are past it.
@@ -31,11 +32,20 @@ _ROPES: dict[str, dict[str, Any]] = {
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": TRAINED_LEN},
 }
+# Small enough that the caps bend what random weights give, and a scale that the head size does not explain.
+_GEMMA: dict[str, Any] = {
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "query_pre_attn_scalar": 24,
+}
 _ARCHITECTURES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "mistral": ("MistralConfig", "MistralForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
 }
 
 
@@ -58,17 +68,27 @@ class Recipe:
     max_window_layers: int = 0
     attention_bias: bool = False
     mlp_bias: bool = False
+    # Of mixtral and qwen3_moe. Layers of the latter that stay dense; the experts are half as wide as they.
+    num_experts: int = 8
+    num_experts_per_tok: int = 3
+    norm_topk_prob: bool = True
+    mlp_only_layers: tuple[int, ...] = ()
     seed: int = 0
     rope_extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A saved model: its folder, its shape as Quire states it, and transformers' own instance."""
+    """A saved model: its folder, its spec as Quire states it, and transformers' own instance."""
 
     folder: Path
-    shape: ModelShape
+    spec: ModelSpec
     reference: Any  # transformers' model, in float32, in eval mode
+
+    @property
+    def num_terms(self) -> int:
+        """Terms of the sums that a logit is made of: a layer rounds about 6 of `intermediate_size` terms."""
+        return 6 * sum(layer.ffn.intermediate_size for layer in self.spec.layers)
 
     def engine_config(self, dtype: str = "float32", max_model_len: int = 256, **model: Any) -> EngineConfig:
         """An EngineConfig for this checkpoint; `model` overrides fields of its ModelConfig."""
@@ -76,7 +96,7 @@ class Checkpoint:
             "model": str(self.folder),
             "served_model_name": "tiny",
             "tokenizer": str(self.folder),
-            "shape": self.shape,
+            "spec": self.spec,
             "dtype": dtype,
             "max_model_len": max_model_len,
         }
@@ -88,7 +108,7 @@ def make_checkpoint(folder: Path, recipe: Recipe, max_shard_size: str = "5GB") -
     torch.manual_seed(recipe.seed)
     model = make_reference(recipe)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
-    return Checkpoint(folder, make_shape(recipe), model)
+    return Checkpoint(folder, make_spec(recipe), model)
 
 
 def make_reference(recipe: Recipe) -> Any:
@@ -132,40 +152,91 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.family == "llama":
         fields |= {"attention_bias": recipe.attention_bias, "mlp_bias": recipe.mlp_bias}
-    elif recipe.family == "mistral":
+    elif recipe.family in ("mistral", "mixtral"):
         fields |= {"sliding_window": recipe.sliding_window}
+    elif recipe.family == "gemma2":
+        fields |= {"sliding_window": recipe.sliding_window, "attention_bias": recipe.attention_bias}
+        fields |= _GEMMA
     else:
         fields |= {
             "use_sliding_window": recipe.sliding_window is not None,
             "sliding_window": recipe.sliding_window,
             "max_window_layers": recipe.max_window_layers,
         }
-    if recipe.family == "qwen3":
+    if recipe.family in ("qwen3", "qwen3_moe"):
         fields |= {"attention_bias": recipe.attention_bias}
+    if recipe.family in ("mixtral", "qwen3_moe"):
+        fields |= {
+            "num_local_experts": recipe.num_experts,
+            "num_experts_per_tok": recipe.num_experts_per_tok,
+        }
+    if recipe.family == "qwen3_moe":
+        fields |= {
+            "moe_intermediate_size": recipe.intermediate_size // 2,
+            "norm_topk_prob": recipe.norm_topk_prob,
+            "mlp_only_layers": list(recipe.mlp_only_layers),
+        }
     return fields
 
 
-def make_shape(recipe: Recipe) -> ModelShape:
-    """The ModelShape of the recipe, stated here by hand: the tests of config reading compare with it."""
-    layers = range(recipe.num_layers)
-    slides_by_layer = recipe.family in ("qwen2", "qwen3") and recipe.sliding_window is not None
-    return ModelShape(
-        architecture=_ARCHITECTURES[recipe.family][1],
-        vocab_size=recipe.vocab_size,
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_layers=recipe.num_layers,
+def make_spec(recipe: Recipe) -> ModelSpec:
+    """The ModelSpec of the recipe, stated here by hand: the tests of config reading compare with it."""
+    attention = AttentionSpec(
         num_heads=recipe.num_heads,
         num_kv_heads=recipe.num_kv_heads,
         head_size=recipe.head_size,
-        norm_eps=1e-6,
-        max_position_embeddings=TRAINED_LEN if recipe.rope == "dynamic" else 512,
-        rope=RopeConfig(type=recipe.rope, theta=10000.0, **(_ROPES[recipe.rope] | recipe.rope_extra)),  # pyright: ignore[reportArgumentType]
-        sliding_window=recipe.sliding_window,
-        layer_is_sliding=tuple(i >= recipe.max_window_layers for i in layers) if slides_by_layer else (),
-        tie_word_embeddings=recipe.tied,
+        window=recipe.sliding_window,
         qkv_bias=recipe.family == "qwen2" or recipe.attention_bias,
         o_bias=recipe.attention_bias and recipe.family != "qwen2",
-        mlp_bias=recipe.mlp_bias,
-        has_qk_norm=recipe.family == "qwen3",
+        has_qk_norm=recipe.family in ("qwen3", "qwen3_moe"),
     )
+    layer = LayerSpec(attention=attention, ffn=_make_ffn(recipe))
+    is_gemma = recipe.family == "gemma2"
+    if is_gemma:
+        layer = LayerSpec(
+            attention=replace(attention, scale=24**-0.5, soft_cap=2.0),
+            ffn=DenseSpec(intermediate_size=recipe.intermediate_size, activation="gelu_tanh"),
+            attention_out_norm="post_attention_layernorm",
+            ffn_norm="pre_feedforward_layernorm",
+            ffn_out_norm="post_feedforward_layernorm",
+        )
+    return ModelSpec(
+        architecture=_ARCHITECTURES[recipe.family][1],
+        vocab_size=recipe.vocab_size,
+        hidden_size=recipe.hidden_size,
+        layers=tuple(_change_layer(recipe, layer, index) for index in range(recipe.num_layers)),
+        norm_eps=1e-5 if recipe.family == "mixtral" else 1e-6,
+        norm_weight_offset=1.0 if is_gemma else 0.0,
+        embedding_scale=recipe.hidden_size**0.5 if is_gemma else None,
+        logit_soft_cap=3.0 if is_gemma else None,
+        max_position_embeddings=TRAINED_LEN if recipe.rope == "dynamic" else 512,
+        rope=RopeConfig(type=recipe.rope, theta=10000.0, **(_ROPES[recipe.rope] | recipe.rope_extra)),  # pyright: ignore[reportArgumentType]
+        tie_word_embeddings=recipe.tied,
+    )
+
+
+def _make_ffn(recipe: Recipe) -> DenseSpec | ExpertsSpec:
+    experts = ExpertsSpec(
+        num_experts=recipe.num_experts,
+        num_experts_per_tok=recipe.num_experts_per_tok,
+        intermediate_size=recipe.intermediate_size,
+    )
+    if recipe.family == "mixtral":
+        names = {
+            part: f"block_sparse_moe.experts.{{}}.w{n}" for part, n in (("gate", 1), ("up", 3), ("down", 2))
+        }
+        return replace(experts, router="block_sparse_moe.gate", **names)
+    if recipe.family == "qwen3_moe":
+        width = recipe.intermediate_size // 2
+        return replace(experts, intermediate_size=width, norm_topk_prob=recipe.norm_topk_prob)
+    return DenseSpec(intermediate_size=recipe.intermediate_size, bias=recipe.mlp_bias)
+
+
+def _change_layer(recipe: Recipe, layer: LayerSpec, index: int) -> LayerSpec:
+    """The layer with what its place in the model changes."""
+    if index in recipe.mlp_only_layers:
+        return replace(layer, ffn=DenseSpec(intermediate_size=recipe.intermediate_size))
+    is_full = recipe.family in ("qwen2", "qwen3") and index < recipe.max_window_layers
+    if is_full or (recipe.family == "gemma2" and index % 2 == 1):
+        return replace(layer, attention=replace(layer.attention, window=None))
+    return layer

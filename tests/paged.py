@@ -38,14 +38,16 @@ class PagedRun:
         self._model = model
         self._device = device or torch.device("cpu")
         self._block_size = config.cache.block_size
-        shape = config.model.shape
-        self._is_dynamic = shape.rope.type == "dynamic"
-        size = (num_blocks, shape.num_kv_heads, self._block_size, shape.head_size)
+        spec = config.model.spec
+        self._is_dynamic = spec.rope.type == "dynamic"
         dtype = getattr(torch, config.model.dtype)
         # NaN where nothing was written: a read outside a request's own tokens would show.
         self.kv_caches: KVCaches = [
             tuple(torch.full(size, torch.nan, dtype=dtype, device=self._device) for _ in range(2))
-            for _ in range(shape.num_layers)
+            for size in (
+                (num_blocks, layer.attention.num_kv_heads, self._block_size, layer.attention.head_size)
+                for layer in spec.layers
+            )
         ]
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self.requests: dict[str, Request] = {}
@@ -123,13 +125,12 @@ def assert_same_logits(actual: Tensor, expected: Tensor, config: EngineConfig) -
     if not is_switched_off():
         assert torch.equal(actual, expected)
         return
-    shape = config.model.shape
+    spec = config.model.spec
     if config.model.dtype == "float32":
         # Rounding over the sums of every layer, times 8 for the spread.
-        relative = (
-            8 * torch.finfo(torch.float32).eps * (6 * shape.num_layers * shape.intermediate_size) ** 0.5
-        )
+        terms = 6 * sum(layer.ffn.intermediate_size for layer in spec.layers)
+        relative = 8 * torch.finfo(torch.float32).eps * terms**0.5
     else:
         # A layer rounds its values some 20 times, each an independent 2^-9 of what is there.
-        relative = 4 * (20 * shape.num_layers) ** 0.5 * 2**-9
+        relative = 4 * (20 * spec.num_layers) ** 0.5 * 2**-9
     torch.testing.assert_close(actual, expected, rtol=0, atol=relative * expected.abs().max().item())

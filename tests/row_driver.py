@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from fakes import make_config
-from quire.ipc.config import EngineConfig, RopeConfig, SchedulerConfig
+from quire.ipc.config import EngineConfig, SchedulerConfig
+from quire.ipc.model_spec import RopeConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
@@ -113,7 +114,7 @@ class Driver:
         self, config: EngineConfig | None = None, reads_late: bool | None = None, num_blocks: int = 96
     ) -> None:
         self.config = config or toy_config()
-        self.model = ToyModel(self.config.model.shape.vocab_size)
+        self.model = ToyModel(self.config.model.spec.vocab_size)
         self._block_size = self.config.cache.block_size
         # NaN where nothing was written: reading it would show in every hash.
         cache = torch.full((num_blocks, 1, self._block_size, 1), torch.nan)
@@ -142,7 +143,7 @@ class Driver:
         """The request enters `row` with the next step that computes it."""
         output = output or []
         params = params.clone() if params is not None else SamplingParams(temperature=0.0)
-        lists = pack_token_lists(params, bad_words or [], self.config.model.shape.vocab_size)
+        lists = pack_token_lists(params, bad_words or [], self.config.model.spec.vocab_size)
         drop_packed(params)
         self.requests[name] = DrivenRequest(row, len(prompt) + len(output), 0)
         self._names[row] = name

@@ -62,7 +62,7 @@ class DecodeGraphs:
         self._kv_caches = kv_caches
         self._last_tokens = last_tokens
         self._capture = capture
-        self._has_dynamic_rope = config.model.shape.rope.type == "dynamic"
+        self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
         self._max_seq_len = config.model.max_model_len
         self._ladder = make_ladder(config.scheduler.max_num_seqs)
         self._seen: set[int] = set()

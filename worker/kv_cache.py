@@ -72,28 +72,31 @@ def plan_memory(config: EngineConfig, device: torch.device, weight_bytes: int) -
 
 def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
     """(k, v) of each layer, not initialized: attention reads no slot that has not been written."""
-    shape = config.model.shape
-    size = (shape.num_layers, 2, num_blocks, shape.num_kv_heads, config.cache.block_size, shape.head_size)
     dtype = _TORCH_DTYPES[config.model.dtype]
+    block_size, layers = config.cache.block_size, config.model.spec.layers
+    shapes = [
+        (num_blocks, part.num_kv_heads, block_size, part.head_size)
+        for part in (layer.attention for layer in layers)
+    ]
+    sizes = [math.prod(shape) for shape in shapes for _ in ("k", "v")]
     if device.type == "cpu":
-        whole = allocate_huge(math.prod(size) * dtype.itemsize).view(dtype).view(size)
+        whole = allocate_huge(sum(sizes) * dtype.itemsize).view(dtype)
     else:
-        whole = torch.empty(size, dtype=dtype, device=device)
-    return [(layer[0], layer[1]) for layer in whole]
+        whole = torch.empty(sum(sizes), dtype=dtype, device=device)
+    parts = iter(whole.split(sizes))
+    return [(next(parts).view(shape), next(parts).view(shape)) for shape in shapes]
 
 
 def estimate_activation_bytes(config: EngineConfig) -> int:
     """Upper estimate of what a step of max_num_batched_tokens holds beside weights and KV.
 
-    Of a layer live at once: residual, normed and attention output, q, k and v, gate, up and their product, in
-    up to float32; of the sampler: the logits of all rows and one copy of them.
+    Of a layer what its spec says, in up to float32; of the sampler: the logits of all rows and a copy.
     """
-    shape = config.model.shape
+    spec = config.model.spec
     num_tokens = config.scheduler.max_num_batched_tokens
     num_samples = min(config.scheduler.max_num_seqs, num_tokens)
-    heads = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
-    per_token = 4 * (4 * shape.hidden_size + heads + 3 * shape.intermediate_size)
-    return num_tokens * per_token + 2 * 4 * num_samples * shape.vocab_size + _SCRATCH_BYTES
+    per_token = 4 * spec.num_activations_per_token
+    return num_tokens * per_token + 2 * 4 * num_samples * spec.vocab_size + _SCRATCH_BYTES
 
 
 def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -> int:

@@ -19,8 +19,8 @@ from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
 from ..ipc.token_ids import TOKEN_SIZE_BYTES
 from ..ipc.token_lists import is_token_mask, unpack_bad_words
+from ..kernels.choice import choose_kernel
 from ..kernels.penalties import penalize_reference
-from ..kernels.triton_runtime import can_use_triton
 from .penalties import TokenPenalties
 from .staging import to_device
 
@@ -177,7 +177,7 @@ def _penalize(logits: Tensor, rows: list[EditedRow]) -> None:
 
 
 def _choose_penalize(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
-    if can_use_triton(device):
+    if choose_kernel("penalties", torch.float32, device) == "triton":
         from ..kernels.penalties_triton import launch_penalties
 
         return launch_penalties

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ipc.messages import LogprobsBlock
-from ..kernels.triton_runtime import can_use_triton
+from ..kernels.choice import choose_kernel
 from .row_ops import block_sums, largest_ids, row_slices
 
 
@@ -53,7 +53,7 @@ def _compute_slice(logits: Tensor, token_ids: Tensor, num_alternatives: int) -> 
 
 def _sum_and_rank(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     """See kernels/log_totals.py."""
-    if can_use_triton(logits.device):
+    if choose_kernel("log_totals", logits.dtype, logits.device) == "triton":
         from ..kernels.log_totals_triton import launch_log_totals
 
         return launch_log_totals(logits, token_ids)

@@ -24,7 +24,7 @@ from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import LogprobsBlock
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from ..kernels.argmax import launch_argmax
-from ..kernels.native import find_library
+from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
 from .block_tables import BlockTables
 from .cuda_graphs import make_decode_graphs
@@ -82,9 +82,10 @@ class GPUModelRunner:
         self._kv_caches = kv_caches
         self._device = device
         self.reads_late = device.type != "cpu" if reads_late is None else reads_late
-        self._has_dynamic_rope = config.model.shape.rope.type == "dynamic"
+        self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
         self._faults = make_fault_hooks(config.fault_hooks, "worker")
-        self._library = find_library(torch.float32, device)
+        has_argmax = choose_kernel("argmax", torch.float32, device) == "native"
+        self._library = native_library() if has_argmax else None
         self._num_launches = 0
         self._in_flight: deque[LaunchedStep] = deque()
         max_num_seqs = config.scheduler.max_num_seqs
@@ -97,7 +98,7 @@ class GPUModelRunner:
         config = self._config
         max_num_seqs = config.scheduler.max_num_seqs
         self._in_flight.clear()
-        self._rows = RequestRows(max_num_seqs, config.model.max_model_len, config.model.shape.vocab_size)
+        self._rows = RequestRows(max_num_seqs, config.model.max_model_len, config.model.spec.vocab_size)
         self._tables = BlockTables(
             max_num_seqs, config.max_blocks_per_request + _SLACK_BLOCKS, config.cache.block_size
         )
@@ -213,7 +214,7 @@ class GPUModelRunner:
         """Logprobs of `targets` [n] predicted by `hidden` [n, hidden], with bounded logits."""
         num_alternatives = self._rows.num_prompt_logprobs[row]
         assert num_alternatives is not None
-        size = max(1, _PROMPT_LOGITS_ELEMENTS // self._config.model.shape.vocab_size)
+        size = max(1, _PROMPT_LOGITS_ELEMENTS // self._config.model.spec.vocab_size)
         target_ids = to_device(targets, self._device)
         return join_logprobs(
             [

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels.native import find_library
+from ..kernels.choice import choose_kernel, native_library
 from ..kernels.sample import launch_sample
-from ..kernels.triton_runtime import can_use_triton
 from .logit_edits import EditedRow, apply_logit_edits
 from .logprobs import LogprobsTensors, compute_logprobs
 from .noise import uniform_noise
@@ -104,12 +103,13 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
 
 def _choose_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     """(token ids int64 [S], the largest logit of each row [S])."""
-    if can_use_triton(logits.device):
+    chosen = choose_kernel("sample", logits.dtype, logits.device)
+    if chosen == "triton":
         return _choose_with_triton(logits, batch)
-    library = find_library(logits.dtype, logits.device)
-    if library is not None:
+    if chosen == "native":
         noise = uniform_noise(batch.seeds, batch.output_positions)
-        return launch_sample(library, logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, noise)
+        filters = batch.temperature, batch.top_k, batch.top_p, batch.min_p
+        return launch_sample(native_library(), logits, *filters, noise)
     token_ids = argmax_rows(logits)
     top = logits.gather(1, token_ids[:, None])  # [S, 1]
     is_random = batch.temperature > 0

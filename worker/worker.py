@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..ipc.config import DTYPE_SIZE_BYTES, EngineConfig
+from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
@@ -51,8 +51,8 @@ class Worker:
         self._on_phase("load weights")
         model = load_model(config, device)
         if device.type == "cpu":
-            dtype_size_bytes = DTYPE_SIZE_BYTES[config.model.dtype]
-            self._threads = ThreadRule(parallel.num_threads, model.weight_bytes, dtype_size_bytes)
+            num_active_params = config.model.spec.num_active_params
+            self._threads = ThreadRule(parallel.num_threads, model.weight_bytes, num_active_params)
         if config.exact and model.inexact_because:
             raise ConfigError("exact", True, f"not here, since {model.inexact_because}")
         self._on_phase("allocate KV cache")

@@ -6,7 +6,7 @@ from fakes import make_config, make_request
 from quire.core.block_hash import BlockHasher
 from quire.core.request import Request
 from quire.core.tenant import Tenant
-from quire.ipc.config import RopeConfig
+from quire.ipc.model_spec import RopeConfig
 
 BLOCK_SIZE = 8
 
@@ -17,7 +17,7 @@ def make_live(prompt: list[int], output: list[int] | None = None, cache_salt: st
 
 
 def make_hasher(seed: bytes | None = b"seed", rope: RopeConfig | None = None) -> BlockHasher:
-    return BlockHasher(BLOCK_SIZE, make_config(rope=rope, max_position_embeddings=32).model.shape, seed)
+    return BlockHasher(BLOCK_SIZE, make_config(rope=rope, max_position_embeddings=32).model.spec, seed)
 
 
 def test_only_full_blocks_of_known_tokens_have_a_hash():

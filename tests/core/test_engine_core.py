@@ -16,9 +16,10 @@ from fakes import (
     token_at,
 )
 from quire.core.engine_core import EngineCore
-from quire.ipc.config import RopeConfig, SchedulerConfig
+from quire.ipc.config import SchedulerConfig
 from quire.ipc.errors import ProtocolError
 from quire.ipc.messages import EngineCoreRequest, FinishReason
+from quire.ipc.model_spec import RopeConfig
 from quire.ipc.step import ModelRunnerOutput, StepFailed
 from quire.ipc.token_ids import decode_token_ids, encode_token_ids
 

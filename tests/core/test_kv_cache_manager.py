@@ -17,7 +17,7 @@ BLOCK_SIZE = 8
 
 
 def make_manager(num_blocks: int, *, caching: bool = True) -> KVCacheManager:
-    hasher = BlockHasher(BLOCK_SIZE, make_config().model.shape, b"seed") if caching else None
+    hasher = BlockHasher(BLOCK_SIZE, make_config().model.spec, b"seed") if caching else None
     return KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, hasher)
 
 

@@ -22,6 +22,9 @@ RECIPES = {
     "mistral": Recipe(family="mistral", sliding_window=13),
     "qwen2": Recipe(family="qwen2", rope="yarn", tied=True),
     "qwen3": Recipe(family="qwen3", rope="dynamic", num_kv_heads=1, rope_extra={"factor": 4.0}),
+    "gemma2": Recipe(family="gemma2", sliding_window=13),
+    "mixtral": Recipe(family="mixtral"),
+    "qwen3-moe": Recipe(family="qwen3_moe", num_layers=3, mlp_only_layers=(1,), norm_topk_prob=False),
 }
 # Lengths around block borders, and longer than the trained length of the scaled ropes.
 PROMPT_LENGTHS = (1, 3, 15, 16, 17, 31, 33, 47, 64, 70)
@@ -63,8 +66,8 @@ def expected(checkpoints: dict[str, Checkpoint]) -> dict[str, list[list[int]]]:
 def make_prompts(checkpoint: Checkpoint) -> list[list[int]]:
     """Prompts of odd lengths; the later ones share the beginning of the longest."""
     rng = random.Random(7)
-    shared = [rng.randrange(3, checkpoint.shape.vocab_size) for _ in range(max(PROMPT_LENGTHS))]
-    prompts = [[rng.randrange(3, checkpoint.shape.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
+    shared = [rng.randrange(3, checkpoint.spec.vocab_size) for _ in range(max(PROMPT_LENGTHS))]
+    prompts = [[rng.randrange(3, checkpoint.spec.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
     prompts[-3:] = [shared[:length] for length in PROMPT_LENGTHS[-3:]]
     return prompts
 
@@ -166,7 +169,7 @@ def test_logprobs_equal_transformers(
     assert output.prompt_logprobs is not None
     # Derived as in test_models.tolerance: float32 rounding over the sums of two layers, relative to the
     # largest logit (here below 8), times 8 for the spread; log_softmax adds nothing of weight.
-    atol = 8 * torch.finfo(torch.float32).eps * (6 * 2 * checkpoint.shape.intermediate_size) ** 0.5 * 8
+    atol = 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * 8
     with torch.inference_mode():
         forget_length(checkpoint)
         prompt_reference = checkpoint.reference(torch.tensor([prompt])).logits[0].log_softmax(-1)

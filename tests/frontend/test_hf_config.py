@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from quire.frontend.families import ARCHITECTURES, read_model_spec
 from quire.frontend.hf_config import (
     compute_max_model_len,
     read_default_sampling,
     read_dtype,
     read_eos_token_ids,
-    read_model_shape,
 )
-from quire.ipc.config import NATIVE_ARCHITECTURES, ModelShape
 from quire.ipc.errors import ConfigError, ModelError
 from quire.ipc.messages import MAX_EOS_TOKEN_IDS
+from quire.ipc.model_spec import DenseSpec, ExpertsSpec, ModelSpec
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,
@@ -25,7 +25,15 @@ BASE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3Moe",
+}
 
 
 def make_config(family: str = "llama", **values: Any) -> dict[str, Any]:
@@ -40,34 +48,35 @@ def oracle_of(config: dict[str, Any]) -> Any:
     return oracle_class(**{key: value for key, value in config.items() if key != "architectures"})
 
 
-def check_against_transformers(config: dict[str, Any]) -> ModelShape:
-    shape = read_model_shape(config)
+def check_against_transformers(config: dict[str, Any]) -> ModelSpec:
+    spec = read_model_spec(config)
     oracle = oracle_of(config)
     head_size = getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads
-    assert (shape.num_heads, shape.num_kv_heads, shape.head_size) == (
+    attention = spec.layers[0].attention
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_size) == (
         oracle.num_attention_heads,
         oracle.num_key_value_heads,
         head_size,
     )
-    assert shape.norm_eps == oracle.rms_norm_eps
-    assert shape.max_position_embeddings == oracle.max_position_embeddings
-    assert shape.tie_word_embeddings == oracle.tie_word_embeddings
+    assert spec.norm_eps == oracle.rms_norm_eps
+    assert spec.max_position_embeddings == oracle.max_position_embeddings
+    assert spec.tie_word_embeddings == oracle.tie_word_embeddings
     oracle.standardize_rope_params()  # as a model does when it builds its rotary embedding
     rope = oracle.rope_parameters
-    assert shape.rope.theta == rope["rope_theta"]
-    assert shape.rope.type == rope["rope_type"]
+    assert spec.rope.theta == rope["rope_theta"]
+    assert spec.rope.type == rope["rope_type"]
     for key in ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"):
         if rope.get(key) is not None:
-            assert getattr(shape.rope, key) == rope[key]
-    windows = [shape.window_of(layer) for layer in range(shape.num_layers)]
-    if config["model_type"] == "mistral":
-        assert windows == [oracle.sliding_window] * shape.num_layers
+            assert getattr(spec.rope, key) == rope[key]
+    windows = [layer.attention.window for layer in spec.layers]
+    if config["model_type"] in ("mistral", "mixtral", "qwen3_moe"):
+        assert windows == [oracle.sliding_window] * len(spec.layers)
     elif hasattr(oracle, "layer_types"):
         sliding = [kind == "sliding_attention" for kind in oracle.layer_types]
         assert windows == [oracle.sliding_window if one else None for one in sliding]
     else:
-        assert windows == [None] * shape.num_layers
-    return shape
+        assert windows == [None] * len(spec.layers)
+    return spec
 
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -133,7 +142,12 @@ def test_every_rope_spelling_reads_as_in_transformers(family: str, rope: str):
     ids=str,
 )
 def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: dict[str, Any]):
-    if (values, family) in (({"head_dim": None}, "qwen3"), ({"num_key_value_heads": None}, "mistral")):
+    [key] = list(values)[:1]
+    refused = {
+        "head_dim": ("qwen3", "gemma2"),
+        "num_key_value_heads": ("mistral", "gemma2", "mixtral", "qwen3_moe"),
+    }
+    if values[key] is None and family in refused.get(key, ()):
         pytest.skip("transformers' config of this family refuses null here")
     if values == {"num_key_value_heads": ...} and family != "llama":
         values = {**values, "num_attention_heads": 32, "hidden_size": 256}
@@ -151,6 +165,12 @@ def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: di
         ("qwen2", {"use_sliding_window": True, "sliding_window": 32}),
         ("qwen2", {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 0}),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+        ("gemma2", {}),
+        ("gemma2", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+        ("mixtral", {}),
+        ("mixtral", {"sliding_window": 16}),
+        ("qwen3_moe", {"sliding_window": 8}),
+        ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": True}),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention",
                    "sliding_attention", "full_attention", "sliding_attention"]}),
     ],
@@ -162,26 +182,62 @@ def test_windows_fall_on_the_same_layers_as_in_transformers(family: str, values:
 
 def test_bias_flags_are_each_familys_own():
     def flags(family: str, **values: Any) -> tuple[bool, bool, bool, bool]:
-        shape = read_model_shape(make_config(family, **values))
-        return shape.qkv_bias, shape.o_bias, shape.mlp_bias, shape.has_qk_norm
+        spec = read_model_spec(make_config(family, **values))
+        layer = spec.layers[0]
+        assert isinstance(layer.ffn, DenseSpec)
+        return layer.attention.qkv_bias, layer.attention.o_bias, layer.ffn.bias, layer.attention.has_qk_norm
 
     assert flags("llama") == (False, False, False, False)
     assert flags("llama", attention_bias=True, mlp_bias=True) == (True, True, True, False)
-    assert flags("mistral", attention_bias=True, mlp_bias=True) == (False, False, False, False)
+    assert flags("mistral", attention_bias=False) == (False, False, False, False)
     assert flags("qwen2") == (True, False, False, False)
     assert flags("qwen3", attention_bias=True) == (True, True, False, True)
 
 
+@pytest.mark.parametrize(
+    "values", [{}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0, 3]}, {"norm_topk_prob": True}], ids=str
+)
+def test_experts_are_in_the_layers_where_transformers_has_them(values: dict[str, Any]):
+    import torch
+    import transformers
+
+    config = make_config(
+        "qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, **values
+    )
+    spec = read_model_spec(config)
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(oracle_of(config))
+    for layer, reference in zip(spec.layers, model.model.layers, strict=True):
+        is_sparse = hasattr(reference.mlp, "experts")
+        assert isinstance(layer.ffn, ExpertsSpec if is_sparse else DenseSpec)
+        assert layer.ffn.intermediate_size == (24 if is_sparse else 128)
+        if isinstance(layer.ffn, ExpertsSpec):
+            router = reference.mlp.gate
+            assert (layer.ffn.num_experts, layer.ffn.num_experts_per_tok) == (6, router.top_k)
+            assert layer.ffn.norm_topk_prob == router.norm_topk_prob
+
+
+def test_gemmas_caps_and_scale_read_as_in_transformers():
+    spec = read_model_spec(make_config("gemma2", query_pre_attn_scalar=144, final_logit_softcapping=None))
+    attention = spec.layers[0].attention
+    assert (attention.scale, attention.soft_cap, spec.logit_soft_cap) == (1 / 12, 50.0, None)
+    assert (spec.embedding_scale, spec.norm_weight_offset) == (8.0, 1.0)
+
+
 def test_an_absent_architecture_is_told_by_the_model_type():
-    assert read_model_shape(make_config("qwen3", architectures=...)).architecture == "Qwen3ForCausalLM"
+    assert read_model_spec(make_config("qwen3", architectures=...)).architecture == "Qwen3ForCausalLM"
 
 
 @pytest.mark.parametrize("names", [["GPT2LMHeadModel"], [], "x", None])
 def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
     config = make_config(architectures=names, model_type="gpt2")
     with pytest.raises(ModelError) as caught:
-        read_model_shape(config)
-    assert all(name in str(caught.value) for name in NATIVE_ARCHITECTURES)
+        read_model_spec(config)
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"]}
+QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
 
 
 @pytest.mark.parametrize(
@@ -201,6 +257,9 @@ def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps", "from 1e-20 to 1e."),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8"),
+        (MIXTRAL | {"num_local_experts": 0}, "num_local_experts", "from 1"),
+        (QWEN3_MOE | {"mlp_only_layers": "0"}, "mlp_only_layers", "list"),
         (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             "rope_type",
@@ -218,7 +277,7 @@ def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
 )
 def test_a_value_that_makes_no_sense_is_refused_by_its_key(values: dict[str, Any], key: str, text: str):
     with pytest.raises(ModelError, match=text) as caught:
-        read_model_shape(make_config(**values))
+        read_model_spec(make_config(**values))
     assert key in caught.value.field
 
 
@@ -226,7 +285,7 @@ def test_layer_types_must_be_known_and_one_a_layer():
     window = {"use_sliding_window": True, "sliding_window": 8}
     for kinds in (["full_attention"] * 3, ["chunked_attention"] * 4, "full_attention"):
         with pytest.raises(ModelError, match="full_attention"):
-            read_model_shape(make_config("qwen3", **window, layer_types=kinds))
+            read_model_spec(make_config("qwen3", **window, layer_types=kinds))
 
 
 @pytest.mark.parametrize(
@@ -277,13 +336,13 @@ def test_more_end_of_sequence_ids_than_a_request_carries_are_refused_at_the_star
     ids=str,
 )
 def test_the_length_limit_counts_what_rope_scaling_adds(rope: dict[str, Any], expected: int):
-    shape = read_model_shape(make_config(rope_scaling=rope))
-    assert compute_max_model_len(shape, None) == expected
-    assert compute_max_model_len(shape, expected) == expected
+    spec = read_model_spec(make_config(rope_scaling=rope))
+    assert compute_max_model_len(spec, None) == expected
+    assert compute_max_model_len(spec, expected) == expected
     with pytest.raises(ConfigError, match=f"max_model_len={expected + 1}: at most {expected}"):
-        compute_max_model_len(shape, expected + 1)
+        compute_max_model_len(spec, expected + 1)
     with pytest.raises(ConfigError, match="max_model_len"):
-        compute_max_model_len(shape, 0)
+        compute_max_model_len(spec, 0)
 
 
 def test_default_sampling_takes_what_the_generation_config_presets():
@@ -324,4 +383,4 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 )
 def test_numbers_that_nothing_can_be_computed_with_are_refused_by_name(config: dict[str, Any], field: str):
     with pytest.raises(ModelError, match=field):
-        read_model_shape(make_config(**config))
+        read_model_spec(make_config(**config))

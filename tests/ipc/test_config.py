@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fakes import make_config
-from quire.ipc.config import CacheConfig, EngineConfig, ModelShape, ParallelConfig, SchedulerConfig
+from quire.ipc.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from quire.ipc.errors import ConfigError, EngineStartError, ModelError, did_you_mean, raise_remote
 
 
@@ -53,15 +53,6 @@ def test_a_config_survives_the_launch_pipe() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
     assert config.max_blocks_per_request == 12
     assert config.block_size_bytes == 2 * 1 * 1 * 8 * 4 * 8
-
-
-def test_a_layers_window_follows_the_layers_list() -> None:
-    base = make_config().model.shape
-    every: ModelShape = msgspec.structs.replace(base, sliding_window=8)
-    some: ModelShape = msgspec.structs.replace(every, num_layers=2, layer_is_sliding=(False, True))
-    assert (base.window_of(0), base.max_window) == (None, None)
-    assert (every.window_of(0), every.max_window) == (8, 8)
-    assert (some.window_of(0), some.window_of(1), some.max_window) == (None, 8, None)
 
 
 def test_a_remote_error_keeps_the_class_of_a_user_error_only() -> None:

@@ -38,19 +38,22 @@ def rounding_of(dtype: torch.dtype) -> float:
     return BF16_ROUNDING if dtype == torch.bfloat16 else EPS
 
 
+@pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 16), (2, 17), (5, 48), (300, 260)])
 def test_rms_norm_equals_its_reference(
-    library: ctypes.CDLL, rows: int, size: int, dtype: torch.dtype
+    library: ctypes.CDLL, rows: int, size: int, dtype: torch.dtype, offset: float
 ) -> None:
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
     weight = random(size, dtype=dtype, seed=2)
     # Rounding of the normed value and of the product; the sum of squares adds its own chain.
     relative = 2 * rounding_of(dtype) + (size + 4) * EPS
-    expected = rms_norm_reference(x, weight, 1e-5)
-    assert_within(launch_rms_norm(library, x, None, weight, 1e-5), expected, relative * expected.abs())
-    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5)
-    actual = launch_rms_norm(library, x, residual, weight, 1e-5)
+    expected = rms_norm_reference(x, weight, 1e-5, offset)
+    assert_within(
+        launch_rms_norm(library, x, None, weight, 1e-5, offset), expected, relative * expected.abs()
+    )
+    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5, offset)
+    actual = launch_rms_norm(library, x, residual, weight, 1e-5, offset)
     assert torch.equal(residual, total)
     assert_within(actual, expected, relative * expected.abs())
 

@@ -33,7 +33,11 @@ class Step(AttentionStep):
     """Computed by the compiled kernel, whose cache has a layout of its own."""
 
     def compute(
-        self, library: ctypes.CDLL, window: int | None = None, soft_cap: float | None = None
+        self,
+        library: ctypes.CDLL,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float | None = None,
     ) -> Tensor:
         heads, head_size = self.query.shape[1:]
         flat = self.query.reshape(len(self.query), -1)
@@ -48,6 +52,7 @@ class Step(AttentionStep):
             self.seq_lens,
             window,
             soft_cap,
+            scale,
         )
         return out.view(-1, heads, head_size)
 
@@ -99,6 +104,17 @@ def test_bfloat16_equals_the_reference(
     # Weights may be rounded to bfloat16; kernel and reference round the result once each.
     rounding = 0.0 if variant == "widened" else 2.0**-8 * step.largest_value
     torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=step.bound() + rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_may_have_a_scale_of_its_own(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    step = Step.draw(MIXED, 4, 2, 32, dtype=dtype)
+    rounding = 2.0**-8 * step.largest_value if dtype == torch.bfloat16 else 0.0
+    actual, expected = step.compute(library, 100, None, 0.05), step.reference(100, None, 0.05)
+    torch.testing.assert_close(
+        actual, expected, rtol=2.0**-7 if rounding else 0, atol=step.bound() + rounding
+    )
+    assert (actual - step.compute(library, 100)).abs().max() > 2 * (step.bound() + rounding)
 
 
 @pytest.mark.usefixtures("variant")

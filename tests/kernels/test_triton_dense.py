@@ -51,17 +51,18 @@ def test_gather_of_nothing_is_empty_and_strided_tables_are_refused() -> None:
         launch_gather_rows(random(4, 3).t(), nothing)
 
 
+@pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 16), (2, 17), (4, 1500)])
-def test_rms_norm_equals_its_reference(rows: int, size: int, dtype: torch.dtype) -> None:
+def test_rms_norm_equals_its_reference(rows: int, size: int, dtype: torch.dtype, offset: float) -> None:
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
     weight = random(size, dtype=dtype, seed=2)
     # The normed value and the product are rounded to the type; the sum of squares adds its own chain.
     relative = 2 * torch.finfo(dtype).eps + (size + 4) * EPS
-    expected = rms_norm_reference(x, weight, 1e-5)
-    assert_within(launch_rms_norm(x, None, weight, 1e-5), expected, relative * expected.abs())
-    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5)
-    actual = launch_rms_norm(x, residual, weight, 1e-5)
+    expected = rms_norm_reference(x, weight, 1e-5, offset)
+    assert_within(launch_rms_norm(x, None, weight, 1e-5, offset), expected, relative * expected.abs())
+    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5, offset)
+    actual = launch_rms_norm(x, residual, weight, 1e-5, offset)
     assert torch.equal(residual, total)
     assert_within(actual, expected, relative * expected.abs())
 

@@ -28,9 +28,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_cpu_worker_never_loads_triton() -> None:
     script = (
         "import sys, torch\n"
-        "from quire.worker.models import decoder\n"
-        "decoder.RMSNorm(torch.ones(4), 1e-6)(torch.ones(1, 4)), decoder.Embedding(torch.ones(1, 4))\n"
-        "decoder.GatedActivation('silu', torch.float32, torch.device('cpu'))\n"
+        "from quire.worker.models import builder\n"
+        "builder.RMSNorm(torch.ones(4), 1e-6)(torch.ones(1, 4)), builder.Embedding(torch.ones(1, 4))\n"
+        "builder.GatedActivation('silu', torch.float32, torch.device('cpu'))\n"
         "assert not any(name.partition('.')[0] == 'triton' for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=60)

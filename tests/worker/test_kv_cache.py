@@ -28,8 +28,11 @@ def _config(max_model_len: int = 64, **cache: Any) -> EngineConfig:
 def _wide_config(**cache: Any) -> EngineConfig:
     """Blocks of 8 MiB, so that gigabytes matter; a request takes 8 of them."""
     config = _config(**cache)
-    shape = msgspec.structs.replace(config.model.shape, num_layers=128, num_kv_heads=32, head_size=32)
-    model = msgspec.structs.replace(config.model, shape=shape)
+    [layer] = config.model.spec.layers
+    attention = msgspec.structs.replace(layer.attention, num_kv_heads=32, head_size=32)
+    layers = (msgspec.structs.replace(layer, attention=attention),) * 128
+    spec = msgspec.structs.replace(config.model.spec, layers=layers)
+    model = msgspec.structs.replace(config.model, spec=spec)
     return msgspec.structs.replace(config, model=model)
 
 

@@ -26,7 +26,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def tokens_of(checkpoint: Checkpoint, length: int) -> list[int]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(checkpoint.shape.vocab_size, (length,), generator=generator).tolist()
+    return torch.randint(checkpoint.spec.vocab_size, (length,), generator=generator).tolist()
 
 
 def run_alone(
@@ -59,7 +59,7 @@ def test_the_cpu_multiplies_exactly_in_one_copy_of_the_weight(dtype: torch.dtype
 def test_without_native_kernels_torch_multiplies_int8_weights(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "find_library", lambda *_arguments: None)
+    monkeypatch.setattr(linear, "choose_linear", lambda *_arguments: "torch")
     weight, bias, x = torch.randn(40, 64).to(dtype), torch.randn(40).to(dtype), torch.randn(3, 64).to(dtype)
     layer = make_linear(weight, bias, "int8")
     assert isinstance(layer, TorchInt8Linear)
@@ -102,8 +102,7 @@ def test_int8_logits_are_those_of_the_rounded_weights(checkpoint: Checkpoint) ->
             expected = hidden @ dequantize(checkpoint.reference.lm_head.weight).t()
     finally:
         checkpoint.reference.load_state_dict(state)
-    terms = 6 * checkpoint.shape.num_layers * checkpoint.shape.intermediate_size
-    atol = 8 * torch.finfo(torch.float32).eps * terms**0.5 * expected.abs().max().item()
+    atol = 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * expected.abs().max().item()
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 

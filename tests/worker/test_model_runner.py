@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quire.ipc.config import RopeConfig
 from quire.ipc.messages import LogprobsBlock
+from quire.ipc.model_spec import RopeConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.worker.noise import uniform_noise
 from row_driver import Driver, ToyModel, make_prompt, prefix_hashes, toy_config

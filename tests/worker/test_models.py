@@ -26,6 +26,12 @@ RECIPES = {
     "qwen2-window-of-some-layers": Recipe(family="qwen2", sliding_window=16, max_window_layers=1, tied=True),
     "qwen3": Recipe(family="qwen3"),
     "qwen3-mha-tied-llama3": Recipe(family="qwen3", rope="llama3", num_kv_heads=4, tied=True),
+    "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
+    "mixtral": Recipe(family="mixtral", num_kv_heads=1),
+    "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
+    "gemma2-untied-mqa": Recipe(family="gemma2", sliding_window=200, num_kv_heads=1, attention_bias=True),
+    "mixtral-window-one-expert": Recipe(family="mixtral", sliding_window=13, num_experts_per_tok=1),
+    "qwen3-moe-every-expert": Recipe(family="qwen3_moe", num_experts_per_tok=8, norm_topk_prob=False),
 }
 
 
@@ -37,7 +43,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
 
 def tokens_of(checkpoint: Checkpoint, length: int = LENGTH, seed: int = 1) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(checkpoint.shape.vocab_size, (length,), generator=generator).tolist()
+    return torch.randint(checkpoint.spec.vocab_size, (length,), generator=generator).tolist()
 
 
 def reference_logits(checkpoint: Checkpoint, token_ids: list[int]) -> torch.Tensor:
@@ -51,9 +57,7 @@ def tolerance(checkpoint: Checkpoint, expected: torch.Tensor) -> float:
     Each layer rounds about 6 sums of `intermediate_size` terms; errors add as the root of their number, and
     the norms keep them relative to the largest logit. The factor 8 covers the spread over all logits.
     """
-    shape = checkpoint.shape
-    terms = 6 * shape.num_layers * shape.intermediate_size
-    return 8 * torch.finfo(torch.float32).eps * terms**0.5 * expected.abs().max().item()
+    return 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * expected.abs().max().item()
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 7, 16])

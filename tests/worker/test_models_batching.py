@@ -7,7 +7,7 @@ import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from paged import PagedRun, assert_same_logits
 from quire.worker.attention import torch_attention
-from quire.worker.models import decoder, load_model
+from quire.worker.models import builder, load_model
 
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]
@@ -16,6 +16,9 @@ RECIPES = {
     "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1, head_size=32),
     "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic", tied=True),
     "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
+    "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
+    "mixtral": Recipe(family="mixtral", num_kv_heads=1),
+    "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
 }
 
 
@@ -26,7 +29,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def tokens_of(checkpoint: Checkpoint, length: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(checkpoint.shape.vocab_size, (length,), generator=generator).tolist()
+    return torch.randint(checkpoint.spec.vocab_size, (length,), generator=generator).tolist()
 
 
 def run_alone(
@@ -114,11 +117,10 @@ def test_the_torch_path_agrees_with_the_compiled_one(
 ) -> None:
     token_ids = tokens_of(checkpoint, 70, 5)
     compiled = run_alone(checkpoint, token_ids)
-    heads = checkpoint.shape.num_heads
+    heads = checkpoint.spec.layers[0].attention.num_heads
     monkeypatch.setattr(
-        decoder, "choose_attention", lambda *_arguments, **_options: torch_attention.TorchAttention(heads)
+        builder, "make_attention", lambda *_arguments, **_options: torch_attention.TorchAttention(heads)
     )
     plain = run_alone(checkpoint, token_ids, chunk=16)
-    terms = 6 * checkpoint.shape.num_layers * checkpoint.shape.intermediate_size
-    atol = 8 * torch.finfo(torch.float32).eps * terms**0.5 * compiled.abs().max().item()
+    atol = 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * compiled.abs().max().item()
     torch.testing.assert_close(plain, compiled, rtol=0, atol=atol)

@@ -14,12 +14,13 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import TokenLists
-from quire.kernels import decoder as decoder_kernel
+from quire.kernels import program as program_kernel
 from quire.kernels.native import set_num_threads
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear
 from quire.worker.model_runner import GPUModelRunner
-from quire.worker.models.decoder import Decoder, load_decoder
+from quire.worker.models.builder import load_decoder
+from quire.worker.models.decoder import Decoder
 from quire.worker.models.native_forward import make_native_forward
 from torch import Tensor
 
@@ -33,6 +34,9 @@ RECIPES = {
     "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1),
     "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic", tied=True),
     "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
+    "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
+    "mixtral": Recipe(family="mixtral", num_kv_heads=1),
+    "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
 }
 # Prefill, chunks, decodes; steps in which all, some and none of the requests sample.
 STEPS = (
@@ -81,6 +85,12 @@ def test_hidden_states_have_the_same_bits_natively(checkpoint: Checkpoint, dtype
     assert all(torch.equal(native, python) for native, python in pairs)
 
 
+def test_int8_weights_have_the_same_bits_natively(checkpoint: Checkpoint) -> None:
+    config = checkpoint.engine_config("bfloat16", quantization="int8")
+    pairs = zip(compute_paged(config, True), compute_paged(config, False), strict=True)
+    assert all(torch.equal(native, python) for native, python in pairs)
+
+
 @pytest.fixture
 def set_threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
@@ -105,12 +115,12 @@ def test_a_step_stays_within_its_workspace_when_threads_are_added_meanwhile(
 ) -> None:
     pieces: list[tuple[Tensor, int]] = []
 
-    def reserve(_workspace: decoder_kernel.Workspace, size_bytes: int) -> int:
+    def reserve(_workspace: program_kernel.Workspace, size_bytes: int) -> int:
         set_threads(4)
         pieces.append((torch.full((size_bytes + (1 << 16),), 7, dtype=torch.uint8), size_bytes))
         return pieces[-1][0].data_ptr()
 
-    monkeypatch.setattr(decoder_kernel.Workspace, "reserve", reserve)
+    monkeypatch.setattr(program_kernel.Workspace, "reserve", reserve)
     config = checkpoint.engine_config()
     set_threads(1)
     run = PagedRun(load(config), config)
@@ -177,7 +187,7 @@ def test_steps_have_the_same_logits_and_tokens_natively(
     config, params = checkpoint.engine_config(dtype), SamplingParams(temperature=temperature, seed=5)
     native, python = (RecordingRunner(config, is_native, params) for is_native in (True, False))
     # Rotary angles that depend on a request's length are computed in Python.
-    assert (native.runner._native_steps is None) == (config.model.shape.rope.type == "dynamic")
+    assert (native.runner._native_steps is None) == (config.model.spec.rope.type == "dynamic")
     for number, step in enumerate(STEPS):
         rows, tokens = native.step(number, step)
         assert (rows, tokens) == python.step(number, step)
@@ -199,25 +209,26 @@ def test_prompt_logprobs_are_scored_where_the_model_has_a_native_pass(checkpoint
 
 def test_a_piece_without_a_kernel_leaves_the_whole_pass_to_python(checkpoint: Checkpoint) -> None:
     decoder = load(checkpoint.engine_config())
-    assert make_native_forward(decoder, checkpoint.shape) is not None
-    decoder.layers[1].mlp.down_proj = TorchLinear(torch.zeros(1, 1), None)
-    assert make_native_forward(decoder, checkpoint.shape) is None
+    table, rotary = decoder.embedding.table, decoder.rotary
+    assert make_native_forward(decoder.emit, checkpoint.spec, table, rotary, True) is not None
+    decoder.layers[1].attention.o_proj = TorchLinear(torch.zeros(1, 1), None)
+    assert make_native_forward(decoder.emit, checkpoint.spec, table, rotary, True) is None
 
 
 def test_structs_of_another_size_than_the_library_knows_are_refused(
     library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class WrongTable(ctypes.Structure):
-        _fields_ = (*decoder_kernel.StepTable._fields_, ("more", ctypes.c_void_p))
+        _fields_ = (*program_kernel.StepTable._fields_, ("more", ctypes.c_void_p))
 
-    decoder_kernel.check_layout(library)
-    monkeypatch.setattr(decoder_kernel, "StepTable", WrongTable)
+    program_kernel.check_layout(library)
+    monkeypatch.setattr(program_kernel, "_TABLES", (*program_kernel._TABLES[:-1], WrongTable))
     with pytest.raises(RuntimeError, match=r"structs have .* bytes"):
-        decoder_kernel.check_layout(library)
+        program_kernel.check_layout(library)
 
 
 def test_the_workspace_grows_to_the_largest_step_and_stays() -> None:
-    workspace = decoder_kernel.Workspace()
+    workspace = program_kernel.Workspace()
     large = workspace.reserve(1 << 20)
     assert large % 64 == 0
     assert workspace.reserve(1 << 10) == large

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ROPE_TYPES, Recipe, make_reference, make_shape
-from quire.ipc.config import RopeConfig
+from checkpoints import ROPE_TYPES, Recipe, make_reference, make_spec
+from quire.ipc.model_spec import RopeConfig
 from quire.worker.layers.rotary import RotaryEmbedding
 
 CPU = torch.device("cpu")
@@ -35,8 +35,8 @@ def transformers_angles(recipe: Recipe, positions: torch.Tensor) -> tuple[torch.
 @pytest.mark.parametrize(("rope", "extra"), CASES)
 def test_angles_equal_transformers(rope: str, extra: dict[str, Any]) -> None:
     recipe = Recipe(rope=rope, rope_extra=extra, head_size=32, num_layers=1)
-    shape = make_shape(recipe)
-    rotary = RotaryEmbedding(shape.rope, shape.head_size, shape.max_position_embeddings, LENGTH, CPU)
+    spec = make_spec(recipe)
+    rotary = RotaryEmbedding(spec.rope, recipe.head_size, spec.max_position_embeddings, LENGTH, CPU)
     positions = torch.arange(LENGTH)
     lengths = torch.full((LENGTH,), LENGTH) if rope == "dynamic" else None
     actual = rotary(positions, lengths)

@@ -11,7 +11,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from quire.kernels.native import find_library, set_num_threads
+from quire.kernels.choice import choose_kernel
+from quire.kernels.native import set_num_threads
 from quire.worker import sampler
 from quire.worker.noise import uniform_noise
 from quire.worker.sampler import SampledTokens, SamplingBatch, sample
@@ -26,7 +27,7 @@ EDGE = 1e-5
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test runs with the compiled sampler and without it."""
     if request.param == "torch":
-        monkeypatch.setattr(sampler, "find_library", lambda *_arguments: None)
+        monkeypatch.setattr(sampler, "choose_kernel", lambda *_arguments: "torch")
     else:
         request.getfixturevalue("library")
     return request.param
@@ -243,8 +244,8 @@ def test_the_compiled_sampler_draws_the_tokens_of_the_torch_path(monkeypatch: py
         "min_p": generator.choice([0.0, 0.2], num_rows),
         "seeds": generator.integers(0, 2**62, num_rows),
     }
-    monkeypatch.setattr(sampler, "find_library", find_library)
+    monkeypatch.setattr(sampler, "choose_kernel", choose_kernel)
     compiled = _sample(logits, **columns).token_ids
-    monkeypatch.setattr(sampler, "find_library", lambda *_arguments: None)
+    monkeypatch.setattr(sampler, "choose_kernel", lambda *_arguments: "torch")
     # Weights differ by a few float32 roundings: less than one draw in a hundred thousand falls between.
     assert (compiled != _sample(logits, **columns).token_ids).sum() <= 1

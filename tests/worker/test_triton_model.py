@@ -9,9 +9,9 @@ import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
 from paged import PagedRun
-from quire.ipc.config import ModelShape
+from quire.ipc.model_spec import AttentionSpec
 from quire.kernels import triton_runtime
-from quire.worker.attention import choose_attention
+from quire.worker.attention import make_attention
 from quire.worker.attention.torch_attention import TorchAttention
 from quire.worker.models import load_model
 
@@ -26,11 +26,12 @@ def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mistral-window"])
+@pytest.fixture(scope="module", params=["qwen3", "mistral-window", "gemma2"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     recipe = {
         "qwen3": Recipe(family="qwen3", num_layers=1),
         "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1, num_layers=1),
+        "gemma2": Recipe(family="gemma2", sliding_window=13, num_layers=1),
     }[request.param]
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     return make_checkpoint(folder, recipe)
@@ -47,7 +48,7 @@ def make_run(checkpoint: Checkpoint) -> PagedRun:
 def test_prefill_chunks_and_decodes_of_a_batch_equal_transformers(checkpoint: Checkpoint) -> None:
     generator = torch.Generator().manual_seed(1)
     prompts = {
-        name: torch.randint(checkpoint.shape.vocab_size, (length,), generator=generator).tolist()
+        name: torch.randint(checkpoint.spec.vocab_size, (length,), generator=generator).tolist()
         for name, length in (("a", LENGTH), ("b", 19))
     }
     run = make_run(checkpoint)
@@ -57,31 +58,20 @@ def test_prefill_chunks_and_decodes_of_a_batch_equal_transformers(checkpoint: Ch
     for step in ({"a": 20}, {"b": 17, "a": 1}, {"a": 1, "b": 1}, {"b": 1, "a": LENGTH - 22}):
         for name, logits in run.step(step).items():
             parts[name].append(logits.cpu())
-    shape = checkpoint.shape
     for name, token_ids in prompts.items():
         with torch.inference_mode():
             expected = checkpoint.reference(torch.tensor([token_ids])).logits[0]
         # As in test_models.py: a random walk of float32's roundings over the sums of the layers.
-        terms = 6 * shape.num_layers * shape.intermediate_size
-        atol = 8 * torch.finfo(torch.float32).eps * terms**0.5 * expected.abs().max().item()
+        atol = 8 * torch.finfo(torch.float32).eps * checkpoint.num_terms**0.5 * expected.abs().max().item()
         torch.testing.assert_close(torch.cat(parts[name]), expected, rtol=0, atol=atol)
 
 
 def test_a_head_size_without_a_kernel_costs_one_log_line_and_torch_attends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    shape = ModelShape(
-        architecture="LlamaForCausalLM",
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_size=320,
-    )
+    spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_size=320)
     with caplog.at_level(logging.WARNING):
-        backend = choose_attention(shape, torch.float32, DEVICE)
+        backend = make_attention(spec, torch.float32, DEVICE)
     assert isinstance(backend, TorchAttention)
     assert [record.message for record in caplog.records] == [
         "Triton's paged attention does not cover head size 320: even ones from 2 to 256 are covered; "

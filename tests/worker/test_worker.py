@@ -118,10 +118,10 @@ def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:
 
 def test_threads_follow_the_config_then_the_size_of_the_step(llama: Checkpoint) -> None:
     assert ThreadRule(3, 1, 4).choose(1) == 3
-    small = ThreadRule(None, 4 << 20, 4)
+    small = ThreadRule(None, 4 << 20, 1 << 20)
     assert small.choose(1) == 1
     assert small.choose(1000) == count_cores()
-    assert ThreadRule(None, 1 << 30, 2).choose(1) == count_cores()
+    assert ThreadRule(None, 1 << 30, 1 << 29).choose(1) == count_cores()
     Worker(_config(llama), lambda _: None).start()
     assert torch.get_num_threads() == 1
     Worker(_config(llama, num_threads=2), lambda _: None).start()

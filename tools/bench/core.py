@@ -15,11 +15,11 @@ from ...ipc.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
-    ModelShape,
     SchedulerConfig,
     SchedulingPolicy,
 )
 from ...ipc.messages import EngineCoreRequest
+from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import ModelRunnerOutput, SchedulerOutput
 from ...ipc.token_ids import count_token_ids, encode_token_ids
@@ -136,20 +136,17 @@ def _run_until_all_decode(core: EngineCore, worker: FakeWorker, num_running: int
 
 def _make_core(num_steps: int, num_running: int, policy: SchedulingPolicy) -> EngineCore:
     max_len = _PROMPT_LEN + num_steps + 64
-    shape = ModelShape(
+    attention = AttentionSpec(num_heads=1, num_kv_heads=1, head_size=64)
+    spec = ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=_VOCAB_SIZE,
         hidden_size=64,
-        intermediate_size=64,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_size=64,
+        layers=(LayerSpec(attention=attention, ffn=DenseSpec(intermediate_size=64)),),
         max_position_embeddings=max_len,
     )
     config = EngineConfig(
         model=ModelConfig(
-            model="bench", served_model_name="bench", tokenizer="", shape=shape, max_model_len=max_len
+            model="bench", served_model_name="bench", tokenizer="", spec=spec, max_model_len=max_len
         ),
         cache=CacheConfig(block_size=_BLOCK_SIZE),
         scheduler=SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=2048, policy=policy),

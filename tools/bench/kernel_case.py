@@ -8,40 +8,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...ipc.config import ModelShape
+from ...ipc.model_spec import AttentionSpec
 
 Calls = Sequence[Callable[[], object]]
 
-QWEN3_600M = ModelShape(
-    architecture="Qwen3ForCausalLM",
+
+@dataclass(frozen=True, slots=True)
+class BenchShape:
+    """Sizes of a model whose layers are alike."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    attention: AttentionSpec
+
+
+QWEN3_600M = BenchShape(
     vocab_size=151_936,
     hidden_size=1024,
     intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_size=128,
-    has_qk_norm=True,
+    attention=AttentionSpec(num_heads=16, num_kv_heads=8, head_size=128, has_qk_norm=True),
 )
-TINY = ModelShape(
-    architecture="LlamaForCausalLM",
+TINY = BenchShape(
     vocab_size=2048,
     hidden_size=128,
     intermediate_size=384,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=32,
+    attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_size=32),
 )
-LLAMA_8B = ModelShape(
-    architecture="LlamaForCausalLM",
+LLAMA_8B = BenchShape(
     vocab_size=128_256,
     hidden_size=4096,
     intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_size=128,
+    attention=AttentionSpec(num_heads=32, num_kv_heads=8, head_size=128),
 )
 
 

@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...ipc.config import ModelShape
 from ...kernels.gated_activation import gated_activation_reference
 from ...kernels.gather_rows import gather_rows_reference
 from ...kernels.paged_attention import paged_attention_reference
 from ...kernels.rms_norm import add_rms_norm_reference
 from ...kernels.rotate_and_write import rotate_and_write_reference
-from ...worker.attention import QKNorm, choose_attention
+from ...worker.attention import QKNorm, make_attention
 from ...worker.attention.metadata import AttentionMetadata
 from ...worker.layers.activation import GatedActivation
 from ...worker.layers.embedding import Embedding
 from ...worker.layers.norm import RMSNorm
 from ...worker.sampler import SamplingBatch, sample
-from .kernel_case import QWEN3_600M, TINY, Bench, Case
+from .kernel_case import QWEN3_600M, TINY, Bench, BenchShape, Case
 from .linear_cases import make_linear_cases
 
 _BLOCK_SIZE = 16  # tokens
@@ -48,13 +47,14 @@ def make_attention_cases(bench: Bench) -> Iterator[Case]:
 
 
 def _make_decode(
-    bench: Bench, shape: ModelShape, name: str, batch: int, length: int, dtype: torch.dtype
+    bench: Bench, shape: BenchShape, name: str, batch: int, length: int, dtype: torch.dtype
 ) -> Case:
+    spec = shape.attention
     metadata = _make_metadata(bench, [1] * batch, [length] * batch)
-    backend = choose_attention(shape, dtype, bench.device)
+    backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(batch, _qkv_size(shape), dtype=dtype)
-    query = qkv[:, : shape.num_heads * shape.head_size].reshape(batch, shape.num_heads, shape.head_size)
-    num_bytes = 2 * batch * length * shape.num_kv_heads * shape.head_size * qkv.element_size()
+    query = qkv[:, : spec.num_heads * spec.head_size].reshape(batch, spec.num_heads, spec.head_size)
+    num_bytes = 2 * batch * length * spec.num_kv_heads * spec.head_size * qkv.element_size()
     is_resident = shape is TINY
     count = 1 if is_resident else bench.count_copies(num_bytes)
     first = _make_cache(bench, shape, metadata, dtype)
@@ -64,7 +64,7 @@ def _make_decode(
         op="paged attention",
         shape=f"{name}decode {batch} x {length}",
         dtype=dtype,
-        calls=[lambda cache=cache: backend.attend(qkv, cache, metadata, None) for cache in caches],
+        calls=[lambda cache=cache: backend.attend(qkv, cache, metadata, spec) for cache in caches],
         torch_calls=[
             lambda cache=cache: paged_attention_reference(
                 query, *cache, metadata.block_tables, starts, lengths, None
@@ -72,29 +72,30 @@ def _make_decode(
             for cache in caches
         ],
         num_bytes=num_bytes,
-        num_flops=4 * batch * length * shape.num_heads * shape.head_size,
+        num_flops=4 * batch * length * spec.num_heads * spec.head_size,
         is_resident=is_resident,
     )
 
 
-def _make_prefill(bench: Bench, shape: ModelShape, length: int, dtype: torch.dtype) -> Case:
+def _make_prefill(bench: Bench, shape: BenchShape, length: int, dtype: torch.dtype) -> Case:
     """Torch's column is its dense causal attention: it has no paged form."""
+    spec = shape.attention
     metadata = _make_metadata(bench, [length], [length])
-    backend = choose_attention(shape, dtype, bench.device)
+    backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(length, _qkv_size(shape), dtype=dtype)
     cache = _make_cache(bench, shape, metadata, dtype)
-    heads = qkv.view(1, length, -1, shape.head_size).transpose(1, 2)
-    query, key, value = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
+    heads = qkv.view(1, length, -1, spec.head_size).transpose(1, 2)
+    query, key, value = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     return Case(
         op="paged attention",
         shape=f"prefill {length}",
         dtype=dtype,
-        calls=[lambda: backend.attend(qkv, cache, metadata, None)],
+        calls=[lambda: backend.attend(qkv, cache, metadata, spec)],
         torch_calls=[
             lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         ],
         num_bytes=2 * qkv.nbytes,
-        num_flops=2 * length * (length + 1) * shape.num_heads * shape.head_size,
+        num_flops=2 * length * (length + 1) * spec.num_heads * spec.head_size,
     )
 
 
@@ -105,17 +106,18 @@ def make_rotate_cases(bench: Bench) -> Iterator[Case]:
     yield _make_rotate(bench, TINY, "tiny ", 1)
 
 
-def _make_rotate(bench: Bench, shape: ModelShape, name: str, num_tokens: int) -> Case:
+def _make_rotate(bench: Bench, shape: BenchShape, name: str, num_tokens: int) -> Case:
+    spec = shape.attention
     dtype = torch.bfloat16
     metadata = _make_metadata(bench, [num_tokens], [num_tokens])
-    backend = choose_attention(shape, dtype, bench.device)
+    backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(num_tokens, _qkv_size(shape), dtype=dtype)
     cache = _make_cache(bench, shape, metadata, dtype)
-    angles = torch.rand(num_tokens, shape.head_size // 2, device=bench.device)
+    angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
     cos, sin = angles.cos(), angles.sin()
-    weight = torch.ones(shape.head_size, dtype=dtype, device=bench.device)
-    norm: QKNorm | None = (weight, weight, _NORM_EPS) if shape.has_qk_norm else None
-    kv_share = 2 * shape.num_kv_heads / (shape.num_heads + 2 * shape.num_kv_heads)
+    weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)
+    norm: QKNorm | None = (weight, weight, _NORM_EPS) if spec.has_qk_norm else None
+    kv_share = 2 * spec.num_kv_heads / (spec.num_heads + 2 * spec.num_kv_heads)
     return Case(
         op="rotate and write",
         shape=f"{name}T {num_tokens}",
@@ -123,7 +125,7 @@ def _make_rotate(bench: Bench, shape: ModelShape, name: str, num_tokens: int) ->
         calls=[lambda: backend.rotate_and_write(qkv, cos, sin, norm, cache, metadata)],
         torch_calls=[
             lambda: rotate_and_write_reference(
-                qkv, shape.num_heads, cos, sin, norm, *cache, metadata.slot_mapping
+                qkv, spec.num_heads, cos, sin, norm, *cache, metadata.slot_mapping
             )
         ],
         # q and k are written in place, k and v to the cache.
@@ -174,7 +176,7 @@ def _make_activation(bench: Bench, name: str, size: int, num_tokens: int) -> Cas
     )
 
 
-def _make_embedding(bench: Bench, shape: ModelShape, num_tokens: int) -> Case:
+def _make_embedding(bench: Bench, shape: BenchShape, num_tokens: int) -> Case:
     table = bench.noise(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
     layer = Embedding(table)
     num_bytes = num_tokens * shape.hidden_size * table.element_size()  # read; the output stays in a cache
@@ -266,16 +268,18 @@ def _make_metadata(bench: Bench, query_lens: list[int], seq_lens: list[int]) -> 
 
 
 def _make_cache(
-    bench: Bench, shape: ModelShape, metadata: AttentionMetadata, dtype: torch.dtype
+    bench: Bench, shape: BenchShape, metadata: AttentionMetadata, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """K and V of a layer, full of noise: attention's speed does not depend on the layout of a block."""
+    spec = shape.attention
     num_blocks = int((metadata.seq_lens + _BLOCK_SIZE - 1).div(_BLOCK_SIZE, rounding_mode="floor").sum())
-    size = (num_blocks, shape.num_kv_heads, _BLOCK_SIZE, shape.head_size)
+    size = (num_blocks, spec.num_kv_heads, _BLOCK_SIZE, spec.head_size)
     return bench.noise(*size, dtype=dtype), bench.noise(*size, dtype=dtype)
 
 
-def _qkv_size(shape: ModelShape) -> int:
-    return (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
+def _qkv_size(shape: BenchShape) -> int:
+    spec = shape.attention
+    return (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_size
 
 
 MAKERS: dict[str, Callable[[Bench], Iterator[Case]]] = {

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from ...ipc.config import ModelShape
 from ...worker.layers.linear import make_linear
-from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, Case
+from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case
 
 _ROWS = (1, 8, 32, 256, 1024)
 
@@ -48,9 +47,10 @@ def _make_gpu_cases(bench: Bench) -> Iterator[Case]:
         yield from _make_linear(bench, _Kind(f"exact {name}", num_in, num_out, is_exact=True), _ROWS)
 
 
-def _list_linears(shape: ModelShape) -> list[tuple[str, int, int]]:
+def _list_linears(shape: BenchShape) -> list[tuple[str, int, int]]:
     """(name, K, N) of a model's projections, fused as the worker fuses them."""
-    q_size, kv_size = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    spec = shape.attention
+    q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
     return [
         ("qkv", shape.hidden_size, q_size + 2 * kv_size),
         ("o", q_size, shape.hidden_size),

@@ -12,8 +12,9 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, ModelShape, RopeConfig, SchedulerConfig
+from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ...ipc.messages import EngineCoreRequest, FinishReason, LogprobsBlock
+from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput, StepFailed
 from ...ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
@@ -35,15 +36,12 @@ def make_config(
     head_size: int = 8,
 ) -> EngineConfig:
     """A small engine's configuration; the model is never loaded."""
-    shape = ModelShape(
+    attention = AttentionSpec(num_heads=1, num_kv_heads=1, head_size=head_size)
+    spec = ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=vocab_size,
         hidden_size=head_size,
-        intermediate_size=16,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_size=head_size,
+        layers=(LayerSpec(attention=attention, ffn=DenseSpec(intermediate_size=16)),),
         max_position_embeddings=max_position_embeddings,
         rope=rope or RopeConfig(),
     )
@@ -51,7 +49,7 @@ def make_config(
         model="fake",
         served_model_name="fake",
         tokenizer="fake",
-        shape=shape,
+        spec=spec,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
     )
@@ -214,9 +212,9 @@ class FakeWorker:
         tokens = array("i")
         tokens.frombytes(new.prompt_token_ids + new.output_token_ids)
         num_prompt = count_token_ids(new.prompt_token_ids)
-        shape = self.config.model.shape
-        original = shape.rope.original_max_position_embeddings or shape.max_position_embeddings
-        is_stretched = shape.rope.type == "dynamic" and num_prompt > original
+        spec = self.config.model.spec
+        original = spec.rope.original_max_position_embeddings or spec.max_position_embeddings
+        is_stretched = spec.rope.type == "dynamic" and num_prompt > original
         row = FakeRow(
             request_id=new.request_id,
             prompt=new.prompt_token_ids,

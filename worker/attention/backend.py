@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ...ipc.model_spec import AttentionSpec
 from .metadata import AttentionMetadata
 
 # Weights [D] of the norms of query and key heads, and their epsilon.
@@ -49,7 +50,7 @@ class AttentionBackend(Protocol):
         query: Tensor,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
-        window: int | None,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """[T, H * D]: attention of the queries over everything their requests have in the cache."""
+        """[T, H * D]: attention of the queries over what the spec lets them see in the cache."""
         ...

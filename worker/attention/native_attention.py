@@ -6,6 +6,7 @@ import ctypes
 
 from torch import Tensor
 
+from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import launch_paged_attention
 from ...kernels.rotate_and_write import launch_rotate_and_write
 from .backend import QKNorm
@@ -42,7 +43,7 @@ class NativeAttention:
         query: Tensor,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
-        window: int | None,
+        spec: AttentionSpec,
     ) -> Tensor:
         return launch_paged_attention(
             self._library,
@@ -53,5 +54,7 @@ class NativeAttention:
             metadata.block_tables,
             metadata.query_starts,
             metadata.seq_lens,
-            window,
+            spec.window,
+            spec.soft_cap,
+            spec.scale,
         )

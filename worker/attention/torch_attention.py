@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import paged_attention_reference
 from ...kernels.rotate_and_write import rotate_and_write_reference
 from .backend import QKNorm
@@ -38,7 +39,7 @@ class TorchAttention:
         query: Tensor,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
-        window: int | None,
+        spec: AttentionSpec,
     ) -> Tensor:
         attended = paged_attention_reference(
             query,
@@ -46,6 +47,8 @@ class TorchAttention:
             metadata.block_tables,
             metadata.query_starts_list(),
             metadata.seq_lens_list(),
-            window,
+            spec.window,
+            spec.soft_cap,
+            spec.scale,
         )
         return attended.view(query.shape[0], -1)

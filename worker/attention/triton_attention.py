@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention_triton import AttentionPlan, launch_paged_attention, plan_attention
 from ...kernels.rotate_and_write_triton import launch_rotate_and_write
 from .backend import QKNorm
@@ -46,7 +47,7 @@ class TritonAttention:
         query: Tensor,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
-        window: int | None,
+        spec: AttentionSpec,
     ) -> Tensor:
         return launch_paged_attention(
             query,
@@ -56,8 +57,10 @@ class TritonAttention:
             metadata.block_tables,
             metadata.query_starts,
             metadata.seq_lens,
-            window,
+            spec.window,
             self._plan(metadata, kv_cache[0].shape[1]),
+            spec.soft_cap,
+            spec.scale,
         )
 
     def _plan(self, metadata: AttentionMetadata, num_kv_heads: int) -> AttentionPlan:

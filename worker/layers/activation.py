@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...kernels.gated_activation import gated_activation_reference, launch_gated_activation
-from ...kernels.native import find_library
-from ...kernels.triton_runtime import can_use_triton
+from ...kernels.choice import choose_kernel, native_library
+from ...kernels.gated_activation import ACTIVATIONS, gated_activation_reference, launch_gated_activation
+from ...kernels.program import Activate, Kind, Program, Slot
 
 
 class GatedActivation:
@@ -24,11 +24,19 @@ class GatedActivation:
         """[T, F] from [T, 2 F]."""
         return self._compute(gate_up, self._activation)
 
+    def emit(self, program: Program, x: Slot, y: Slot, size: int) -> None:
+        """The same as an operation: y [T, size] of x [T, 2 size]."""
+        program.add(Kind.ACTIVATE, Activate(x=x, y=y, size=size, activation=ACTIVATIONS[self._activation]))
+
 
 def _choose_kernel(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, str], Tensor]:
-    if can_use_triton(device):
+    chosen = choose_kernel("gated_activation", dtype, device)
+    if chosen == "triton":
         from ...kernels import gated_activation_triton
 
         return gated_activation_triton.launch_gated_activation
-    library = find_library(dtype, device)
-    return gated_activation_reference if library is None else partial(launch_gated_activation, library)
+    return (
+        partial(launch_gated_activation, native_library())
+        if chosen == "native"
+        else gated_activation_reference
+    )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...ipc.model_spec import AttentionSpec
+from ...kernels.paged_attention import NO_WINDOW, default_scale
+from ...kernels.program import Attend, Kind, NotNativeError, Program, Rotate, Slot
 from ..attention import AttentionBackend, QKNorm
 from ..attention.metadata import AttentionMetadata
+from ..attention.native_attention import NativeAttention
 from .linear import Linear
 
 
@@ -14,16 +18,16 @@ class Attention:
 
     def __init__(
         self,
+        spec: AttentionSpec,
         qkv_proj: Linear,
         o_proj: Linear,
         qk_norm: QKNorm | None,
-        window: int | None,
         backend: AttentionBackend,
     ) -> None:
+        self._spec = spec
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
         self.qk_norm = qk_norm
-        self.window = window
         self.backend = backend
 
     def __call__(
@@ -36,4 +40,35 @@ class Attention:
         """[T, hidden] from [T, hidden]; the step's K and V are in the cache afterwards."""
         qkv = self.qkv_proj(hidden)
         query = self.backend.rotate_and_write(qkv, *angles, self.qk_norm, kv_cache, metadata)
-        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.window))
+        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self._spec))
+
+    def emit_write(self, program: Program, x: Slot, angles: tuple[Slot, Slot], layer: int) -> Slot:
+        """The part up to the cache as operations; the slot of the queries comes back."""
+        if not isinstance(self.backend, NativeAttention):
+            raise NotNativeError(type(self.backend).__name__)
+        spec = self._spec
+        qkv = program.slot("qkv", spec.query_size + 2 * spec.kv_size)
+        self.qkv_proj.emit(program, x, qkv)
+        operation = Rotate(qkv=qkv, cos=angles[0], sin=angles[1], layer=layer, **_heads_of(spec))
+        if self.qk_norm is not None:
+            query_norm, key_norm, operation.eps = self.qk_norm
+            operation.query_norm, operation.key_norm = query_norm.data_ptr(), key_norm.data_ptr()
+        program.add(Kind.ROTATE, operation)
+        return qkv
+
+    def emit_attend(self, program: Program, qkv: Slot, y: Slot, layer: int) -> None:
+        """The rest as operations: y [T, hidden]."""
+        spec = self._spec
+        attended = program.slot("attended", spec.query_size)
+        window = NO_WINDOW if spec.window is None else spec.window
+        operation = Attend(qkv=qkv, y=attended, layer=layer, window=window, **_heads_of(spec))
+        operation.scale, operation.soft_cap = (
+            spec.scale or default_scale(spec.head_size),
+            spec.soft_cap or 0.0,
+        )
+        program.add(Kind.ATTEND, operation)
+        self.o_proj.emit(program, attended, y)
+
+
+def _heads_of(spec: AttentionSpec) -> dict[str, int]:
+    return {"num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads, "head_size": spec.head_size}

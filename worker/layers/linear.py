@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...ipc.config import Quantization
-from ...kernels.decoder import LinearTable
+from ...kernels.choice import choose_linear, native_library
 from ...kernels.linear import (
     FORMATS,
     choose_variant,
@@ -23,8 +23,7 @@ from ...kernels.linear import (
     quantize_and_pack_linear,
 )
 from ...kernels.linear_int8 import linear_int8_reference, quantize_int8
-from ...kernels.native import find_library
-from ...kernels.triton_runtime import can_use_triton
+from ...kernels.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
 
 
 class Linear(Protocol):
@@ -44,8 +43,19 @@ class Linear(Protocol):
         """[m, out] for contiguous x [m, in], of x's type."""
         ...
 
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        """The same as an operation. Raises NotNativeError where there is none."""
+        ...
 
-class TorchLinear:
+
+class _PythonLinear:
+    """What forms share that have no operation."""
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:  # noqa: ARG002
+        raise NotNativeError(type(self).__name__)
+
+
+class TorchLinear(_PythonLinear):
     """The plain form, on any device."""
 
     is_exact = False
@@ -62,7 +72,7 @@ class TorchLinear:
         return F.linear(x, self.weight, self._bias)
 
 
-class TorchInt8Linear:
+class TorchInt8Linear(_PythonLinear):
     """int8 weights on any device, made wide for every call: half the memory, slower than the plain form."""
 
     is_exact = False
@@ -78,7 +88,7 @@ class TorchInt8Linear:
         return linear_int8_reference(x, self._weight, self._scales, self._bias)
 
 
-class TritonLinear:
+class TritonLinear(_PythonLinear):
     """Batch-invariant on a GPU, and the one for int8 weights there (kernels/linear_triton.py)."""
 
     is_exact = True
@@ -137,8 +147,11 @@ class NativeLinear:
             self._scales,
         )
 
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        program.add(Kind.LINEAR, Multiply(linear=self.to_table(), x=x, y=y))
+
     def to_table(self) -> LinearTable:
-        """The layer as the native forward pass takes it: addresses that hold while this object lives."""
+        """The layer as an operation takes it: addresses that hold while this object lives."""
         return LinearTable(
             packed=self._packed.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
@@ -160,15 +173,14 @@ def make_linear(
 
     `is_strict` asks for an exact form where there is one: on the CPU the fastest is, on a GPU it costs time.
     """
-    library = find_library(weight.dtype, weight.device)
-    if library is not None:
-        return NativeLinear(library, weight, bias, quantization)
-    has_triton = can_use_triton(weight.device)
+    chosen = choose_linear(weight.dtype, weight.device, quantization, is_strict)
+    if chosen == "native":
+        return NativeLinear(native_library(), weight, bias, quantization)
     if quantization == "int8":
         quantized, scales = quantize_int8(weight)
-        form = TritonLinear if has_triton else TorchInt8Linear
+        form = TritonLinear if chosen == "triton" else TorchInt8Linear
         return form(quantized, scales, bias)
-    return TritonLinear(weight, None, bias) if has_triton and is_strict else TorchLinear(weight, bias)
+    return TritonLinear(weight, None, bias) if chosen == "triton" else TorchLinear(weight, bias)
 
 
 def _count_bytes(*tensors: Tensor | None) -> int:

@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from ...ipc.config import RopeConfig
+from ...ipc.model_spec import RopeConfig
+from ...kernels.program import Angles, Kind, Program, Slot
 
 
 class RotaryEmbedding:
@@ -39,11 +40,6 @@ class RotaryEmbedding:
             self._tables = cos.to(device), sin.to(device)
 
     @property
-    def tables(self) -> tuple[Tensor, Tensor] | None:
-        """cos and sin of every position, float32 [positions, D / 2]; None where they depend on the length."""
-        return None if len(self._tables) == 1 else (self._tables[0], self._tables[1])
-
-    @property
     def size_bytes(self) -> int:
         return sum(table.nbytes for table in self._tables)
 
@@ -58,6 +54,16 @@ class RotaryEmbedding:
         inv_freq = self._tables[0].index_select(0, (rope_lengths - self._trained_len).clamp_(min=0))
         angles = positions.float().unsqueeze(1) * inv_freq
         return angles.cos(), angles.sin()
+
+    def emit(self, program: Program) -> tuple[Slot, Slot]:
+        """The same as an operation: the slots of cos and sin. The dynamic type's come with each step."""
+        half = self._tables[0].shape[1]
+        cos, sin = (program.slot(name, half, torch.float32) for name in ("cos", "sin"))
+        operation = Angles(cos=cos, sin=sin, half=half)
+        if len(self._tables) == 2:
+            operation.cos_table, operation.sin_table = (table.data_ptr() for table in self._tables)
+        program.add(Kind.ANGLES, operation)
+        return cos, sin
 
 
 def compute_dynamic_frequencies(

@@ -1,50 +1,50 @@
-"""A decoder's forward pass as one native call, for decoders whose every piece is one of our CPU kernels.
+"""A decoder's forward pass as one native call, for decoders whose every layer has an operation for it.
 
-It holds a table of the decoder's addresses and nothing else of the model: the layers keep the tensors.
-Legend: T tokens, S requests that sample, D head size.
+It holds two programs, for hidden states and for logits, and nothing else of the model: the layers keep the
+tensors. Legend: T tokens, S requests that sample.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ...ipc.config import ModelShape
-from ...kernels.decoder import (
-    ACTIVATIONS,
-    DecoderTable,
-    LayerTable,
-    LinearTable,
+from ...ipc.model_spec import ModelSpec
+from ...kernels.choice import choose_kernel, native_library
+from ...kernels.program import (
+    CacheTable,
+    NotNativeError,
+    Program,
+    ProgramTable,
     StepTable,
     Workspace,
     check_layout,
-    launch_decoder,
+    run_program,
 )
-from ...kernels.native import find_library
-from ...kernels.paged_attention import NO_WINDOW
 from ..attention.metadata import AttentionMetadata, KVCaches
-from ..attention.native_attention import NativeAttention
-from ..layers.linear import Linear, NativeLinear
-from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
-
-if TYPE_CHECKING:  # it imports this module
-    from .decoder import Decoder, DecoderLayer
+from ..layers.rotary import RotaryEmbedding
 
 
 class NativeForward:
-    """Computes what the layers of a `Decoder` compute, to the bit. Made by `make_native_forward`."""
+    """Computes what the layers of a decoder compute, to the bit. Made by `make_native_forward`."""
 
-    def __init__(self, library: ctypes.CDLL, decoder: Decoder, shape: ModelShape) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        spec: ModelSpec,
+        programs: tuple[Program, Program],
+        rotary: RotaryEmbedding,
+        splits_tokens: bool,
+    ) -> None:
         check_layout(library)
         self.library = library
-        self._hidden_size, self._vocab_size = shape.hidden_size, shape.vocab_size
-        self._dtype = decoder.embedding.table.dtype
-        self._rotary = decoder.rotary
-        self._layers = (LayerTable * shape.num_layers)(*map(_make_layer, decoder.layers))
-        self._table = _make_decoder(decoder, shape, self._layers)
+        self._hidden_size, self._vocab_size = spec.hidden_size, spec.vocab_size
+        self._programs, self._rotary = programs, rotary
+        self._caches = (CacheTable * spec.num_layers)()
+        self._hidden, self._logits = (program.finish(self._caches, splits_tokens) for program in programs)
         self._kv_caches: KVCaches | None = None
         self._workspace = Workspace()
 
@@ -72,89 +72,48 @@ class NativeForward:
             num_requests=num_requests,
             table_width=table_width,
         )
-        out = torch.empty((len(input_ids), self._hidden_size), dtype=self._dtype)
-        self._launch(step, kv_caches, out)
+        out = torch.empty((len(input_ids), self._hidden_size), dtype=self._programs[0].dtype)
+        self._run(self._hidden, step, kv_caches, out)
         return out
 
     def compute_step_logits(self, step: StepTable, kv_caches: KVCaches) -> Tensor:
         """float32 [S, vocab]: logits of each sampling request's last token. Writes K and V of all tokens."""
         out = torch.empty((step.num_sampling, self._vocab_size), dtype=torch.float32)
-        self._launch(step, kv_caches, out)
+        self._run(self._logits, step, kv_caches, out)
         return out
 
-    def _launch(self, step: StepTable, kv_caches: KVCaches, out: Tensor) -> None:
+    def _run(self, program: ProgramTable, step: StepTable, kv_caches: KVCaches, out: Tensor) -> None:
         if kv_caches is not self._kv_caches:
             self._bind(kv_caches)
-        launch_decoder(self.library, self._table, step, self._workspace, out)
+        run_program(self.library, program, step, self._workspace, out)
 
     def _bind(self, kv_caches: KVCaches) -> None:
         """Note where the caches are; a model is used with one set of them, but tests make several."""
-        self._table.block_size = kv_caches[0][0].shape[2]
-        for layer, (k_cache, v_cache) in zip(self._layers, kv_caches, strict=True):
-            layer.k_cache, layer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        for program in (self._hidden, self._logits):
+            program.block_size = kv_caches[0][0].shape[2]
+        for layer, (k_cache, v_cache) in zip(self._caches, kv_caches, strict=True):
+            layer.k, layer.v = k_cache.data_ptr(), v_cache.data_ptr()
         self._kv_caches = kv_caches
 
 
-def make_native_forward(decoder: Decoder, shape: ModelShape) -> NativeForward | None:
-    """The native pass of `decoder`, None if some piece of it is not one of our CPU kernels."""
-    table = decoder.embedding.table
-    library = find_library(table.dtype, table.device)
-    if library is None or shape.activation not in ACTIVATIONS:
+def make_native_forward(
+    emit: Callable[[Program], None],
+    spec: ModelSpec,
+    table: Tensor,
+    rotary: RotaryEmbedding,
+    splits_tokens: bool,
+) -> NativeForward | None:
+    """The native pass of the model that `emit` emits, None if some layer of it has no operation.
+
+    `table` is the embedding's, whose type and device are the model's.
+    """
+    if choose_kernel("program", table.dtype, table.device) == "torch":
         return None
-    for layer in decoder.layers:
-        linears = (
-            layer.attention.qkv_proj,
-            layer.attention.o_proj,
-            layer.mlp.gate_up_proj,
-            layer.mlp.down_proj,
-        )
-        if not all(isinstance(linear, NativeLinear) for linear in linears):
-            return None
-        if not isinstance(layer.attention.backend, NativeAttention):
-            return None
-    if not isinstance(decoder.lm_head, NativeLinear):
+    hidden = Program(table.dtype, spec.hidden_size, wants_logits=False)
+    logits = Program(table.dtype, spec.vocab_size, wants_logits=True)
+    try:
+        emit(hidden)
+        emit(logits)
+    except NotNativeError:
         return None
-    return NativeForward(library, decoder, shape)
-
-
-def _make_decoder(decoder: Decoder, shape: ModelShape, layers: ctypes.Array[LayerTable]) -> DecoderTable:
-    cos, sin = decoder.rotary.tables or (None, None)
-    qk_norm = decoder.layers[0].attention.qk_norm
-    return DecoderTable(
-        layers=layers,
-        embedding=decoder.embedding.table.data_ptr(),
-        last_norm=decoder.norm.weight.data_ptr(),
-        cos=None if cos is None else cos.data_ptr(),
-        sin=None if sin is None else sin.data_ptr(),
-        lm_head=_make_linear(decoder.lm_head),
-        is_bf16=decoder.embedding.table.dtype is torch.bfloat16,
-        activation=ACTIVATIONS[shape.activation],
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_size=shape.head_size,
-        norm_eps=decoder.norm.eps,
-        qk_norm_eps=0.0 if qk_norm is None else qk_norm[2],
-        splits_tokens=decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES,
-    )
-
-
-def _make_layer(layer: DecoderLayer) -> LayerTable:
-    attention = layer.attention
-    query_norm, key_norm = (None, None) if attention.qk_norm is None else attention.qk_norm[:2]
-    return LayerTable(
-        input_norm=layer.input_norm.weight.data_ptr(),
-        post_norm=layer.post_norm.weight.data_ptr(),
-        query_norm=None if query_norm is None else query_norm.data_ptr(),
-        key_norm=None if key_norm is None else key_norm.data_ptr(),
-        qkv=_make_linear(attention.qkv_proj),
-        o=_make_linear(attention.o_proj),
-        gate_up=_make_linear(layer.mlp.gate_up_proj),
-        down=_make_linear(layer.mlp.down_proj),
-        window=NO_WINDOW if attention.window is None else attention.window,
-    )
-
-
-def _make_linear(linear: Linear) -> LinearTable:
-    assert isinstance(linear, NativeLinear)
-    return linear.to_table()
+    return NativeForward(native_library(), spec, (hidden, logits), rotary, splits_tokens)

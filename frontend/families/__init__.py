@@ -1,0 +1,53 @@
+"""Model families: one file each turns config.json into a ModelSpec. Nothing here imports torch.
+
+A family is a module with a `read_spec` and a row of `_FAMILIES`. What a checkpoint may leave out for
+transformers' config class may be left out here. What is left over and looks like arithmetic is refused by
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from ...ipc.errors import ModelError
+from ...ipc.model_spec import ModelSpec
+from . import gemma2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from .config_fields import ConfigFields
+
+# By the names of config.json: architecture -> (model_type, reader).
+_FAMILIES: dict[str, tuple[str, Callable[[ConfigFields], ModelSpec]]] = {
+    "Gemma2ForCausalLM": ("gemma2", gemma2.read_spec),
+    "LlamaForCausalLM": ("llama", llama.read_spec),
+    "MistralForCausalLM": ("mistral", mistral.read_spec),
+    "MixtralForCausalLM": ("mixtral", mixtral.read_spec),
+    "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
+    "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),
+}
+ARCHITECTURES = tuple(_FAMILIES)
+
+
+def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """Describe the decoder of config.json; ModelError names a key that is missing or unsupported."""
+    architecture = _read_architecture(config)
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            "config.json quantization_config", config["quantization_config"], "none (weights in float)"
+        )
+    fields = ConfigFields(config)
+    spec = _FAMILIES[architecture][1](fields)
+    fields.check_rest(architecture)
+    return spec
+
+
+def _read_architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if not names:
+        model_type = config.get("model_type")
+        names = [name for name, (known, _) in _FAMILIES.items() if known == model_type] or [model_type]
+    if isinstance(names, list):
+        for name in cast(list[Any], names):
+            if isinstance(name, str) and name in _FAMILIES:
+                return name
+    raise ModelError("config.json architectures", names, f"one of {', '.join(_FAMILIES)}")

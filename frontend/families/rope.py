@@ -1,0 +1,84 @@
+"""Rotary settings of config.json: `rope_scaling` with rope_theta beside it, or `rope_parameters` with it."""
+
+from __future__ import annotations
+
+from typing import Any, cast, get_args
+
+from ...ipc.errors import ModelError, shorten
+from ...ipc.model_spec import RopeConfig, RopeType
+from .config_fields import ConfigFields
+
+
+def read_rope(fields: ConfigFields, max_positions: int, default_theta: float = 10000.0) -> RopeConfig:
+    """The rotary embedding of all layers. ModelError names a key with a value that has no meaning here."""
+    # transformers lets rope_scaling win where a checkpoint has both.
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    values: Any = fields.get(name) or {}
+    if not isinstance(values, dict):
+        raise ModelError(f"config.json {name}", values, "an object")
+    rope = ConfigFields(cast(dict[str, Any], values), f"{name}.")
+    rotated = rope.get("partial_rotary_factor") or fields.get("partial_rotary_factor")
+    if rotated not in (None, 1):
+        raise rope.error("partial_rotary_factor", rotated, "1 (the whole head is rotated)")
+    if any(isinstance(value, dict) for value in cast(dict[str, Any], values).values()):
+        raise ModelError(f"config.json {name}", shorten(values), "one object for all layers")
+    theta = rope.number("rope_theta", fields.number("rope_theta", default_theta, low=1.0), low=1.0)
+    fields.ignore("original_max_position_embeddings")
+    config = _read_kind(rope, fields, theta, max_positions)
+    rope.check_rest(f"rope_type {config.type!r}")
+    return config
+
+
+def _read_kind(rope: ConfigFields, fields: ConfigFields, theta: float, max_positions: int) -> RopeConfig:
+    kind = _read_rope_type(rope)
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(theta=theta, type=kind, factor=rope.number("factor"))
+    original = fields.integer(
+        "original_max_position_embeddings",
+        rope.integer("original_max_position_embeddings", max_positions),
+    )
+    if kind == "llama3":
+        return _read_llama3(rope, theta, original)
+    return _read_yarn(rope, theta, original, max_positions)
+
+
+def _read_rope_type(rope: ConfigFields) -> RopeType:
+    value = rope.get("rope_type") or rope.get("type") or "default"
+    for kind in get_args(RopeType):
+        if value == kind:
+            return kind
+    raise rope.error("rope_type", value, f"one of {', '.join(get_args(RopeType))}")
+
+
+def _read_llama3(rope: ConfigFields, theta: float, original: int) -> RopeConfig:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.error("high_freq_factor", high, f"above low_freq_factor={low:g}")
+    return RopeConfig(
+        theta=theta,
+        type="llama3",
+        factor=rope.number("factor"),
+        original_max_position_embeddings=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _read_yarn(rope: ConfigFields, theta: float, original: int, max_positions: int) -> RopeConfig:
+    if theta == 1.0:  # its logarithm is a divisor
+        raise rope.error("rope_theta", theta, "above 1 with yarn")
+    stretch = max_positions / original  # what transformers takes when the factor is null
+    return RopeConfig(
+        theta=theta,
+        type="yarn",
+        factor=rope.number("factor", stretch if "factor" in rope else None),
+        original_max_position_embeddings=original,
+        attention_factor=rope.optional_number("attention_factor"),
+        beta_fast=rope.optional_number("beta_fast") or 32.0,
+        beta_slow=rope.optional_number("beta_slow") or 1.0,
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        truncate=rope.boolean("truncate", True),
+    )

@@ -1,0 +1,99 @@
+"""Which implementation of an operation runs on a device: said here and nowhere else, asked at load.
+
+"triton" is the file <operation>_triton.py, to be imported only where it was chosen; "native" the compiled
+library; "torch" the reference, which runs everywhere and covers everything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import Literal
+
+import torch
+
+from .native import find_library, load_library
+from .paged_attention import MAX_NATIVE_HEAD_SIZE
+from .triton_runtime import can_use_triton
+
+Implementation = Literal["triton", "native", "torch"]
+
+_LOGGER = logging.getLogger(__name__)
+
+# What there is beside torch, the best first.
+_IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
+    "argmax": ("native",),
+    "experts": ("native",),
+    "gated_activation": ("triton", "native"),
+    "gather_rows": ("triton",),
+    "linear": ("native", "triton"),
+    "log_totals": ("triton",),
+    "paged_attention": ("triton", "native"),
+    "penalties": ("triton",),
+    "program": ("native",),
+    "rms_norm": ("triton", "native"),
+    "sample": ("triton", "native"),
+    "soft_cap": ("native",),
+    "token_bitmask": ("triton",),
+}
+
+
+def choose_kernel(
+    operation: str, dtype: torch.dtype, device: torch.device, *without: Implementation
+) -> Implementation:
+    """The best implementation on this device of this type, leaving out some that do not cover the case."""
+    for implementation in _IMPLEMENTATIONS[operation]:
+        if implementation not in without and _is_there(implementation, dtype, device):
+            return implementation
+    return "torch"
+
+
+def choose_norm(size: int, dtype: torch.dtype, device: torch.device) -> Implementation:
+    """Of rows of so many numbers."""
+    chosen = choose_kernel("rms_norm", dtype, device)
+    if chosen == "triton":
+        from .rms_norm_triton import MAX_ROW_SIZE
+
+        if size > MAX_ROW_SIZE:
+            return choose_kernel("rms_norm", dtype, device, "triton")
+    return chosen
+
+
+def choose_linear(
+    dtype: torch.dtype, device: torch.device, format: str | None, is_strict: bool
+) -> Implementation:
+    """Of weights in a format (None: their own type). On a GPU exact rows cost time: only if `is_strict`."""
+    is_torch_faster = format is None and not is_strict
+    return choose_kernel("linear", dtype, device, *(("triton",) if is_torch_faster else ()))
+
+
+def choose_attention(
+    num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device
+) -> Implementation:
+    """Where Triton's kernels do not cover the heads, one log line says so."""
+    without: list[Implementation] = []
+    if choose_kernel("paged_attention", dtype, device) == "triton":
+        from .paged_attention_triton import find_uncovered
+
+        uncovered = find_uncovered(num_heads, num_kv_heads, head_size, dtype)
+        if uncovered is not None:
+            _LOGGER.warning(
+                "Triton's paged attention does not cover %s; torch operations take its place", uncovered
+            )
+            without.append("triton")
+    if head_size % 8 or head_size > MAX_NATIVE_HEAD_SIZE:
+        without.append("native")
+    return choose_kernel("paged_attention", dtype, device, *without)
+
+
+def native_library() -> ctypes.CDLL:
+    """The compiled kernels, for who was told "native"."""
+    library = load_library()
+    assert library is not None
+    return library
+
+
+def _is_there(implementation: Implementation, dtype: torch.dtype, device: torch.device) -> bool:
+    if implementation == "triton":
+        return can_use_triton(device)
+    return find_library(dtype, device) is not None

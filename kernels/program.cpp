@@ -1,0 +1,345 @@
+// Runs a list of operations over a step in one call (program.h). It adds no arithmetic: every number comes from the
+// kernels of this folder, in the order in which the layers in Python call them, so both give the same bits. What is
+// needed for sampled tokens only is computed for those: a row does not depend on its neighbours.
+//
+// Where the weights fit a core's cache, a thread runs all operations for some of the step's tokens, its part; the
+// parts meet once a layer, when K and V are written, and not in every operation.
+// Legend: T tokens, R requests, S of them that sample, D head size.
+#include "program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+
+#include "experts.h"
+#include "gated_activation.h"
+#include "linear.h"
+#include "paged_attention.h"
+#include "rms_norm.h"
+#include "rotate_and_write.h"
+#include "soft_cap.h"
+#include "thread_pool.h"
+#include "tile.h"
+
+namespace {
+
+using namespace quire;
+
+constexpr int64_t kMinParallelBytes = 1 << 18;
+constexpr size_t kAlignment = 64;
+constexpr int kMinPartTokens = 16;  // a tile of AMX has 16 rows: fewer take as long
+
+// Rows [count, width bytes] of `from` by index; `to` may be `from` where the indexes rise.
+void gather_rows(const void* from, const int64_t* index, int count, size_t width, void* to) {
+    const char* source = static_cast<const char*>(from);
+    char* target = static_cast<char*>(to);
+    if (from == to) {
+        for (int i = 0; i < count; ++i)
+            if (index[i] != i) std::memcpy(target + i * width, source + index[i] * width, width);
+        return;
+    }
+    parallel_runs(count, int64_t(count * width) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) std::memcpy(target + i * width, source + index[i] * width, width);
+    });
+}
+
+void widen_all(const bf16* from, int64_t count, float* to) {
+    constexpr int64_t kChunk = 1 << 14;
+    const int chunks = int((count + kChunk - 1) / kChunk);
+    parallel_for(chunks, count * int64_t(sizeof(float)) > kMinParallelBytes, [&](int chunk) {
+        const int64_t first = chunk * kChunk;
+        copy_floats(to + first, from + first, int(std::min(kChunk, count - first)));
+    });
+}
+
+template <typename T>
+void scale_all(T* x, int64_t count, float factor) {
+    parallel_runs(count, count * int64_t(sizeof(T)) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) x[i] = narrow<T>(quire::widen(x[i]) * factor);
+    });
+}
+
+// Hands out aligned parts of one piece of memory; without memory it only adds up their sizes.
+class Arena {
+  public:
+    explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}
+
+    template <typename T = void>
+    T* take(size_t size_bytes) {
+        char* start = memory_ ? memory_ + used_ : nullptr;
+        used_ += (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+        return static_cast<T*>(static_cast<void*>(start));
+    }
+
+    size_t used() const { return used_; }
+    bool is_real() const { return memory_ != nullptr; }
+
+  private:
+    char* memory_;
+    size_t used_ = 0;
+};
+
+// Tokens [first, last) of a step as a step of its own. A request may be cut: what is left of it here is a chunk
+// like any other, whose keys may be written by another thread in this very step.
+struct Part {
+    QuireStep step;
+    const int first_token;
+    int first_sampling = 0;  // sampling requests of the step before this part's
+
+    Part(const QuireStep& whole, int first, int last, Arena& arena) : step(whole), first_token(first) {
+        const int32_t* starts = whole.query_starts;
+        const int begin = int(std::upper_bound(starts, starts + whole.num_requests, first) - starts) - 1;
+        const int end = int(std::lower_bound(starts, starts + whole.num_requests, last) - starts);
+        step.num_tokens = last - first;
+        step.num_requests = end - begin;
+        step.input_ids += first;
+        step.positions += first;
+        step.slots += first;
+        step.block_tables += size_t(begin) * whole.table_width;
+        step.query_starts = arena.take<int32_t>((step.num_requests + 1) * sizeof(int32_t));
+        step.seq_lens = arena.take<int32_t>(step.num_requests * sizeof(int32_t));
+        step.sampling = arena.take<int64_t>(step.num_requests * sizeof(int64_t));
+        cut_requests(whole, first, last, begin, arena.is_real());
+    }
+
+  private:
+    void cut_requests(const QuireStep& whole, int first, int last, int begin, bool is_real) {
+        int64_t* sampling = step.sampling;
+        step.num_sampling = 0;
+        for (int i = 0; i < whole.num_sampling; ++i) {
+            const int token = whole.query_starts[whole.sampling[i] + 1] - 1;
+            first_sampling += token < first;
+            if (token < first || token >= last) continue;
+            if (is_real) sampling[step.num_sampling] = whole.sampling[i] - begin;
+            ++step.num_sampling;
+        }
+        if (!whole.sampling) step.sampling = nullptr;
+        if (!is_real) return;
+        for (int i = 0; i < step.num_requests; ++i) {
+            const int cut_off = std::max(0, whole.query_starts[begin + i + 1] - last);
+            step.query_starts[i] = std::max(0, whole.query_starts[begin + i] - first);
+            step.seq_lens[i] = whole.seq_lens[begin + i] - cut_off;
+        }
+        step.query_starts[step.num_requests] = step.num_tokens;
+    }
+};
+
+// A part of a step on its way through the operations. Tokens that are dropped free their places in the slots.
+class Pass {
+  public:
+    Pass(const QuireProgram& program, const Part& part, void* out, Arena& arena)
+        : program_(program),
+          step_(part.step),
+          first_token_(part.first_token),
+          rows_(step_.num_tokens),
+          requests_(step_.num_requests),
+          starts_(step_.query_starts),
+          lengths_(step_.seq_lens),
+          tables_(step_.block_tables) {
+        slots_ = arena.take<char*>(program.num_slots * sizeof(char*));
+        for (int i = 1; i < program.num_slots; ++i) {
+            const QuireSlot& slot = program.slots[i];
+            char* memory = arena.take<char>((slot.is_sampled ? step_.num_sampling : rows_) * slot.row_bytes);
+            if (arena.is_real()) slots_[i] = memory;
+        }
+        last_tokens_ = arena.take<int64_t>(rows_ * sizeof(int64_t));
+        kept_starts_ = arena.take<int32_t>((rows_ + 1) * sizeof(int32_t));
+        kept_lengths_ = arena.take<int32_t>(rows_ * sizeof(int32_t));
+        kept_tables_ = arena.take<int32_t>(size_t(requests_) * step_.table_width * sizeof(int32_t));
+        if (!arena.is_real()) return;
+        const QuireSlot& result = program.slots[0];
+        const int first_row = result.is_sampled ? part.first_sampling : first_token_;
+        slots_[0] = static_cast<char*>(out) + first_row * result.row_bytes;
+    }
+
+    void run(const QuireOperation* operation, const QuireOperation* end) {
+        for (; operation < end && rows_ > 0; ++operation) run(*operation);
+    }
+
+  private:
+    void run(const QuireOperation& operation) {
+        const void* p = operation.arguments;
+        switch (operation.kind) {
+            case QUIRE_EMBED: return embed(*static_cast<const QuireEmbed*>(p));
+            case QUIRE_ANGLES: return find_angles(*static_cast<const QuireAngles*>(p));
+            case QUIRE_NORM: return norm(*static_cast<const QuireNorm*>(p), false);
+            case QUIRE_ADD_NORM: return norm(*static_cast<const QuireNorm*>(p), true);
+            case QUIRE_LINEAR: return multiply(*static_cast<const QuireMultiply*>(p));
+            case QUIRE_ROTATE: return rotate_and_write(*static_cast<const QuireRotate*>(p));
+            case QUIRE_KEEP: return keep_sampled(*static_cast<const QuireKeep*>(p));
+            case QUIRE_ATTEND: return attend(*static_cast<const QuireAttend*>(p));
+            case QUIRE_ACTIVATE: return activate(*static_cast<const QuireActivate*>(p));
+            case QUIRE_WIDEN: return widen(*static_cast<const QuireWiden*>(p));
+            case QUIRE_SCALE: return scale(*static_cast<const QuireScale*>(p));
+            case QUIRE_CAP: return cap(*static_cast<const QuireCap*>(p));
+            case QUIRE_ROUTE: return route(*static_cast<const QuireRoute*>(p));
+            case QUIRE_EXPERTS: return run_experts(*static_cast<const QuireExperts*>(p));
+        }
+    }
+
+    template <typename T = void>
+    T* at(int slot) const {
+        return static_cast<T*>(static_cast<void*>(slots_[slot]));
+    }
+
+    void embed(const QuireEmbed& op) {
+        gather_rows(op.table, step_.input_ids, rows_, program_.slots[op.y].row_bytes, at(op.y));
+    }
+
+    void find_angles(const QuireAngles& op) {
+        const size_t width = op.half * sizeof(float);
+        if (step_.cos) {
+            slots_[op.cos] = const_at(step_.cos + size_t(first_token_) * op.half);
+            slots_[op.sin] = const_at(step_.sin + size_t(first_token_) * op.half);
+            return;
+        }
+        gather_rows(op.cos_table, step_.positions, rows_, width, at(op.cos));
+        gather_rows(op.sin_table, step_.positions, rows_, width, at(op.sin));
+    }
+
+    // The step's own angles, which are only read.
+    static char* const_at(const float* angles) { return reinterpret_cast<char*>(const_cast<float*>(angles)); }
+
+    void norm(const QuireNorm& op, bool adds) {
+        quire_rms_norm(program_.is_bf16, at(op.x), adds ? at(op.residual) : nullptr, op.weight, at(op.y), rows_,
+                       op.size, op.eps, op.weight_offset);
+    }
+
+    void multiply(const QuireMultiply& op) {
+        const QuireLinear& layer = op.linear;
+        quire_linear(layer.variant, layer.format, program_.is_bf16, at(op.x), rows_, layer.num_in, layer.packed,
+                     layer.num_out, layer.scales, layer.bias, at(op.y));
+    }
+
+    void rotate_and_write(const QuireRotate& op) {
+        const QuireCache& cache = program_.caches[op.layer];
+        quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, at<float>(op.cos), at<float>(op.sin),
+                               op.query_norm, op.key_norm, op.eps, cache.k, cache.v, step_.slots, op.num_heads,
+                               op.num_kv_heads, op.head_size, program_.block_size);
+    }
+
+    void keep_sampled(const QuireKeep& op) {
+        const int kept = step_.num_sampling;
+        if (kept == rows_) return;
+        for (int i = 0; i < kept; ++i) {
+            const int64_t request = step_.sampling[i];
+            last_tokens_[i] = step_.query_starts[request + 1] - 1;
+            kept_lengths_[i] = step_.seq_lens[request];
+        }
+        for (int i = 0; i <= kept; ++i) kept_starts_[i] = i;
+        for (int i = 0; i < op.num_slots; ++i)
+            gather_rows(at(op.slots[i]), last_tokens_, kept, program_.slots[op.slots[i]].row_bytes, at(op.slots[i]));
+        gather_rows(tables_, step_.sampling, kept, step_.table_width * sizeof(int32_t), kept_tables_);
+        rows_ = requests_ = kept;
+        starts_ = kept_starts_;
+        lengths_ = kept_lengths_;
+        tables_ = kept_tables_;
+    }
+
+    void attend(const QuireAttend& op) {
+        const QuireCache& cache = program_.caches[op.layer];
+        quire_paged_attention(program_.is_bf16, at(op.qkv), (op.num_heads + 2 * op.num_kv_heads) * op.head_size,
+                              at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_, requests_,
+                              op.num_heads, op.num_kv_heads, op.head_size, program_.block_size, op.window, op.scale,
+                              op.soft_cap);
+    }
+
+    void activate(const QuireActivate& op) {
+        quire_gated_activation(program_.is_bf16, op.activation, at(op.x), at(op.y), rows_, op.size);
+    }
+
+    void widen(const QuireWiden& op) { widen_all(at<bf16>(op.x), int64_t(rows_) * op.size, at<float>(op.y)); }
+
+    void scale(const QuireScale& op) {
+        const int64_t count = int64_t(rows_) * op.size;
+        if (program_.is_bf16)
+            scale_all(at<bf16>(op.x), count, op.factor);
+        else
+            scale_all(at<float>(op.x), count, op.factor);
+    }
+
+    void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }
+
+    void route(const QuireRoute& op) {
+        quire_route(program_.is_bf16, at(op.logits), rows_, op.num_experts, op.per_token, op.normalizes,
+                    at<int32_t>(op.choices), at<float>(op.weights));
+    }
+
+    void run_experts(const QuireExperts& op) {
+        const QuireExpertsScratch scratch{at(op.routed), at(op.wide), at(op.gated)};
+        quire_experts(program_.is_bf16, op.activation, at(op.x), rows_, at<int32_t>(op.choices),
+                      at<float>(op.weights), op.num_experts, op.per_token, op.gate_up, op.down, &scratch, at(op.y));
+    }
+
+    const QuireProgram& program_;
+    const QuireStep& step_;
+    const int first_token_;
+    char** slots_;
+    int rows_, requests_;
+    const int32_t *starts_, *lengths_, *tables_;
+    int64_t* last_tokens_;
+    int32_t *kept_starts_, *kept_lengths_, *kept_tables_;
+};
+
+int count_parts(const QuireProgram& program, const QuireStep& step) {
+    if (!program.splits_tokens) return 1;
+    return std::max(1, std::min(num_threads(), step.num_tokens / kMinPartTokens));
+}
+
+// First token of a part; that of the part after the last is T.
+int find_first(const QuireStep& step, int part, int parts) { return int(int64_t(step.num_tokens) * part / parts); }
+
+struct Run {
+    Arena arena;
+    const Part part;
+    Pass pass;
+
+    // Without memory, only its size is of use.
+    Run(const QuireProgram& program, const QuireStep& step, int index, int parts, void* memory, void* out)
+        : arena(memory),
+          part(step, find_first(step, index, parts), find_first(step, index + 1, parts), arena),
+          pass(program, part, out, arena) {}
+};
+
+// Whether all parts of a step must have come to an operation before any goes on.
+bool waits_for_others(const QuireOperation& operation) { return operation.kind == QUIRE_ATTEND; }
+
+}  // namespace
+
+// Sizes of the structs that Python makes: what mirrors them is checked against these.
+extern "C" int quire_program_layout(int which) {
+    const size_t sizes[] = {
+        sizeof(QuireLinear), sizeof(QuireSlot), sizeof(QuireCache), sizeof(QuireEmbed), sizeof(QuireAngles),
+        sizeof(QuireNorm), sizeof(QuireMultiply), sizeof(QuireRotate), sizeof(QuireKeep), sizeof(QuireAttend),
+        sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
+        sizeof(QuireExperts), sizeof(QuireOperation), sizeof(QuireProgram), sizeof(QuireStep),
+    };
+    return int(sizes[which]);
+}
+
+// Bytes of the workspace for a step. It is cut here, for the number of threads of this moment: another may hold when
+// it is computed.
+extern "C" int64_t quire_program_workspace(const QuireProgram* program, QuireStep* step) {
+    const int parts = step->num_parts = count_parts(*program, *step);
+    size_t size = 0;
+    for (int part = 0; part < parts; ++part) size += Run(*program, *step, part, parts, nullptr, nullptr).arena.used();
+    return int64_t(size);
+}
+
+// `out` is slot 0, for all rows of the step. K and V of all T tokens are in the caches afterwards. The workspace is
+// what quire_program_workspace asked for, for this very step.
+extern "C" void quire_program_run(const QuireProgram* program, const QuireStep* step, void* workspace, void* out) {
+    const int parts = step->num_parts;
+    std::deque<Run> runs;
+    for (int i = 0; i < parts; ++i) {
+        runs.emplace_back(*program, *step, i, parts, workspace, out);
+        workspace = static_cast<char*>(workspace) + runs.back().arena.used();
+    }
+    const QuireOperation *first = program->operations, *end = first + program->num_operations;
+    while (first < end) {
+        const QuireOperation* last = first + 1;
+        while (last < end && !waits_for_others(*last)) ++last;
+        parallel_for(parts, true, [&](int i) { runs[i].pass.run(first, last); });
+        first = last;
+    }
+}

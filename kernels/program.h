@@ -1,0 +1,153 @@
+// What a whole forward pass is called with: a list of operations over named buffers, and a step's inputs.
+// kernels/program.py mirrors these structs field by field. An operation is a kind, a struct of arguments, and a
+// method of Pass in program.cpp.
+// Legend: T tokens, R requests, S of them that sample, D head size.
+#pragma once
+
+#include "linear.h"
+
+#include <cstdint>
+
+extern "C" {
+
+// A buffer with a row for each token or for each sampling request; operations know it by its number. 0 is the
+// caller's memory for the result.
+struct QuireSlot {
+    int64_t row_bytes;
+    int32_t is_sampled, padding;
+};
+
+// K and V of a layer.
+struct QuireCache {
+    void *k, *v;
+};
+
+enum QuireKind {
+    QUIRE_EMBED = 0,
+    QUIRE_ANGLES = 1,
+    QUIRE_NORM = 2,
+    QUIRE_ADD_NORM = 3,
+    QUIRE_LINEAR = 4,
+    QUIRE_ROTATE = 5,
+    QUIRE_KEEP = 6,
+    QUIRE_ATTEND = 7,
+    QUIRE_ACTIVATE = 8,
+    QUIRE_WIDEN = 9,
+    QUIRE_SCALE = 10,
+    QUIRE_CAP = 11,
+    QUIRE_ROUTE = 12,
+    QUIRE_EXPERTS = 13,
+};
+
+// y = rows of the table by token id.
+struct QuireEmbed {
+    const void* table;
+    int32_t y, size;
+};
+
+// Slots cos and sin = rows of the tables by position, or the step's own.
+struct QuireAngles {
+    const float *cos_table, *sin_table;  // [positions, D / 2]; null if each step brings its own
+    int32_t cos, sin, half, padding;
+};
+
+// y = norm(x); as QUIRE_ADD_NORM: residual += x, y = norm(residual).
+struct QuireNorm {
+    const void* weight;
+    int32_t x, residual, y, size;
+    float eps, weight_offset;
+};
+
+struct QuireMultiply {
+    QuireLinear linear;
+    int32_t x, y;
+};
+
+// Norms, rotates and writes to the caches what a linear layer has left in qkv.
+struct QuireRotate {
+    const void *query_norm, *key_norm;  // null where the model has none
+    int32_t qkv, cos, sin, layer;
+    int32_t num_heads, num_kv_heads, head_size;
+    float eps;
+};
+
+// Goes on with the last token of each sampling request only; rows of these slots move up.
+struct QuireKeep {
+    const int32_t* slots;
+    int32_t num_slots, padding;
+};
+
+// y = attention of the queries in qkv; K and V of the whole step must be in the caches.
+struct QuireAttend {
+    int32_t qkv, y, layer;
+    int32_t num_heads, num_kv_heads, head_size;
+    int32_t window;  // larger than any length where there is none
+    float scale, soft_cap;  // soft_cap 0: none
+};
+
+struct QuireActivate {
+    int32_t x, y, size;
+    int32_t activation;  // a QuireActivation
+};
+
+// y = x as float32.
+struct QuireWiden {
+    int32_t x, y, size;
+};
+
+// x *= factor, rounded to the model's type.
+struct QuireScale {
+    int32_t x, size;
+    float factor;
+};
+
+// x = cap * tanh(x / cap), in float32.
+struct QuireCap {
+    int32_t x, size;
+    float cap;
+};
+
+// As quire_route.
+struct QuireRoute {
+    int32_t logits, choices, weights;
+    int32_t num_experts, per_token, normalizes;
+};
+
+// As quire_experts.
+struct QuireExperts {
+    const QuireLinear *gate_up, *down;  // [num_experts]
+    int32_t x, choices, weights, routed, wide, gated, y;
+    int32_t num_experts, per_token, activation;
+};
+
+struct QuireOperation {
+    const void* arguments;  // the struct of its kind
+    int32_t kind, padding;
+};
+
+struct QuireProgram {
+    const QuireOperation* operations;
+    const QuireSlot* slots;
+    const QuireCache* caches;
+    int32_t num_operations, num_slots;
+    int32_t is_bf16, block_size;
+    int32_t splits_tokens;  // 1: threads share a step's tokens, 0: they share each operation's work
+    int32_t padding;
+};
+
+struct QuireStep {
+    int64_t *input_ids, *positions, *slots;  // [T]
+    const float *cos, *sin;                  // [T, D / 2], or null: from the program's tables
+    int32_t *query_starts, *seq_lens;        // [R + 1], [R]
+    int32_t* block_tables;                   // [R, table_width]
+    int64_t* sampling;                       // [S] of the R in rising order; null where nothing is sampled
+    int32_t num_tokens, num_requests, num_sampling, table_width;
+    int32_t num_parts;  // that it is computed in: quire_program_workspace writes it
+    int32_t padding;
+};
+
+int quire_program_layout(int which);
+int64_t quire_program_workspace(const QuireProgram* program, QuireStep* step);
+void quire_program_run(const QuireProgram* program, const QuireStep* step, void* workspace, void* out);
+
+}  // extern "C"

@@ -1,0 +1,227 @@
+"""A forward pass as a list of operations, run in one call (program.cpp): the other kernels in a row.
+
+Layers emit operations into a `Program`. The structs mirror program.h field by field and hold addresses only:
+who emits keeps the tensors. The reference is the same layers called from Python; bits are equal.
+Legend: T tokens, R requests, S of them that sample, D head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NewType
+
+import torch
+from torch import Tensor
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+Slot = NewType("Slot", int)
+OUT = Slot(0)  # the result: what `run_program` is given
+
+
+class Kind(IntEnum):
+    """QuireKind."""
+
+    EMBED = 0
+    ANGLES = 1
+    NORM = 2
+    ADD_NORM = 3
+    LINEAR = 4
+    ROTATE = 5
+    KEEP = 6
+    ATTEND = 7
+    ACTIVATE = 8
+    WIDEN = 9
+    SCALE = 10
+    CAP = 11
+    ROUTE = 12
+    EXPERTS = 13
+
+
+def _fields(pointers: str = "", ints: str = "", floats: str = "") -> list[tuple[str, type]]:
+    """Fields of a struct, by type in this order."""
+    types = ((_POINTER, pointers), (_INT, ints), (_FLOAT, floats))
+    return [(name, kind) for kind, names in types for name in names.split()]
+
+
+def _make_struct(
+    pointers: str = "", ints: str = "", floats: str = "", first: tuple[tuple[str, type], ...] = ()
+) -> type[ctypes.Structure]:
+    fields = (*first, *_fields(pointers, ints, floats))
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+class LinearTable(ctypes.Structure):
+    """QuireLinear."""
+
+    _fields_ = _fields("packed scales bias", "num_in num_out variant format")
+
+
+class SlotTable(ctypes.Structure):
+    """QuireSlot."""
+
+    _fields_ = (("row_bytes", _LONG), ("is_sampled", _INT), ("padding", _INT))
+
+
+class CacheTable(ctypes.Structure):
+    """QuireCache."""
+
+    _fields_ = _fields("k v")
+
+
+# Arguments of the operations, by kind.
+Embed = _make_struct("table", "y size")
+Angles = _make_struct("cos_table sin_table", "cos sin half padding")
+Norm = _make_struct("weight", "x residual y size", "eps weight_offset")
+Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
+Rotate = _make_struct("query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size", "eps")
+Keep = _make_struct("slots", "num_slots padding")
+Attend = _make_struct("", "qkv y layer num_heads num_kv_heads head_size window", "scale soft_cap")
+Activate = _make_struct("", "x y size activation")
+Widen = _make_struct("", "x y size")
+Scale = _make_struct("", "x size", "factor")
+Cap = _make_struct("", "x size", "cap")
+Route = _make_struct("", "logits choices weights num_experts per_token normalizes")
+Experts = _make_struct(
+    "gate_up down", "x choices weights routed wide gated y num_experts per_token activation"
+)
+
+
+class OperationTable(ctypes.Structure):
+    """QuireOperation."""
+
+    _fields_ = _fields("arguments", "kind padding")
+
+
+class ProgramTable(ctypes.Structure):
+    """QuireProgram."""
+
+    _fields_ = _fields(
+        "operations slots caches", "num_operations num_slots is_bf16 block_size splits_tokens padding"
+    )
+
+
+class StepTable(ctypes.Structure):
+    """QuireStep."""
+
+    _fields_ = _fields(
+        "input_ids positions slots cos sin query_starts seq_lens block_tables sampling",
+        "num_tokens num_requests num_sampling table_width num_parts padding",
+    )
+
+
+_ARGUMENTS = (
+    Embed,
+    Angles,
+    Norm,
+    Multiply,
+    Rotate,
+    Keep,
+    Attend,
+    Activate,
+    Widen,
+    Scale,
+    Cap,
+    Route,
+    Experts,
+)
+# In the order of quire_program_layout.
+_TABLES = (LinearTable, SlotTable, CacheTable, *_ARGUMENTS, OperationTable, ProgramTable, StepTable)
+
+
+class NotNativeError(Exception):
+    """A layer has no operation: its model is computed layer by layer in Python."""
+
+
+class Program:
+    """Operations in the order in which they are emitted, and the buffers that they name.
+
+    `out_width` numbers a row of the result, of the model's type for every token, or float32 for the sampling
+    requests (`wants_logits`).
+    """
+
+    def __init__(self, dtype: torch.dtype, out_width: int, wants_logits: bool) -> None:
+        self.dtype = dtype
+        self.wants_logits = wants_logits
+        self._arguments: list[tuple[Kind, ctypes.Structure]] = []
+        self._slots: dict[str, tuple[Slot, SlotTable]] = {}
+        self._kept: list[ctypes.Array[ctypes.c_int32]] = []
+        self.slot("out", out_width, torch.float32 if wants_logits else dtype, is_sampled=wants_logits)
+
+    def slot(
+        self, name: str, width: int, dtype: torch.dtype | None = None, *, is_sampled: bool = False
+    ) -> Slot:
+        """The buffer of that name with a row of `width` numbers for each token (or sampling request).
+
+        Asked for again it is the same one, wide enough for both.
+        """
+        row_bytes = width * (dtype or self.dtype).itemsize
+        slot, table = self._slots.setdefault(
+            name, (Slot(len(self._slots)), SlotTable(row_bytes=0, is_sampled=is_sampled))
+        )
+        table.row_bytes = max(table.row_bytes, row_bytes)
+        return slot
+
+    def add(self, kind: Kind, arguments: ctypes.Structure) -> None:
+        """Append an operation."""
+        self._arguments.append((kind, arguments))
+
+    def keep_sampled(self, slots: Sequence[Slot]) -> None:
+        """From here on compute sampled tokens only; `slots` are those that are read later."""
+        array = (_INT * len(slots))(*slots)
+        self._kept.append(array)
+        self.add(Kind.KEEP, Keep(slots=ctypes.addressof(array), num_slots=len(slots)))
+
+    def finish(self, caches: ctypes.Array[CacheTable], splits_tokens: bool) -> ProgramTable:
+        """The program as program.cpp takes it, valid while this object and `caches` live."""
+        arguments = self._arguments
+        self._operations = (OperationTable * len(arguments))(
+            *(OperationTable(arguments=ctypes.addressof(struct), kind=kind) for kind, struct in arguments)
+        )
+        tables = [table for _, table in self._slots.values()]
+        self._slot_tables = (SlotTable * len(tables))(*tables)
+        return ProgramTable(
+            operations=ctypes.addressof(self._operations),
+            slots=ctypes.addressof(self._slot_tables),
+            caches=ctypes.addressof(caches),
+            num_operations=len(arguments),
+            num_slots=len(tables),
+            is_bf16=self.dtype is torch.bfloat16,
+            splits_tokens=splits_tokens,
+        )
+
+
+def check_layout(library: ctypes.CDLL) -> None:
+    """Raises RuntimeError if the structs here are not those that the library was compiled with."""
+    ours = [ctypes.sizeof(table) for table in _TABLES]
+    theirs = [library.quire_program_layout(which) for which in range(len(_TABLES))]
+    if ours != theirs:
+        raise RuntimeError(f"program.py's structs have {ours} bytes, program.h's {theirs}")
+
+
+class Workspace:
+    """Memory for what a step computes between its inputs and its result; grows to the largest step's size."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, size_bytes: int) -> int:
+        """Address of at least so many bytes, aligned to 64; what was there before is void."""
+        if self._memory.numel() < size_bytes:
+            self._memory = torch.empty(0, dtype=torch.uint8)  # first, so that both are never held
+            self._memory = torch.empty(size_bytes, dtype=torch.uint8)
+        return self._memory.data_ptr()
+
+
+def run_program(
+    library: ctypes.CDLL, program: ProgramTable, step: StepTable, workspace: Workspace, out: Tensor
+) -> None:
+    """Compute a step. `out` is contiguous on the CPU and has the rows that the program's slot "out" says.
+
+    All K and V of the step are in the caches afterwards.
+    """
+    addresses = ctypes.addressof(program), ctypes.addressof(step)
+    size_bytes = library.quire_program_workspace(*addresses)
+    library.quire_program_run(*addresses, workspace.reserve(size_bytes), out.data_ptr())

@@ -1,0 +1,55 @@
+"""A field of the spec that the worker does not compute is refused by its name, never left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from checkpoints import Recipe, make_spec
+from quire.ipc.errors import ModelError
+from quire.ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from quire.worker.models import coverage
+
+SPEC = msgspec.structs.replace(make_spec(Recipe()), max_position_embeddings=2048)
+OTHER_VALUES: dict[type, Any] = {bool: True, int: 7, float: 7.0, str: "another", type(None): 7}
+FIELDS = [
+    (struct, field.name)
+    for struct in (ModelSpec, LayerSpec, AttentionSpec, DenseSpec)
+    for field in msgspec.structs.fields(struct)
+    if field.default is not msgspec.NODEFAULT and field.name != "rope"
+]
+
+
+def change(struct: type[msgspec.Struct], name: str) -> ModelSpec:
+    """The spec with another value of one field, of its second layer where it is a layer's."""
+    layer = SPEC.layers[1]
+    part = {ModelSpec: SPEC, LayerSpec: layer, AttentionSpec: layer.attention, DenseSpec: layer.ffn}[struct]
+    changed = msgspec.structs.replace(part, **{name: OTHER_VALUES[type(getattr(part, name))]})
+    if isinstance(changed, ModelSpec):
+        return changed
+    if struct is not LayerSpec:
+        field = "attention" if struct is AttentionSpec else "ffn"
+        changed = msgspec.structs.replace(layer, **{field: changed})
+    return msgspec.structs.replace(SPEC, layers=(SPEC.layers[0], changed))
+
+
+@pytest.mark.parametrize(("struct", "name"), FIELDS)
+def test_a_field_that_nothing_computes_is_refused_by_its_name(
+    struct: type[msgspec.Struct], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = " ".join(other for other in coverage._COVERED[struct].split() if other != name)
+    monkeypatch.setitem(coverage._COVERED, struct, others)
+    coverage.check_covered(SPEC)
+    with pytest.raises(ModelError, match="no operation") as caught:
+        coverage.check_covered(change(struct, name))
+    assert caught.value.field.startswith("spec.layers[1]." if struct is not ModelSpec else "spec.")
+    assert caught.value.field.endswith(f".{name}")
+
+
+def test_heads_of_two_sizes_are_refused_by_the_layer() -> None:
+    attention = msgspec.structs.replace(SPEC.layers[1].attention, head_size=32)
+    other = msgspec.structs.replace(SPEC.layers[1], attention=attention)
+    spec = msgspec.structs.replace(SPEC, layers=(SPEC.layers[0], other))
+    with pytest.raises(ModelError, match=r"^spec.layers\[1\].attention.head_size=32: 16, as of the layers"):
+        coverage.check_covered(spec)

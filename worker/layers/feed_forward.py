@@ -1,0 +1,122 @@
+"""The feed-forward part of a layer: one network for every token, or some of many.
+
+Legend: T tokens, E experts, K experts a token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...ipc.model_spec import ExpertsSpec
+from ...kernels import program as ops
+from ...kernels.choice import native_library
+from ...kernels.experts import experts_reference, launch_experts, launch_route, route_reference
+from ...kernels.gated_activation import ACTIVATIONS
+from ...kernels.program import Kind, LinearTable, NotNativeError, Program, Slot
+from .activation import GatedActivation
+from .linear import Linear, NativeLinear
+
+
+class FeedForward(Protocol):
+    """Either of the two."""
+
+    @property
+    def is_capturable(self) -> bool:
+        """True if it waits for nothing on the host, so that a CUDA graph can hold it."""
+        ...
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[T, hidden] for contiguous [T, hidden]."""
+        ...
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        """The same as operations. Raises NotNativeError where there are none."""
+        ...
+
+
+class MLP:
+    """down(act(gate(x)) * up(x)), gate and up in one projection."""
+
+    is_capturable = True
+
+    def __init__(
+        self, gate_up_proj: Linear, activation: GatedActivation, down_proj: Linear, width: int
+    ) -> None:
+        self.gate_up_proj = gate_up_proj
+        self.activation = activation
+        self.down_proj = down_proj
+        self._width = width
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_up_proj(hidden)))
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        gate_up, gated = program.slot("gate_up", 2 * self._width), program.slot("gated", self._width)
+        self.gate_up_proj.emit(program, x, gate_up)
+        self.activation.emit(program, gate_up, gated, self._width)
+        self.down_proj.emit(program, gated, y)
+
+
+class Experts:
+    """The sum of what a token's K experts make of it, by the router's weights (kernels/experts.py)."""
+
+    is_capturable = False  # which experts have tokens is asked on the host
+
+    def __init__(self, spec: ExpertsSpec, router: Linear, experts: list[MLP]) -> None:
+        self._spec = spec
+        self._router = router
+        self._experts = experts
+        gate_up = [expert.gate_up_proj for expert in experts]
+        self._tables = _make_tables(gate_up), _make_tables([expert.down_proj for expert in experts])
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        spec, (gate_up, down) = self._spec, self._tables
+        logits = self._router(hidden)
+        if gate_up is None or down is None:
+            choices, weights = route_reference(logits, spec.num_experts_per_tok, spec.norm_topk_prob)
+            return experts_reference(hidden, choices, weights, self._experts)
+        library = native_library()  # as each of the linear layers
+        choices, weights = launch_route(library, logits, spec.num_experts_per_tok, spec.norm_topk_prob)
+        return launch_experts(library, hidden, choices, weights, gate_up, down, spec.activation)
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        spec, (gate_up, down) = self._spec, self._tables
+        if gate_up is None or down is None:
+            raise NotNativeError(type(self).__name__)
+        most, hidden, width = spec.num_experts_per_tok, down[0].num_out, spec.intermediate_size
+        logits = program.slot("router", spec.num_experts)
+        choices = program.slot("choices", most, torch.int32)
+        weights = program.slot("expert_weights", most, torch.float32)
+        self._router.emit(program, x, logits)
+        numbers = {"num_experts": spec.num_experts, "per_token": most}
+        normalizes = spec.norm_topk_prob
+        program.add(
+            Kind.ROUTE,
+            ops.Route(logits=logits, choices=choices, weights=weights, normalizes=normalizes, **numbers),
+        )
+        program.add(
+            Kind.EXPERTS,
+            ops.Experts(
+                gate_up=ctypes.addressof(gate_up),
+                down=ctypes.addressof(down),
+                x=x,
+                choices=choices,
+                weights=weights,
+                routed=program.slot("routed", most * hidden),
+                wide=program.slot("gate_up", most * 2 * width),
+                gated=program.slot("gated", most * width),
+                y=y,
+                activation=ACTIVATIONS[spec.activation],
+                **numbers,
+            ),
+        )
+
+
+def _make_tables(linears: list[Linear]) -> ctypes.Array[LinearTable] | None:
+    """The layers as operations take them, None unless all are native."""
+    tables = [linear.to_table() for linear in linears if isinstance(linear, NativeLinear)]
+    return (LinearTable * len(linears))(*tables) if len(tables) == len(linears) else None
