@@ -53,9 +53,7 @@ class Scheduler:
         self._config = config
         self._manager = manager
         self._counters = counters
-        self._long_threshold = config.long_prefill_token_threshold or max(
-            1, config.max_num_batched_tokens // 4
-        )
+        self._long_threshold = config.max_prompt_tokens_beside_decodes
         self.batch = RunningBatch(config, manager)
         self.policy = POLICIES[config.policy](self.batch, monotonic)
         self.in_flight = self.batch.in_flight

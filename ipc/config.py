@@ -123,6 +123,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             _check_range("max_queued_bytes", self.max_queued_bytes, 1, MAX_SIZE_BYTES)
         _check_range("run_ahead", self.run_ahead, 1, 2)
 
+    @property
+    def max_prompt_tokens_beside_decodes(self) -> int:
+        """Of long prompts in a step that also decodes; under `fair` also of one tenant's beside others'."""
+        return self.long_prefill_token_threshold or max(1, self.max_num_batched_tokens // 4)
+
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Devices and processes."""

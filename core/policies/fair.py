@@ -7,7 +7,9 @@ are charged when they are scheduled; what is computed again after a preemption i
 
 Time: a newcomer's first token takes about as long as without the others (step_pacer.py). While newcomers
 come, tenants with many more rows give way: a step with a newcomer's prompt leaves out all that is theirs,
-never two such steps running, and in the others their decodes take turns. Other decodes are not delayed.
+never two such steps running, and in the others their decodes take turns. Other decodes are not delayed. Of
+the prompts of one tenant a step in which others decode has no more tokens, however many they are, than of one
+long prompt.
 
 Rows and blocks: who has more than its share is preempted for who has less (fair_preemption.py).
 
@@ -49,6 +51,7 @@ class FairPolicy(Policy[FairQueue]):
         self._preemption = FairPreemption(batch, self._holders)
         self._prefilling: dict[Request, None] = {}  # running, with a part of the prompt to come
         self._was_exclusive = False
+        self._max_beside = batch.config.max_prompt_tokens_beside_decodes
 
     # -- who waits
 
@@ -156,6 +159,9 @@ class FairPolicy(Policy[FairQueue]):
             (account_of(request).key, request.order, request) for request in prefills
         ]
         heapq.heapify(running)
+        first = self.waiting.peek()
+        if len(self._holders) > 1 or (first is not None and account_of(first) not in self._holders):
+            step.policy_data.decoding = frozenset(map(account_of, step.sampled))
         may_admit = True
         while step.token_budget and (running or may_admit):
             if running and running[0][0] != account_of(running[0][2]).key:
@@ -187,13 +193,17 @@ class FairPolicy(Policy[FairQueue]):
         return bool(self.batch.free_rows) and len(self.batch.requests) < self.batch.max_step_tokens
 
     def limit_chunk(self, step: Step, request: Request, num_tokens: int) -> int:
-        """What is left to tenants in excess, if its tenant is one."""
+        """What is left to its tenant beside others' decodes, and to tenants in excess, if it is one."""
         paced: PacedStep = step.policy_data
-        if account_of(request) not in paced.limited:
-            return num_tokens
+        account = account_of(request)
+        left = num_tokens
+        if paced.decoding - {account}:
+            left = self._max_beside - paced.num_prompt_tokens[account]
+        if account in paced.limited:
+            left = min(left, paced.limited_budget)
         if not self.batch.config.enable_chunked_prefill:
-            return num_tokens if paced.limited_budget > 0 else 0
-        return min(num_tokens, paced.limited_budget)
+            return num_tokens if left > 0 else 0
+        return max(0, min(num_tokens, left))
 
     # -- what has happened
 
@@ -220,6 +230,7 @@ class FairPolicy(Policy[FairQueue]):
             self._prefilling[request] = None
         else:
             self._prefilling.pop(request, None)
+        paced.num_prompt_tokens[record.account] += num_tokens
         if record.account in paced.limited:
             paced.limited_budget = max(0, paced.limited_budget - num_tokens)
             paced.num_limited_tokens += num_tokens

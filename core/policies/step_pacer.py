@@ -15,9 +15,9 @@ tenants; not requests, blocks or the queue.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, log2
 
 from ..step import Step
@@ -44,6 +44,8 @@ class PacedStep:
     limited: frozenset[Account] = frozenset()  # the tenants in excess
     limited_budget: int = 0  # of them, for prompts
     num_limited_tokens: int = 0  # of them, in the step
+    decoding: frozenset[Account] = frozenset()  # the tenants of its decodes
+    num_prompt_tokens: Counter[Account] = field(default_factory=Counter["Account"])
 
 
 class StepPacer:

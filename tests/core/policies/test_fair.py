@@ -392,3 +392,28 @@ def test_a_waiting_request_says_what_it_waits_for():
     assert "no free row (2 running" in why(live(engine, "b1"))
     assert why(live(engine, "b2")) == "behind earlier requests of its tenant"
     assert why(live(engine, "a1")) == "its tenant has been served more than others"
+
+
+def test_prompts_of_one_tenant_stretch_the_steps_of_others_no_more_than_one_long_prompt() -> None:
+    engine = make_engine(512, max_num_batched_tokens=256, max_num_seqs=32)
+    engine.add(make_request("light", [1, 2, 3], max_tokens=60), b"light")
+    assert work_of(engine) == {"light": 3}
+    flood(engine, b"heavy", 8, 48, 4)
+    while not all(engine.tokens[f"heavy{i}"] for i in range(8)):
+        work = work_of(engine)
+        assert work.pop("light") == 1
+        prompts = {name: count for name, count in work.items() if count > 1}
+        assert sum(prompts.values()) <= 64
+    engine.core.abort_requests(b"light", ["light"])
+    flood(engine, b"other", 5, 48, 4)
+    while engine.core.has_unfinished_requests:
+        assert engine.turn()
+
+
+def test_prompts_of_one_tenant_take_whole_steps_beside_its_own_decodes() -> None:
+    engine = make_engine(512, max_num_batched_tokens=256, max_num_seqs=32)
+    flood(engine, b"only", 6, 40, 40)
+    assert sum(work_of(engine).values()) == 240
+    for i in range(6):
+        engine.add(make_request(f"more{i}", [i, 5, 9] * 14, max_tokens=4), b"only")
+    assert sum(count for count in work_of(engine).values() if count > 1) > 64
