@@ -51,6 +51,7 @@ async def create_completion(serving: Serving, request: CompletionRequest, caller
     serving.check_room(params, caller, len(prompts))
     prepared = await prepare_params(serving, params, caller)
     inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller)
+    serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
     job = _Job(serving, request, prepared, caller, prompts, inputs)
     if request.stream:
         return serving.stream(job.stream(), job.id)

@@ -146,18 +146,23 @@ class Serving:
                 code="model_not_found",
             )
 
-    def check_room(self, params: SamplingParams, caller: Caller, num_prompts: int = 1) -> None:
-        """ApiError 429 when there is no room for the caller now; 400 or 413 when there never is any."""
+    def check_room(
+        self, params: SamplingParams, caller: Caller, num_prompts: int = 1, num_prompt_tokens: int = 0
+    ) -> None:
+        """ApiError 429 when there is no room for the caller now; 400 or 413 when there never is any.
+
+        num_prompt_tokens: of all prompts, as far as they are known.
+        """
         limits, num_sequences = self.options.limits, num_prompts * params.num_sequences
         if num_sequences > limits.max_sequences:
             allowed = f"at most {limits.max_sequences} in a request"
             raise FieldError("n", f"{num_sequences} sequences", allowed)
-        self._find_stay(params, caller, 0, num_prompts)
+        self._find_stay(params, caller, -(-num_prompt_tokens // num_prompts), num_prompts)
 
     def _find_stay(
         self, params: SamplingParams, caller: Caller, num_prompt_tokens: int, num_prompts: int = 1
     ) -> Stay:
-        """What so many prompts take, for which there is room now; ApiError 413 or 429 if there is none."""
+        """What so many prompts of this length take, for which there is room now; else ApiError 413 or 429."""
         price = find_result_price(params, num_prompt_tokens, self.llm.facts.max_model_len)
         max_bytes = self.options.limits.max_result_bytes
         if num_prompts * price.total_bytes > max_bytes:

@@ -419,6 +419,9 @@ def test_an_answer_that_would_not_fit_is_refused_before_anything_is_generated() 
         assert "268435456" in answer.error["message"]
         answer = await client.post(CHAT, chat(n=128, logprobs=True, top_logprobs=20))
         assert (answer.status, answer.error["code"]) == (413, "answer_too_large")
+        echoed = {"max_tokens": 1, "logprobs": 5, "echo": True, "prompt": [[5] * 4000] * 30}
+        answer = await client.post("/v1/completions", echoed)
+        assert (answer.status, answer.error["code"]) == (413, "answer_too_large")
         assert not llm.calls
         assert (await client.post(CHAT, chat(n=2, max_tokens=100, logprobs=True))).status == 200
 
