@@ -91,10 +91,14 @@ class Site:
         return not (_lives(self.supervisor) and _lives(self.server))
 
     def list_processes(self) -> list[tuple[str, int]]:
-        """Role and pid of all that run now, with what the HTTP processes have started."""
+        """Role and pid of all that run now, with what the HTTP processes have started.
+
+        That is text processes, also one that is just being started and still has its parent's command line.
+        """
         lasting = [("supervisor", self.supervisor.pid), ("server", self.server.pid)]
         own = [(role, pid) for role in SITE_ROLES for pid in self.find_pids(role)]
-        return lasting + own + [one for role, pid in own if role == "http" for one in _list_children(pid)]
+        texts = [("text", one) for role, pid in own if role == "http" for _, one in _list_children(pid)]
+        return lasting + own + texts
 
     def count_open_files(self) -> dict[tuple[str, int], OpenFiles]:
         """Of every process, by role and pid."""
