@@ -23,6 +23,7 @@ from ..ipc.errors import ModelError, PromptError
 
 MAX_TEMPLATE_LENGTH = 1_000_000
 MAX_RENDERED_LENGTH = 64_000_000  # characters; far past any context, far below a machine's memory
+_MAX_SAID = 300  # characters of what a template says itself, which may be what it was given
 _CONTINUE_TAG = "<quire-final-message-ends-here>"
 _CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
 
@@ -90,7 +91,7 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise PromptError(
-                "messages", variables["messages"], f"the chat template says: {error}"
+                "messages", variables["messages"], f"the chat template says: {str(error)[:_MAX_SAID]}"
             ) from error
         except Exception as error:  # a template is code: it can raise anything, and it is the input's failure
             reason = f"the chat template failed: {type(error).__name__}: {error}"

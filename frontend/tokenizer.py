@@ -17,7 +17,7 @@ import msgspec
 
 from ..ipc.errors import ModelError
 from .model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_file, read_file, read_json
-from .tokenizer_cost import is_predictable
+from .tokenizer_cost import MAX_GROWTH, has_bounded_decoder, is_predictable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -188,6 +188,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for whatever it cannot parse
         raise ModelError("tokenizer", str(file), f"a file that tokenizers can read ({error})") from error
+    if not has_bounded_decoder(backend):
+        allowed = f"at most 2 replacements of a text by one of at most {MAX_GROWTH} characters"
+        raise ModelError(f"{file} decoder", backend.decoder, allowed)
     backend.no_truncation()
     backend.no_padding()
     config = read_json(path / "tokenizer_config.json")

@@ -40,7 +40,7 @@ _HARMLESS = frozenset(
     ]
 )
 _MAX_STEPS = 8  # of a sequence
-_MAX_GROWTH = 4  # characters that take the place of one
+MAX_GROWTH = 4  # characters that take the place of one
 _MAX_ADDED = 16  # pieces of a template of special tokens
 _MAX_WORD = 200  # characters
 
@@ -55,6 +55,22 @@ def is_predictable(backend: tokenizers.Tokenizer) -> bool:
     return longest_word <= _MAX_WORD and all(map(_is_harmless, described))
 
 
+def has_bounded_decoder(backend: tokenizers.Tokenizer) -> bool:
+    """False if its decoder, which runs while output comes, may make very much of few tokens."""
+    decoder = backend.decoder
+    if decoder is None:
+        return True
+    described = json.loads(decoder.__getstate__())
+    steps = described["decoders"] if described["type"] == "Sequence" else [described]
+    num_replacing = sum(step["type"] == "Replace" for step in steps)
+    return len(steps) <= _MAX_STEPS and num_replacing <= 2 and all(map(_is_bounded, steps))
+
+
+def _is_bounded(step: dict[str, Any]) -> bool:
+    """As `_is_harmless` of a decoder's steps, whose other kinds neither search nor grow."""
+    return step["type"] != "Sequence" and (step["type"] != "Replace" or _is_harmless(step))
+
+
 def _is_harmless(part: dict[str, Any]) -> bool:
     match part["type"]:
         case "Sequence":
@@ -62,9 +78,9 @@ def _is_harmless(part: dict[str, Any]) -> bool:
             kinds = [step["type"] for step in steps]
             return len(steps) <= _MAX_STEPS and kinds.count("Replace") <= 2 and all(map(_is_harmless, steps))
         case "Replace":
-            return "String" in part["pattern"] and len(part["content"]) <= _MAX_GROWTH
+            return "String" in part["pattern"] and len(part["content"]) <= MAX_GROWTH
         case "Prepend":
-            return len(part["prepend"]) <= _MAX_GROWTH
+            return len(part["prepend"]) <= MAX_GROWTH
         case "Split":
             pattern = part["pattern"]
             return "String" in pattern or pattern["Regex"] in _KNOWN_PATTERNS

@@ -12,6 +12,7 @@ from .conversation import Conversation
 from .engine_choice import add_engine_options, read_engine_choice
 from .exit_codes import ExitCode
 from .parser import Parser
+from .piped import read_piped
 from .sampling_options import add_sampling_options, read_sampling_options
 
 
@@ -36,7 +37,7 @@ def _read_pipe() -> str | None:
     if sys.stdin is not None and sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
         return None
     try:
-        message = "" if sys.stdin is None else sys.stdin.read().strip()  # pyright: ignore[reportUnnecessaryComparison]
+        message = read_piped("message").strip()
     except UnicodeDecodeError as error:
         raise PromptError("message", error.object[error.start :][:20], "a text in UTF-8") from None
     if not message:

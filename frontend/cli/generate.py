@@ -14,6 +14,7 @@ from ..outputs import RequestOutput
 from .engine_choice import add_engine_options, read_engine_choice
 from .exit_codes import ExitCode
 from .parser import Parser, split_at_dashes
+from .piped import read_piped
 from .sampling_options import add_sampling_options, make_sampling_params, read_sampling_options
 
 # Another story each time, and still a sensible one; llama.cpp and ollama have 0.8 and top_p 0.9 to 0.95.
@@ -138,7 +139,7 @@ def _collect_prompts(prompts: list[str]) -> list[str]:
     if not prompts:
         if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
             raise PromptError("prompt", "", "a PROMPT, or a text piped in")
-        prompts = [sys.stdin.read().removesuffix("\n")]
+        prompts = [read_piped("prompt").removesuffix("\n")]
     for prompt in prompts:
         if not prompt:
             raise PromptError("prompt", prompt, "a text that is not empty")

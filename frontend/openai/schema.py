@@ -37,6 +37,13 @@ Stops = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
 Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 
+# OpenAI's limits. An answer repeats them, so a stream would hold whatever they are.
+User = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """include_usage: a last chunk with the usage. continuous_usage_stats: usage in every chunk."""
 
@@ -79,7 +86,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout_s: Timeout | None = None
     queue_timeout_s: QueueTimeout | None = None
     response_format: dict[str, Any] | None = None
-    user: str | None = None
+    user: User | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +149,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     web_search_options: dict[str, Any] | None = None
     verbosity: str | None = None
     # These say nothing about the answer.
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -191,9 +198,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     queue_timeout_s: QueueTimeout | None = None
     # These say nothing about the answer.
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
-    user: str | None = None
+    user: User | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

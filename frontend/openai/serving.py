@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.errors import RequestFailedError
+from ...ipc.errors import RequestFailedError, shorten
 from ...ipc.request_price import find_result_price
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
@@ -141,7 +141,7 @@ class Serving:
         if model is not None and model != self.model_id:
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
-                f"model={model[:200]!r}: {self.model_id!r} is what this server has",
+                f"model={shorten(model)}: {self.model_id!r} is what this server has",
                 param="model",
                 code="model_not_found",
             )

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli import bench, daemon
+from quire.frontend.cli import bench, daemon, piped
 from quire.frontend.cli.entry import COMMANDS, run_command
 
 HELPED = [
@@ -182,3 +182,14 @@ def test_the_script_of_pyproject_is_the_commands_main() -> None:
         pytest.skip("quire is not installed in this environment")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("quire ")
+
+
+def test_what_is_piped_in_without_end_is_refused_with_the_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(piped, "MAX_PIPED_LENGTH", 1000)
+    for command in ("generate", "chat"):
+        with open("/dev/zero") as endless:
+            monkeypatch.setattr("sys.stdin", endless)
+            assert run_command([command]) == 2
+        assert "at most 1000 characters piped in" in capsys.readouterr().err

@@ -178,7 +178,7 @@ def make_loads(name: str, count: int, max_tokens: int = 200) -> list[SyncLoad]:
 
 
 @contextlib.contextmanager
-def under_load(name: str, count: int = 32, max_tokens: int = 200) -> Iterator[list[SyncLoad]]:
+def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[list[SyncLoad]]:
     """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
     loads = make_loads(name, count, max_tokens)
     for load in loads:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from quire.frontend.model_folder import pocket_folder
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
-from quire.frontend.tokenizer_cost import is_predictable
+from quire.frontend.tokenizer_cost import has_bounded_decoder, is_predictable
+from quire.ipc.errors import ModelError
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordPiece
@@ -73,3 +76,36 @@ def test_the_test_models_may(byte_level: Tokenizer, metaspace: Tokenizer):
     assert byte_level.is_predictable
     assert metaspace.is_predictable
     assert load_tokenizer(pocket_folder()).is_predictable
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 8}],
+        [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}] * 9,
+        [{"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}],
+        [{"type": "Sequence", "decoders": [{"type": "Fuse"}]}],
+    ],
+)
+def test_a_decoder_that_may_make_much_of_little_is_refused_by_name(
+    tmp_path: Path, steps: list[dict[str, Any]]
+) -> None:
+    tokenizer = json.loads((pocket_folder() / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert load_tokenizer(tmp_path).decode([300])
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], *steps]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ModelError, match=r"tokenizer\.json decoder=.*at most 2 replacements"):
+        load_tokenizer(tmp_path)
+
+
+def test_the_decoders_of_usual_models_are_taken() -> None:
+    llama = [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    tokenizer = json.loads((pocket_folder() / "tokenizer.json").read_text())
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": llama}
+    assert has_bounded_decoder(Backend.from_str(json.dumps(tokenizer)))

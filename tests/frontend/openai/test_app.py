@@ -583,3 +583,17 @@ def test_token_ids_that_are_too_many_or_none_are_refused_with_the_number_and_the
         assert (wrong.status, wrong.error["param"]) == (400, "tokens[1]")
 
     run_with_app(scenario)
+
+
+def test_what_an_answer_repeats_is_as_short_as_openai_has_it() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        for field, value in (("metadata", {"a": "x" * 513}), ("metadata", {str(i): "" for i in range(17)})):
+            answer = await client.post("/v1/responses", {"input": "Hi", field: value})
+            assert (answer.status, answer.error["param"].partition("[")[0]) == (400, field)
+        assert (await client.post(CHAT, chat(user="x" * 513))).status == 400
+        assert (await client.post(CHAT, chat(user="x" * 512, metadata={"a": "b"}))).status == 200
+        assert len(llm.calls) == 1
+        unknown = await client.post(CHAT, chat(model="\U000e0001" * 300))
+        assert len(unknown.error["message"]) < 400
+
+    run_with_app(scenario)
