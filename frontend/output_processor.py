@@ -280,6 +280,11 @@ class RequestGroup:
             failed and failed.error_code,
         )
 
+    def end(self) -> None:
+        """No output is made any more; states and group do not hold each other until the collector comes."""
+        self.states.clear()
+        self.changed.clear()
+
     def _select(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         # A failed or aborted sequence counts after every one that ended by itself.
         def rank(output: CompletionOutput) -> tuple[bool, float]:
@@ -338,7 +343,9 @@ class OutputProcessor:
         for request_id in request_ids:
             engine_ids += self._engine_ids.pop(request_id, ())
         for engine_id in engine_ids:
-            self._states.pop(engine_id, None)
+            state = self._states.pop(engine_id, None)
+            if state is not None and state.group is not None:
+                state.group.end()
         return engine_ids
 
     def process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> ProcessedOutputs:
@@ -366,6 +373,8 @@ class OutputProcessor:
         for state in groups.values():
             assert state.group is not None
             self._deliver(state.group.make_output(), state.sink, processed)
+            if state.group.num_live == 0:
+                state.group.end()
         return processed
 
     def _remove(self, engine_id: str, state: RequestState) -> None:

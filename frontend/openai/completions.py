@@ -32,7 +32,7 @@ from .schema import (
     PromptLogprobs,
 )
 from .serving import Caller, PromptInput, Serving, make_id
-from .stream import DONE, encode_event, respond_whole
+from .stream import DONE, cancel_and_wait, encode_event, respond_whole
 from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter
 
@@ -114,12 +114,15 @@ class _Job:
 
     async def complete(self) -> CompletionResponse:
         """The whole answer; the first prompt that fails ends the others."""
+        tasks: list[asyncio.Future[list[CompletionChoice]]] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._finish_one(place)) async for place in self._places()]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        choices = [choice for task in tasks for choice in task.result()]
+            async for place in self._places():
+                tasks.append(asyncio.ensure_future(self._finish_one(place)))
+            choices = list(itertools.chain.from_iterable(await asyncio.gather(*tasks)))
+        except BaseException:
+            await cancel_and_wait(*tasks)
+            tasks.clear()  # the error's traceback holds this frame: with its task that would be a cycle
+            raise
         return msgspec.structs.replace(self._head, choices=choices, usage=self._counter.usage())
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -177,24 +180,20 @@ class _Job:
     async def _merge(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Outputs of all prompts in the order of their arrival."""
         generators = [self._outputs(place) for place in range(len(self._prompts))]
-        waiting: dict[asyncio.Future[RequestOutput], int] = {}
+        waiting: dict[asyncio.Future[RequestOutput | None], int] = {}
         try:
             async for place in self._places():
-                waiting[asyncio.ensure_future(anext(generators[place]))] = place
+                waiting[asyncio.ensure_future(anext(generators[place], None))] = place
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     place = waiting.pop(task)
-                    try:
-                        output = task.result()
-                    except StopAsyncIteration:
+                    if (output := task.result()) is None:
                         continue
                     yield place, output
-                    waiting[asyncio.ensure_future(anext(generators[place]))] = place
+                    waiting[asyncio.ensure_future(anext(generators[place], None))] = place
         finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await cancel_and_wait(*waiting)
             for one in generators:
                 await one.aclose()
 

@@ -76,7 +76,17 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to any exception of a request. What nobody raised on purpose is logged, and not shown."""
+    """The answer to any exception of a request. What nobody raised on purpose is logged, and not shown.
+
+    Its traceback goes: frames of tasks hang on it, and those hold the error again. Until the collector found
+    that cycle the request's prompts would stay in memory.
+    """
+    answer = _find_answer(error)
+    error.__traceback__ = None
+    return answer
+
+
+def _find_answer(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error

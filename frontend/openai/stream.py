@@ -59,7 +59,7 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
             return task.result()
         raise ClientDisconnect
     finally:
-        await _end(task, gone)
+        await cancel_and_wait(task, gone)
 
 
 class EventStream(Response):
@@ -96,7 +96,7 @@ class EventStream(Response):
             if error is not None and not writer.has_started:
                 await make_error_response(error)(scope, receive, send)
         finally:
-            await _end(pump, gone)
+            await cancel_and_wait(pump, gone)
             await self._events.aclose()
 
     async def _watch(
@@ -179,7 +179,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _end(*tasks: asyncio.Future[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel what still runs and wait for it, so that its generators have been closed."""
     for task in tasks:
         task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.auth import hash_key
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.openai.serving import Serving
 from quire.ipc.errors import EngineDeadError, RequestFailedError
 from quire.ipc.sampling_params import SamplingParams
@@ -355,6 +357,38 @@ def test_a_client_that_leaves_ends_its_requests_before_and_after_the_first_token
             assert len(llm.ended) == len(llm.calls)
 
     run_with_app(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("ending", ["the client leaves", "the engine refuses", "it is answered"])
+def test_what_a_request_held_goes_with_it_and_not_when_the_collector_comes(
+    ending: str, n: int, stream: bool
+) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        body = {"prompt": ["a", "b"], "n": n, "stream": stream}
+        await client.post("/v1/completions", body)  # what the first one leaves for all
+        gc.collect()
+        if ending == "the engine refuses":
+            llm.error = RequestFailedError("full", code="overloaded")
+        elif ending == "the client leaves":
+            llm.gate.clear()
+        num_before = len(llm.calls)
+        call = asyncio.create_task(client.post("/v1/completions", body))
+        await llm.wait_for_calls(num_before + 2)
+        if ending == "the client leaves":
+            client.leave()
+        await call
+        del call
+        await asyncio.sleep(0)
+        left = [one for one in gc.get_objects() if isinstance(one, CompletionRequest)]
+        assert [one for one in left if one.n == n] == []
+
+    gc.disable()
+    try:
+        run_with_app(scenario)
+    finally:
+        gc.enable()
 
 
 def test_a_stream_in_which_nothing_flows_is_kept_alive_by_comments() -> None:
