@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 from .auth import CALLER_KEY, ApiKeys
 from .errors import ApiError, encode_error, overloaded
 from .limits import Limits
+from .memory import MemoryTrimmer
 from .parsing import BODY_EXTENSION
 from .shares import ByteShares, ConnectionTable, name_address
 from .stream import CLOSE_EXTENSION
@@ -54,6 +55,7 @@ class Admission:
         self.bodies: ByteShares[CappedProtocol] = ByteShares(
             max(limits.max_total_body_bytes, limits.max_body_bytes)
         )
+        self.memory = MemoryTrimmer()
 
 
 class _LateClose:
@@ -96,6 +98,7 @@ class CappedProtocol(HttpToolsProtocol):
         self._is_other_protocol = False  # it is read a second time, without what asks for the other one
         self._is_after_chunk_line = False  # and none of the chunk's bytes has come: it may be a trailer
         self._stores_body = False
+        self._largest_body = 0  # in bytes, of the messages since the last was answered
         self._num_header_bytes = 0  # of headers that are complete
         self._num_unfinished_bytes = 0  # of the head, complete or not, and of trailers
         self._num_body_bytes = 0
@@ -267,6 +270,7 @@ class CappedProtocol(HttpToolsProtocol):
         self._num_body_bytes += len(body)
         if self._stores_body:
             self.cycle.body += body
+            self._largest_body = max(self._largest_body, self._num_body_bytes)
 
     def on_message_complete(self) -> None:
         if self._is_other_protocol:
@@ -430,6 +434,8 @@ class CappedProtocol(HttpToolsProtocol):
 
     def _forget_request(self) -> None:
         """What has been answered is not kept until the next request: its headers may be large."""
+        self._admission.memory.note_ended(self._largest_body)
+        self._largest_body = 0
         self.cycle = self._answered = cast(RequestResponseCycle, None)
         if not self._has_begun:
             self.headers = []

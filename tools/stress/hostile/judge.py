@@ -34,7 +34,7 @@ MAX_LEFT_BYTES = {
     "server": 8 * _MB,
     "core": 64 * _MB,
     "worker": 128 * _MB,
-    "http": 128 * _MB,  # bodies of millions of values leave arenas that are not empty
+    "http": 96 * _MB,
 }
 MAX_HELPER_BYTES = 1024 * _MB  # in all, of a process that an HTTP process started for its work with texts
 _LEAST_S = 1.5  # in which a process has been looked at for sure
