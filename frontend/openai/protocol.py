@@ -26,6 +26,7 @@ from .errors import ApiError, encode_error, overloaded
 from .limits import Limits
 from .memory import MemoryTrimmer
 from .parsing import BODY_EXTENSION
+from .read_turns import ReadTurns
 from .shares import ByteShares, ConnectionTable, name_address
 from .stream import CLOSE_EXTENSION
 
@@ -56,6 +57,7 @@ class Admission:
             max(limits.max_total_body_bytes, limits.max_body_bytes)
         )
         self.memory = MemoryTrimmer()
+        self.read_turns = ReadTurns()
 
 
 class _LateClose:
@@ -141,6 +143,18 @@ class CappedProtocol(HttpToolsProtocol):
         if self._is_in_head and self._has_begun:
             self._admission.connections.renew(self)
         self._hold_bytes()
+        self._admission.read_turns.note_read(self, len(data))
+
+    def pause_reading(self) -> None:
+        """Others have a turn."""
+        if not self.transport.is_closing():
+            self.flow.pause_reading()
+
+    def continue_reading(self) -> None:
+        """Read on, unless it was stopped for good, or until earlier requests are answered."""
+        is_stopped = self._num_dropped_bytes > _MAX_DROPPED_BYTES or self.pipeline
+        if not (is_stopped or self.transport.is_closing()):
+            self.flow.resume_reading()
 
     def _take(self, data: bytes | memoryview) -> None:
         """Parse a slice of what has come, and count it: as body, as header, or as what is between chunks."""
