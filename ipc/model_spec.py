@@ -45,7 +45,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     soft_cap: float | None = None  # a score s becomes cap * tanh(s / cap)
     qkv_bias: bool = False
     o_bias: bool = False
-    has_qk_norm: bool = False  # of each query and key head, before rotation
+    # Of queries and keys before rotation: of each head by itself, or of all heads of a token together.
+    qk_norm: Literal["each_head", "all_heads"] | None = None
 
     @property
     def query_size(self) -> int:
@@ -110,14 +111,14 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """h += out_norm(attention(norm(h))), then the same with the feed-forward part.
 
-    The norms are named by their tensors, after the layer's prefix; without a name there is no out norm.
+    The norms are named by their tensors, after the layer's prefix; without a name there is none.
     """
 
     attention: AttentionSpec
     ffn: DenseSpec | ExpertsSpec
-    attention_norm: str = "input_layernorm"
+    attention_norm: str | None = "input_layernorm"
     attention_out_norm: str | None = None
-    ffn_norm: str = "post_attention_layernorm"
+    ffn_norm: str | None = "post_attention_layernorm"
     ffn_out_norm: str | None = None
 
 
@@ -129,9 +130,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     norm_eps: float = 1e-6
-    # Of all norms but those of heads. 0: x / rms is rounded, then multiplied by the weight. Else it is
-    # multiplied by offset + weight in float32 and rounded once.
+    # Of all norms but those of each head: x / rms is rounded to the model's type if `norm_rounds_normed`, and
+    # multiplied by offset + weight.
     norm_weight_offset: float = 0.0
+    norm_rounds_normed: bool = True
     max_position_embeddings: int = 2048
     rope: RopeConfig = RopeConfig()
     embedding_scale: float | None = None  # multiplies the embeddings, itself rounded to their type

@@ -37,7 +37,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
     "quire_linear_pack": (_INT, _POINTER, _INT, _INT, _POINTER),
     "quire_linear_quantize": (_INT, _POINTER, _INT, _INT, _POINTER, _POINTER),
     "quire_linear": (_INT, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER),
-    "quire_rms_norm": (_INT, *[_POINTER] * 4, _INT, _INT, _FLOAT, _FLOAT),
+    "quire_rms_norm": (_INT, *[_POINTER] * 4, _INT, _INT, _INT, _FLOAT, _FLOAT, _INT),
     "quire_gated_activation": (_INT, _INT, _POINTER, _POINTER, _INT, _INT),
     "quire_soft_cap": (_POINTER, _LONG, _FLOAT),
     "quire_route": (_INT, _POINTER, *[_INT] * 4, _POINTER, _POINTER),

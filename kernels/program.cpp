@@ -59,6 +59,13 @@ void scale_all(T* x, int64_t count, float factor) {
     });
 }
 
+template <typename T>
+void add_rows(const T* x, T* total, int rows, size_t size) {
+    parallel_runs(rows, rows * size * sizeof(T) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) add_row(x + r * size, total + r * size, int(size));
+    });
+}
+
 // Hands out aligned parts of one piece of memory; without memory it only adds up their sizes.
 class Arena {
   public:
@@ -174,6 +181,7 @@ class Pass {
             case QUIRE_CAP: return cap(*static_cast<const QuireCap*>(p));
             case QUIRE_ROUTE: return route(*static_cast<const QuireRoute*>(p));
             case QUIRE_EXPERTS: return run_experts(*static_cast<const QuireExperts*>(p));
+            case QUIRE_ADD: return add(*static_cast<const QuireAdd*>(p));
         }
     }
 
@@ -201,8 +209,16 @@ class Pass {
     static char* const_at(const float* angles) { return reinterpret_cast<char*>(const_cast<float*>(angles)); }
 
     void norm(const QuireNorm& op, bool adds) {
-        quire_rms_norm(program_.is_bf16, at(op.x), adds ? at(op.residual) : nullptr, op.weight, at(op.y), rows_,
-                       op.size, op.eps, op.weight_offset);
+        const size_t first = size_t(op.first) * (program_.is_bf16 ? sizeof(bf16) : sizeof(float));
+        quire_rms_norm(program_.is_bf16, at<char>(op.x) + first, adds ? at(op.residual) : nullptr, op.weight,
+                       at<char>(op.y) + first, rows_, op.size, op.stride, op.eps, op.weight_offset, op.rounds_normed);
+    }
+
+    void add(const QuireAdd& op) {
+        if (program_.is_bf16)
+            add_rows(at<bf16>(op.x), at<bf16>(op.residual), rows_, op.size);
+        else
+            add_rows(at<float>(op.x), at<float>(op.residual), rows_, op.size);
     }
 
     void multiply(const QuireMultiply& op) {
@@ -312,7 +328,7 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireLinear), sizeof(QuireSlot), sizeof(QuireCache), sizeof(QuireEmbed), sizeof(QuireAngles),
         sizeof(QuireNorm), sizeof(QuireMultiply), sizeof(QuireRotate), sizeof(QuireKeep), sizeof(QuireAttend),
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
-        sizeof(QuireExperts), sizeof(QuireOperation), sizeof(QuireProgram), sizeof(QuireStep),
+        sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireOperation), sizeof(QuireProgram), sizeof(QuireStep),
     };
     return int(sizes[which]);
 }

@@ -37,6 +37,7 @@ enum QuireKind {
     QUIRE_CAP = 11,
     QUIRE_ROUTE = 12,
     QUIRE_EXPERTS = 13,
+    QUIRE_ADD = 14,
 };
 
 // y = rows of the table by token id.
@@ -51,11 +52,18 @@ struct QuireAngles {
     int32_t cos, sin, half, padding;
 };
 
-// y = norm(x); as QUIRE_ADD_NORM: residual += x, y = norm(residual).
+// y = norm(x); as QUIRE_ADD_NORM: residual += x, y = norm(residual). Of rows that are `stride` numbers long, the
+// `size` numbers from `first` on.
 struct QuireNorm {
     const void* weight;
-    int32_t x, residual, y, size;
+    int32_t x, residual, y, first, size, stride;
+    int32_t rounds_normed, padding;
     float eps, weight_offset;
+};
+
+// residual += x.
+struct QuireAdd {
+    int32_t x, residual, size;
 };
 
 struct QuireMultiply {

@@ -38,6 +38,7 @@ class Kind(IntEnum):
     CAP = 11
     ROUTE = 12
     EXPERTS = 13
+    ADD = 14
 
 
 def _fields(pointers: str = "", ints: str = "", floats: str = "") -> list[tuple[str, type]]:
@@ -74,7 +75,7 @@ class CacheTable(ctypes.Structure):
 # Arguments of the operations, by kind.
 Embed = _make_struct("table", "y size")
 Angles = _make_struct("cos_table sin_table", "cos sin half padding")
-Norm = _make_struct("weight", "x residual y size", "eps weight_offset")
+Norm = _make_struct("weight", "x residual y first size stride rounds_normed padding", "eps weight_offset")
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
 Rotate = _make_struct("query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size", "eps")
 Keep = _make_struct("slots", "num_slots padding")
@@ -87,6 +88,7 @@ Route = _make_struct("", "logits choices weights num_experts per_token normalize
 Experts = _make_struct(
     "gate_up down", "x choices weights routed wide gated y num_experts per_token activation"
 )
+Add = _make_struct("", "x residual size")
 
 
 class OperationTable(ctypes.Structure):
@@ -126,6 +128,7 @@ _ARGUMENTS = (
     Cap,
     Route,
     Experts,
+    Add,
 )
 # In the order of quire_program_layout.
 _TABLES = (LinearTable, SlotTable, CacheTable, *_ARGUMENTS, OperationTable, ProgramTable, StepTable)

@@ -10,16 +10,17 @@ using namespace quire;
 constexpr int64_t kMinParallelSize = 1 << 16;
 
 template <typename T>
-void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int size, float eps, float weight_offset) {
+void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int size, int stride, float eps,
+               float weight_offset, bool rounds_normed) {
     parallel_runs(rows, int64_t(rows) * size > kMinParallelSize, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r) {
-            const T* row = x + size_t(r) * size;
+            const T* row = x + size_t(r) * stride;
             if (residual) {
-                T* total = residual + size_t(r) * size;
+                T* total = residual + size_t(r) * stride;
                 add_row(row, total, size);
                 row = total;
             }
-            norm_row(row, weight, y + size_t(r) * size, size, eps, weight_offset);
+            norm_row(row, weight, y + size_t(r) * stride, size, eps, weight_offset, rounds_normed);
         }
     });
 }
@@ -27,12 +28,12 @@ void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int siz
 }  // namespace
 
 extern "C" void quire_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* y, int rows,
-                               int size, float eps, float weight_offset) {
+                               int size, int stride, float eps, float weight_offset, int rounds_normed) {
     if (is_bf16)
         norm_rows(static_cast<const bf16*>(x), static_cast<bf16*>(residual), static_cast<const bf16*>(weight),
-                  static_cast<bf16*>(y), rows, size, eps, weight_offset);
+                  static_cast<bf16*>(y), rows, size, stride, eps, weight_offset, rounds_normed);
     else
         norm_rows(static_cast<const float*>(x), static_cast<float*>(residual),
-                  static_cast<const float*>(weight), static_cast<float*>(y), rows, size, eps,
-                  weight_offset);
+                  static_cast<const float*>(weight), static_cast<float*>(y), rows, size, stride, eps, weight_offset,
+                  rounds_normed);
 }

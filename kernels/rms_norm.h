@@ -3,9 +3,10 @@
 
 #include "tile.h"
 
-// x, residual (null: none; updated in place) and y are [T, D]; is_bf16: all of them, else float32.
+// x, residual (null: none; updated in place) and y are [T, D], their rows `stride` numbers apart; is_bf16: all of
+// them, else float32. y may be x.
 extern "C" void quire_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* y, int rows,
-                               int size, float eps, float weight_offset);
+                               int size, int stride, float eps, float weight_offset, int rounds_normed);
 
 namespace quire {
 
@@ -17,17 +18,17 @@ inline void add_row(const T* x, T* total, int size) {
     for (; i < size; ++i) total[i] = narrow<T>(widen(total[i]) + widen(x[i]));
 }
 
-// y may be x. The normed value is rounded to T before the weight multiplies it; with an offset, offset + weight
-// multiplies it and the product is rounded once.
+// y may be x. If rounds_normed, the normed value is rounded to T before offset + weight multiplies it.
 template <typename T>
-inline void norm_row(const T* x, const T* weight, T* y, int size, float eps, float weight_offset = 0.0f) {
+inline void norm_row(const T* x, const T* weight, T* y, int size, float eps, float weight_offset = 0.0f,
+                     bool rounds_normed = true) {
     Vec squares = Vec{};
     int i = 0;
     for (; i + kLanes <= size; i += kLanes) squares += load(x + i) * load(x + i);
     float total = sum(squares);
     for (; i < size; ++i) total += widen(x[i]) * widen(x[i]);
     const float factor = 1.0f / std::sqrt(total / float(size) + eps);
-    if (weight_offset != 0.0f) {
+    if (!rounds_normed) {
         for (i = 0; i + kLanes <= size; i += kLanes)
             store(y + i, load(x + i) * factor * (load(weight + i) + weight_offset));
         for (; i < size; ++i) y[i] = narrow<T>(widen(x[i]) * factor * (widen(weight[i]) + weight_offset));
@@ -36,9 +37,10 @@ inline void norm_row(const T* x, const T* weight, T* y, int size, float eps, flo
     T normed[kLanes];
     for (i = 0; i + kLanes <= size; i += kLanes) {
         store(normed, load(x + i) * factor);
-        store(y + i, load(normed) * load(weight + i));
+        store(y + i, load(normed) * (load(weight + i) + weight_offset));
     }
-    for (; i < size; ++i) y[i] = narrow<T>(widen(narrow<T>(widen(x[i]) * factor)) * widen(weight[i]));
+    for (; i < size; ++i)
+        y[i] = narrow<T>(widen(narrow<T>(widen(x[i]) * factor)) * (widen(weight[i]) + weight_offset));
 }
 
 }  // namespace quire

@@ -1,7 +1,7 @@
-"""Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight, alone or after adding a residual.
+"""Root mean square norm: y = x / sqrt(mean(x^2) + eps) * (offset + weight), alone or after adding a residual.
 
-The mean is taken in float32 and the normed row is rounded to x's type before the weight multiplies it, as
-most models were trained. With a weight offset, offset + weight multiplies it and the product is rounded.
+The mean is taken in float32. With `rounds_normed` the normed row is rounded to x's type before it is
+multiplied, as most models were trained; without, only the product is.
 Bytes: reads x (and the residual) once, writes y (and the sum) once.
 Legend: T rows, D row length.
 """
@@ -14,21 +14,28 @@ import torch
 from torch import Tensor
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+def rms_norm_reference(
+    x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, rounds_normed: bool = True
+) -> Tensor:
     """y [..., D] of x's type. Each row depends on itself alone."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if weight_offset:
-        return (wide * (weight_offset + weight.float())).to(x.dtype)
-    return weight * wide.to(x.dtype)
+    normed = x.float()
+    normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + eps)
+    if rounds_normed:
+        normed = normed.to(x.dtype)
+    return (normed * (weight_offset + weight.float())).to(x.dtype)
 
 
 def add_rms_norm_reference(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounds_normed: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """(norm of x + residual, x + residual), both [T, D] of x's type."""
     total = x + residual
-    return rms_norm_reference(total, weight, eps, weight_offset), total
+    return rms_norm_reference(total, weight, eps, weight_offset, rounds_normed), total
 
 
 def launch_rms_norm(
@@ -38,12 +45,15 @@ def launch_rms_norm(
     weight: Tensor,
     eps: float,
     weight_offset: float = 0.0,
+    rounds_normed: bool = True,
+    in_place: bool = False,
 ) -> Tensor:
     """Norm of x, or of x + residual where `residual` is given and overwritten by that sum.
 
-    All contiguous [T, D] (the weight [D]) on the CPU, float32 or bfloat16 alike.
+    All contiguous [T, D] (the weight [D]) on the CPU, float32 or bfloat16 alike. With `in_place`, which is
+    without a residual, the result is x, which may be some columns of a larger tensor.
     """
-    y = torch.empty_like(x)
+    y = x if in_place else torch.empty_like(x)
     rows, size = x.shape
     library.quire_rms_norm(
         x.dtype is torch.bfloat16,
@@ -53,7 +63,9 @@ def launch_rms_norm(
         y.data_ptr(),
         rows,
         size,
+        x.stride(0) if in_place else size,
         eps,
         weight_offset,
+        rounds_normed,
     )
     return y

@@ -23,16 +23,17 @@ def _rms_norm(
     weight: typing.Any,
     y: typing.Any,
     size: int,
+    stride: int,
     eps: float,
     weight_offset: float,
     HAS_RESIDUAL: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    ROUNDS_NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Each step is rounded to the type of x where the reference rounds it."""
     columns = tl.arange(0, BLOCK)
     is_there = columns < size
-    start = tl.program_id(0).to(tl.int64) * size
+    start = tl.program_id(0).to(tl.int64) * stride
     values = tl.load(x + start + columns, mask=is_there, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         values += tl.load(residual + start + columns, mask=is_there, other=0.0).to(tl.float32)
@@ -43,24 +44,30 @@ def _rms_norm(
     scale = 1.0 / tl.sqrt_rn(mean + eps)
     normed = values * scale
     weights = tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
-    if HAS_OFFSET:
-        weights += weight_offset
-    else:
+    if ROUNDS_NORMED:
         normed = normed.to(y.dtype.element_ty).to(tl.float32)
-    tl.store(y + start + columns, (normed * weights).to(y.dtype.element_ty), mask=is_there)
+    product = normed * (weights + weight_offset)
+    tl.store(y + start + columns, product.to(y.dtype.element_ty), mask=is_there)
 
 
 def launch_rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_offset: float = 0.0
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounds_normed: bool = True,
+    in_place: bool = False,
 ) -> Tensor:
     """Norm of x, or of x + residual where `residual` is given and overwritten by that sum.
 
-    All contiguous [T, D] (the weight [D]) of one type; D at most MAX_ROW_SIZE.
+    All contiguous [T, D] (the weight [D]) of one type; D at most MAX_ROW_SIZE. With `in_place`, which is
+    without a residual, the result is x, which may be some columns of a larger tensor.
     """
-    assert x.is_contiguous()
+    assert x.stride(1) == 1 if in_place else x.is_contiguous()
     assert residual is None or residual.is_contiguous()
     rows, size = x.shape
-    y = x.new_empty((rows, size))
+    y = x if in_place else x.new_empty((rows, size))
     if rows:
         block = triton.next_power_of_2(size)
         _rms_norm[(rows,)](
@@ -69,9 +76,10 @@ def launch_rms_norm(
             weight,
             y,
             size,
+            x.stride(0) if in_place else size,
             eps,
             weight_offset,
-            HAS_OFFSET=weight_offset != 0.0,
+            ROUNDS_NORMED=rounds_normed,
             HAS_RESIDUAL=residual is not None,
             BLOCK=block,
             num_warps=min(max(block // 1024, 1), 32),

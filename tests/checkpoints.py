@@ -38,14 +38,16 @@ _GEMMA: dict[str, Any] = {
     "final_logit_softcapping": 3.0,
     "query_pre_attn_scalar": 24,
 }
-_ARCHITECTURES = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM"),
-    "mistral": ("MistralConfig", "MistralForCausalLM"),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
-    "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
-    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+_QK_NORMS: dict[str, Any] = {"qwen3": "each_head", "qwen3_moe": "each_head"}
+# By model_type: what the names of transformers' classes begin with.
+FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3Moe",
 }
 
 
@@ -75,6 +77,18 @@ class Recipe:
     mlp_only_layers: tuple[int, ...] = ()
     seed: int = 0
     rope_extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+# One of every family, which together reach every layer and operation; for tests that each family takes.
+RECIPES = {
+    "llama": Recipe(rope="llama3", attention_bias=True, mlp_bias=True),
+    "mistral": Recipe(family="mistral", sliding_window=13, num_kv_heads=1, head_size=32),
+    "qwen2": Recipe(family="qwen2", rope="dynamic", tied=True, rope_extra={"factor": 4.0}),
+    "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
+    "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
+    "mixtral": Recipe(family="mixtral", num_kv_heads=1),
+    "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +128,10 @@ def make_checkpoint(folder: Path, recipe: Recipe, max_shard_size: str = "5GB") -
 def make_reference(recipe: Recipe) -> Any:
     """transformers' model with random weights, whose biases and norms differ from zero and one."""
     make_first_calls()
-    config_name, model_name = _ARCHITECTURES[recipe.family]
-    config = getattr(transformers, config_name)(**_config_fields(recipe))
+    name = FAMILIES[recipe.family]
+    config = getattr(transformers, f"{name}Config")(**_config_fields(recipe))
     config._attn_implementation = "eager"
-    model = getattr(transformers, model_name)(config).float().eval()
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -188,7 +202,7 @@ def make_spec(recipe: Recipe) -> ModelSpec:
         window=recipe.sliding_window,
         qkv_bias=recipe.family == "qwen2" or recipe.attention_bias,
         o_bias=recipe.attention_bias and recipe.family != "qwen2",
-        has_qk_norm=recipe.family in ("qwen3", "qwen3_moe"),
+        qk_norm=_QK_NORMS.get(recipe.family),
     )
     layer = LayerSpec(attention=attention, ffn=_make_ffn(recipe))
     is_gemma = recipe.family == "gemma2"
@@ -201,12 +215,13 @@ def make_spec(recipe: Recipe) -> ModelSpec:
             ffn_out_norm="post_feedforward_layernorm",
         )
     return ModelSpec(
-        architecture=_ARCHITECTURES[recipe.family][1],
+        architecture=f"{FAMILIES[recipe.family]}ForCausalLM",
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
         layers=tuple(_change_layer(recipe, layer, index) for index in range(recipe.num_layers)),
         norm_eps=1e-5 if recipe.family == "mixtral" else 1e-6,
         norm_weight_offset=1.0 if is_gemma else 0.0,
+        norm_rounds_normed=not is_gemma,
         embedding_scale=recipe.hidden_size**0.5 if is_gemma else None,
         logit_soft_cap=3.0 if is_gemma else None,
         max_position_embeddings=TRAINED_LEN if recipe.rope == "dynamic" else 512,

@@ -43,6 +43,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
         max_positions=8192,
         tie_word_embeddings=True,
         norm_weight_offset=1.0,
+        norm_rounds_normed=False,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         logit_soft_cap=fields.optional_number("final_logit_softcapping", 30.0),
     )

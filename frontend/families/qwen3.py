@@ -22,4 +22,4 @@ def read_qwen3_attention(fields: ConfigFields, num_kv_heads: int, head_size: int
     """The attention of a layer without its window."""
     bias = fields.boolean("attention_bias", False)
     heads = read_attention(fields, num_kv_heads=num_kv_heads, head_size=head_size)
-    return replace(heads, qkv_bias=bias, o_bias=bias, has_qk_norm=True)
+    return replace(heads, qkv_bias=bias, o_bias=bias, qk_norm="each_head")

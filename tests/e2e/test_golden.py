@@ -13,19 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import Checkpoint, Recipe, make_checkpoint
+from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from quire import LLM, RequestOutput, SamplingParams
 from quire.kernels import native
 
-RECIPES = {
-    "llama": Recipe(family="llama", rope="llama3"),
-    "mistral": Recipe(family="mistral", sliding_window=13),
-    "qwen2": Recipe(family="qwen2", rope="yarn", tied=True),
-    "qwen3": Recipe(family="qwen3", rope="dynamic", num_kv_heads=1, rope_extra={"factor": 4.0}),
-    "gemma2": Recipe(family="gemma2", sliding_window=13),
-    "mixtral": Recipe(family="mixtral"),
-    "qwen3-moe": Recipe(family="qwen3_moe", num_layers=3, mlp_only_layers=(1,), norm_topk_prob=False),
-}
 # Lengths around block borders, and longer than the trained length of the scaled ropes.
 PROMPT_LENGTHS = (1, 3, 15, 16, 17, 31, 33, 47, 64, 70)
 OUTPUT_LENGTHS = (1, 2, 5, 9, 40, 40, 40, 40, 7, 18)

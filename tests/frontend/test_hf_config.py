@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from checkpoints import FAMILIES
 from quire.frontend.families import ARCHITECTURES, read_model_spec
 from quire.frontend.hf_config import (
     compute_max_model_len,
@@ -24,15 +25,6 @@ BASE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-}
-FAMILIES = {
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "gemma2": "Gemma2",
-    "mixtral": "Mixtral",
-    "qwen3_moe": "Qwen3Moe",
 }
 
 
@@ -181,17 +173,17 @@ def test_windows_fall_on_the_same_layers_as_in_transformers(family: str, values:
 
 
 def test_bias_flags_are_each_familys_own():
-    def flags(family: str, **values: Any) -> tuple[bool, bool, bool, bool]:
+    def flags(family: str, **values: Any) -> tuple[bool, bool, bool, str | None]:
         spec = read_model_spec(make_config(family, **values))
         layer = spec.layers[0]
         assert isinstance(layer.ffn, DenseSpec)
-        return layer.attention.qkv_bias, layer.attention.o_bias, layer.ffn.bias, layer.attention.has_qk_norm
+        return layer.attention.qkv_bias, layer.attention.o_bias, layer.ffn.bias, layer.attention.qk_norm
 
-    assert flags("llama") == (False, False, False, False)
-    assert flags("llama", attention_bias=True, mlp_bias=True) == (True, True, True, False)
-    assert flags("mistral", attention_bias=False) == (False, False, False, False)
-    assert flags("qwen2") == (True, False, False, False)
-    assert flags("qwen3", attention_bias=True) == (True, True, False, True)
+    assert flags("llama") == (False, False, False, None)
+    assert flags("llama", attention_bias=True, mlp_bias=True) == (True, True, True, None)
+    assert flags("mistral", attention_bias=False) == (False, False, False, None)
+    assert flags("qwen2") == (True, False, False, None)
+    assert flags("qwen3", attention_bias=True) == (True, True, False, "each_head")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +213,7 @@ def test_gemmas_caps_and_scale_read_as_in_transformers():
     spec = read_model_spec(make_config("gemma2", query_pre_attn_scalar=144, final_logit_softcapping=None))
     attention = spec.layers[0].attention
     assert (attention.scale, attention.soft_cap, spec.logit_soft_cap) == (1 / 12, 50.0, None)
-    assert (spec.embedding_scale, spec.norm_weight_offset) == (8.0, 1.0)
+    assert (spec.embedding_scale, spec.norm_weight_offset, spec.norm_rounds_normed) == (8.0, 1.0, False)
 
 
 def test_an_absent_architecture_is_told_by_the_model_type():

@@ -38,24 +38,46 @@ def rounding_of(dtype: torch.dtype) -> float:
     return BF16_ROUNDING if dtype == torch.bfloat16 else EPS
 
 
-@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize(("offset", "rounds_normed"), [(0.0, True), (0.0, False), (1.0, False)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 16), (2, 17), (5, 48), (300, 260)])
 def test_rms_norm_equals_its_reference(
-    library: ctypes.CDLL, rows: int, size: int, dtype: torch.dtype, offset: float
+    library: ctypes.CDLL, rows: int, size: int, dtype: torch.dtype, offset: float, rounds_normed: bool
 ) -> None:
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
     weight = random(size, dtype=dtype, seed=2)
     # Rounding of the normed value and of the product; the sum of squares adds its own chain.
     relative = 2 * rounding_of(dtype) + (size + 4) * EPS
-    expected = rms_norm_reference(x, weight, 1e-5, offset)
+    expected = rms_norm_reference(x, weight, 1e-5, offset, rounds_normed)
     assert_within(
-        launch_rms_norm(library, x, None, weight, 1e-5, offset), expected, relative * expected.abs()
+        launch_rms_norm(library, x, None, weight, 1e-5, offset, rounds_normed),
+        expected,
+        relative * expected.abs(),
     )
-    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5, offset)
-    actual = launch_rms_norm(library, x, residual, weight, 1e-5, offset)
+    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5, offset, rounds_normed)
+    actual = launch_rms_norm(library, x, residual, weight, 1e-5, offset, rounds_normed)
     assert torch.equal(residual, total)
     assert_within(actual, expected, relative * expected.abs())
+
+
+@pytest.mark.parametrize("rounds_normed", [False, True])
+def test_rms_norm_rounds_where_its_reference_does(library: ctypes.CDLL, rounds_normed: bool) -> None:
+    x, weight = random(300, 260, dtype=torch.bfloat16), random(260, dtype=torch.bfloat16, seed=1)
+    actual = launch_rms_norm(library, x, None, weight, 1e-5, rounds_normed=rounds_normed)
+    expected = rms_norm_reference(x, weight, 1e-5, rounds_normed=rounds_normed)
+    # A last bit of the root may turn a rounding; rounding in another place changes a quarter of the numbers.
+    assert (actual == expected).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_in_place_touches_only_its_columns(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    whole, weight = random(5, 70, dtype=dtype), random(33, dtype=dtype, seed=1)
+    before = whole.clone()
+    expected = launch_rms_norm(library, whole[:, 20:53].contiguous(), None, weight, 1e-5)
+    launch_rms_norm(library, whole[:, 20:53], None, weight, 1e-5, in_place=True)
+    assert torch.equal(whole[:, 20:53], expected)
+    assert torch.equal(whole[:, :20], before[:, :20])
+    assert torch.equal(whole[:, 53:], before[:, 53:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,7 @@ from quire.ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from quire.worker.models import coverage
 
 SPEC = msgspec.structs.replace(make_spec(Recipe()), max_position_embeddings=2048)
-OTHER_VALUES: dict[type, Any] = {bool: True, int: 7, float: 7.0, str: "another", type(None): 7}
+OTHER_VALUES: dict[type, Any] = {int: 7, float: 7.0, str: "another", type(None): 7}
 FIELDS = [
     (struct, field.name)
     for struct in (ModelSpec, LayerSpec, AttentionSpec, DenseSpec)
@@ -25,7 +25,9 @@ def change(struct: type[msgspec.Struct], name: str) -> ModelSpec:
     """The spec with another value of one field, of its second layer where it is a layer's."""
     layer = SPEC.layers[1]
     part = {ModelSpec: SPEC, LayerSpec: layer, AttentionSpec: layer.attention, DenseSpec: layer.ffn}[struct]
-    changed = msgspec.structs.replace(part, **{name: OTHER_VALUES[type(getattr(part, name))]})
+    value = getattr(part, name)
+    other = not value if isinstance(value, bool) else OTHER_VALUES[type(value)]
+    changed = msgspec.structs.replace(part, **{name: other})
     if isinstance(changed, ModelSpec):
         return changed
     if struct is not LayerSpec:

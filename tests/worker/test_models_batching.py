@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checkpoints import Checkpoint, Recipe, make_checkpoint
+from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from paged import PagedRun, assert_same_logits
 from quire.worker.attention import torch_attention
 from quire.worker.models import builder, load_model
 
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]
-RECIPES = {
-    "llama": Recipe(rope="llama3"),
-    "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1, head_size=32),
-    "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic", tied=True),
-    "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
-    "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
-    "mixtral": Recipe(family="mixtral", num_kv_heads=1),
-    "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
-}
 
 
 @pytest.fixture(scope="module", params=RECIPES)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from checkpoints import Checkpoint, Recipe, make_checkpoint
+from checkpoints import RECIPES, Checkpoint, make_checkpoint
 from paged import PagedRun
 from quire.ipc.config import EngineConfig
 from quire.ipc.sampling_params import SamplingParams
@@ -29,15 +29,6 @@ pytestmark = pytest.mark.usefixtures("library")
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]
 NUM_BLOCKS = 40
-RECIPES = {
-    "llama-biased": Recipe(rope="llama3", attention_bias=True, mlp_bias=True),
-    "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1),
-    "qwen2-dynamic": Recipe(family="qwen2", rope="dynamic", tied=True),
-    "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
-    "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
-    "mixtral": Recipe(family="mixtral", num_kv_heads=1),
-    "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
-}
 # Prefill, chunks, decodes; steps in which all, some and none of the requests sample.
 STEPS = (
     {"a": 17, "c": 1},

@@ -27,7 +27,7 @@ QWEN3_600M = BenchShape(
     vocab_size=151_936,
     hidden_size=1024,
     intermediate_size=3072,
-    attention=AttentionSpec(num_heads=16, num_kv_heads=8, head_size=128, has_qk_norm=True),
+    attention=AttentionSpec(num_heads=16, num_kv_heads=8, head_size=128, qk_norm="each_head"),
 )
 TINY = BenchShape(
     vocab_size=2048,

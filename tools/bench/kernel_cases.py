@@ -116,7 +116,7 @@ def _make_rotate(bench: Bench, shape: BenchShape, name: str, num_tokens: int) ->
     angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
     cos, sin = angles.cos(), angles.sin()
     weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)
-    norm: QKNorm | None = (weight, weight, _NORM_EPS) if spec.has_qk_norm else None
+    norm: QKNorm | None = (weight, weight, _NORM_EPS) if spec.qk_norm else None
     kv_share = 2 * spec.num_kv_heads / (spec.num_heads + 2 * spec.num_kv_heads)
     return Case(
         op="rotate and write",

@@ -11,23 +11,30 @@ from ..attention import AttentionBackend, QKNorm
 from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention
 from .linear import Linear
+from .norm import RMSNorm
 
 
 class Attention:
-    """Self-attention of one decoder layer."""
+    """Self-attention of one decoder layer.
+
+    `head_norms` are of each query and key head by itself, `all_heads_norms` of all queries and all keys of a
+    token; a model has one of them or none.
+    """
 
     def __init__(
         self,
         spec: AttentionSpec,
         qkv_proj: Linear,
         o_proj: Linear,
-        qk_norm: QKNorm | None,
+        head_norms: QKNorm | None,
+        all_heads_norms: tuple[RMSNorm, ...],
         backend: AttentionBackend,
     ) -> None:
         self._spec = spec
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
-        self.qk_norm = qk_norm
+        self._head_norms = head_norms
+        self._all_heads_norms = all_heads_norms
         self.backend = backend
 
     def __call__(
@@ -38,20 +45,27 @@ class Attention:
         metadata: AttentionMetadata,
     ) -> Tensor:
         """[T, hidden] from [T, hidden]; the step's K and V are in the cache afterwards."""
-        qkv = self.qkv_proj(hidden)
-        query = self.backend.rotate_and_write(qkv, *angles, self.qk_norm, kv_cache, metadata)
+        qkv, first = self.qkv_proj(hidden), 0
+        for norm in self._all_heads_norms:
+            norm.normalize_(qkv[:, first : first + norm.size])
+            first += norm.size
+        query = self.backend.rotate_and_write(qkv, *angles, self._head_norms, kv_cache, metadata)
         return self.o_proj(self.backend.attend(query, kv_cache, metadata, self._spec))
 
     def emit_write(self, program: Program, x: Slot, angles: tuple[Slot, Slot], layer: int) -> Slot:
         """The part up to the cache as operations; the slot of the queries comes back."""
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
-        spec = self._spec
-        qkv = program.slot("qkv", spec.query_size + 2 * spec.kv_size)
+        spec, first = self._spec, 0
+        width = spec.query_size + 2 * spec.kv_size
+        qkv = program.slot("qkv", width)
         self.qkv_proj.emit(program, x, qkv)
+        for norm in self._all_heads_norms:
+            norm.emit_in_place(program, qkv, first, width)
+            first += norm.size
         operation = Rotate(qkv=qkv, cos=angles[0], sin=angles[1], layer=layer, **_heads_of(spec))
-        if self.qk_norm is not None:
-            query_norm, key_norm, operation.eps = self.qk_norm
+        if self._head_norms is not None:
+            query_norm, key_norm, operation.eps = self._head_norms
             operation.query_norm, operation.key_norm = query_norm.data_ptr(), key_norm.data_ptr()
         program.add(Kind.ROTATE, operation)
         return qkv

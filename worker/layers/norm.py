@@ -1,48 +1,92 @@
-"""Root mean square norm with its weight."""
+"""Root mean square norm with its weight, and what stands in its place where a layer has none."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
 
 from ...kernels.choice import choose_norm, native_library
-from ...kernels.program import Kind, Norm, Program, Slot
+from ...kernels.program import Add, Kind, Norm, Program, Slot
 from ...kernels.rms_norm import add_rms_norm_reference, launch_rms_norm, rms_norm_reference
 
-# (x, residual to add and overwrite, weight, eps, weight offset) -> norm
-_Kernel = Callable[[Tensor, Tensor | None, Tensor, float, float], Tensor]
+# (x, residual to add and overwrite, weight, eps, weight offset, rounds_normed, in_place) -> norm
+_Kernel = Callable[[Tensor, Tensor | None, Tensor, float, float, bool, bool], Tensor]
 
 
 class RMSNorm:
-    """y = x / rms(x) * weight, over the last dimension; with an offset it is added to the weight."""
+    """y = x / rms(x) * (offset + weight), over the last dimension (kernels/rms_norm.py)."""
 
-    def __init__(self, weight: Tensor, eps: float, weight_offset: float = 0.0) -> None:
+    def __init__(
+        self, weight: Tensor, eps: float, weight_offset: float = 0.0, rounds_normed: bool = True
+    ) -> None:
         self.weight = weight
         self.size = weight.shape[0]
-        self._numbers = eps, weight_offset
+        self._numbers = eps, weight_offset, rounds_normed
         self._kernel = _choose_kernel(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._kernel is not None:
-            return self._kernel(x, None, self.weight, *self._numbers)
+            return self._kernel(x, None, self.weight, *self._numbers, False)
         return rms_norm_reference(x, self.weight, *self._numbers)
+
+    def normalize_(self, x: Tensor) -> None:
+        """Overwrite x [T, D], which may be some columns of a larger tensor, with its norm."""
+        if self._kernel is not None:
+            self._kernel(x, None, self.weight, *self._numbers, True)
+        else:
+            x.copy_(rms_norm_reference(x, self.weight, *self._numbers))
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual). Both arguments may be overwritten."""
         if self._kernel is not None:
-            return self._kernel(x, residual, self.weight, *self._numbers), residual
+            return self._kernel(x, residual, self.weight, *self._numbers, False), residual
         return add_rms_norm_reference(x, residual, self.weight, *self._numbers)
 
-    def emit(self, program: Program, x: Slot, y: Slot, residual: Slot | None = None) -> None:
-        """The same as an operation: y = norm(x); with a residual residual += x, y = norm(residual)."""
-        eps, weight_offset = self._numbers
-        operation = Norm(weight=self.weight.data_ptr(), x=x, y=y, size=self.size, eps=eps)
-        operation.weight_offset = weight_offset
+    def emit(self, program: Program, x: Slot, y: Slot, residual: Slot | None = None) -> Slot:
+        """The same as an operation: y = norm(x); with a residual residual += x, y = norm(residual).
+
+        The slot of the norm comes back.
+        """
+        operation = self._operation(x=x, y=y, stride=self.size)
         if residual is not None:
             operation.residual = residual
         program.add(Kind.NORM if residual is None else Kind.ADD_NORM, operation)
+        return y
+
+    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int) -> None:
+        """`normalize_` as an operation, of the numbers from `first` on in rows of `stride` numbers."""
+        program.add(Kind.NORM, self._operation(x=x, y=x, first=first, stride=stride))
+
+    def _operation(self, **fields: int) -> ctypes.Structure:
+        eps, weight_offset, rounds_normed = self._numbers
+        operation = Norm(weight=self.weight.data_ptr(), size=self.size, rounds_normed=rounds_normed, **fields)
+        operation.eps, operation.weight_offset = eps, weight_offset
+        return operation
+
+
+class NoNorm:
+    """Stands where a layer has no norm: what comes, or its sum with what was before, goes on as it is."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x + residual, twice, in the residual's memory."""
+        residual += x
+        return residual, residual
+
+    def emit(self, program: Program, x: Slot, y: Slot, residual: Slot | None = None) -> Slot:  # noqa: ARG002
+        """The same as an operation, if there is something to add. The slot of the sum comes back, never y."""
+        if residual is None:
+            return x
+        program.add(Kind.ADD, Add(x=x, residual=residual, size=self.size))
+        return residual
 
 
 def _choose_kernel(weight: Tensor) -> _Kernel | None:

@@ -17,7 +17,7 @@ from ..layers.embedding import Embedding
 from ..layers.feed_forward import MLP, Experts, FeedForward
 from ..layers.linear import Linear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
-from ..layers.norm import RMSNorm
+from ..layers.norm import NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WeightSource, open_weights
@@ -67,7 +67,7 @@ class _Builder:
         table = self._weights.take("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
         self._size_bytes += table.nbytes + rotary.size_bytes
         layers = [self._layer(f"model.layers.{index}", layer) for index, layer in enumerate(spec.layers)]
-        norm = self._model_norm("model.norm")
+        norm = self._norm("model.norm", spec.hidden_size)
         head = LogitsHead(self._lm_head(table), spec.vocab_size, spec.logit_soft_cap)
         embedding = Embedding(table, spec.embedding_scale)
         decoder = Decoder(embedding, rotary, layers, norm, head, self._size_bytes, self._inexact_because)
@@ -83,14 +83,13 @@ class _Builder:
         )
 
     def _layer(self, prefix: str, spec: LayerSpec) -> DecoderLayer:
-        out_names = (spec.attention_out_norm, spec.ffn_out_norm)
-        out_norms = [None if name is None else self._model_norm(f"{prefix}.{name}") for name in out_names]
         return DecoderLayer(
-            self._model_norm(f"{prefix}.{spec.attention_norm}"),
+            self._layer_norm(prefix, spec.attention_norm),
             self._attention(f"{prefix}.self_attn", spec.attention),
-            self._model_norm(f"{prefix}.{spec.ffn_norm}"),
+            self._layer_norm(prefix, spec.attention_out_norm),
+            self._layer_norm(prefix, spec.ffn_norm),
             self._feed_forward(prefix, spec.ffn),
-            (out_norms[0], out_norms[1]),
+            self._layer_norm(prefix, spec.ffn_out_norm),
         )
 
     def _attention(self, prefix: str, spec: AttentionSpec) -> Attention:
@@ -100,7 +99,8 @@ class _Builder:
             spec,
             self._linear(qkv_names, sizes, hidden, spec.qkv_bias),
             self._linear([f"{prefix}.o_proj"], (hidden,), spec.query_size, spec.o_bias),
-            self._qk_norm(prefix, spec),
+            self._head_norms(prefix, spec),
+            self._all_heads_norms(prefix, spec),
             self._backend(spec),
         )
 
@@ -114,12 +114,18 @@ class _Builder:
             self._backends[heads] = backend
         return self._backends[heads]
 
-    def _qk_norm(self, prefix: str, spec: AttentionSpec) -> QKNorm | None:
-        if not spec.has_qk_norm:
+    def _head_norms(self, prefix: str, spec: AttentionSpec) -> QKNorm | None:
+        if spec.qk_norm != "each_head":
             return None
         query_norm = self._norm(f"{prefix}.q_norm", spec.head_size)
         key_norm = self._norm(f"{prefix}.k_norm", spec.head_size)
         return query_norm.weight, key_norm.weight, self._spec.norm_eps
+
+    def _all_heads_norms(self, prefix: str, spec: AttentionSpec) -> tuple[RMSNorm, ...]:
+        if spec.qk_norm != "all_heads":
+            return ()
+        query_norm = self._norm(f"{prefix}.q_norm", spec.query_size)
+        return query_norm, self._norm(f"{prefix}.k_norm", spec.kv_size)
 
     def _feed_forward(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> FeedForward:
         if isinstance(spec, DenseSpec):
@@ -162,13 +168,14 @@ class _Builder:
             self._inexact_because = _explain(INEXACT_LINEAR)
         return linear
 
-    def _model_norm(self, name: str) -> RMSNorm:
-        return self._norm(name, self._spec.hidden_size, self._spec.norm_weight_offset)
+    def _layer_norm(self, prefix: str, name: str | None) -> RMSNorm | NoNorm:
+        hidden = self._spec.hidden_size
+        return NoNorm(hidden) if name is None else self._norm(f"{prefix}.{name}", hidden)
 
-    def _norm(self, name: str, size: int, weight_offset: float = 0.0) -> RMSNorm:
-        weight = self._weights.take(f"{name}.weight", (size,))
+    def _norm(self, name: str, size: int) -> RMSNorm:
+        spec, weight = self._spec, self._weights.take(f"{name}.weight", (size,))
         self._size_bytes += weight.nbytes
-        return RMSNorm(weight, self._spec.norm_eps, weight_offset)
+        return RMSNorm(weight, spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed)
 
     def _lm_head(self, table: Tensor) -> Linear:
         """The projection to logits: its own weight, or the embedding's table where config.json ties the two.

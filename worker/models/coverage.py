@@ -9,10 +9,10 @@ from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, 
 
 # Fields that builder.py reads, by struct. Another one must keep its default.
 _COVERED: dict[type[msgspec.Struct], str] = {
-    ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset rope embedding_scale"
-    " max_position_embeddings logit_soft_cap tie_word_embeddings",
+    ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
+    " rope embedding_scale max_position_embeddings logit_soft_cap tie_word_embeddings",
     LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm",
-    AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias has_qk_norm",
+    AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm",
     DenseSpec: "intermediate_size activation bias gate up down",
     ExpertsSpec: "num_experts num_experts_per_tok intermediate_size activation norm_topk_prob router gate up"
     " down",

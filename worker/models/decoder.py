@@ -13,30 +13,31 @@ from ..layers.attention import Attention
 from ..layers.embedding import Embedding
 from ..layers.feed_forward import FeedForward
 from ..layers.logits import LogitsHead
-from ..layers.norm import RMSNorm
+from ..layers.norm import NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from .native_forward import NativeForward
 
 
 class DecoderLayer:
-    """Attention and feed-forward part, each on the normed sum of everything before it.
-
-    Some models norm what each of the two adds to that sum, too (`out_norms`).
+    """Attention and feed-forward part; each has a norm before it, of the sum of everything so far, and an out
+    norm after it, of what it adds to that sum.
     """
 
     def __init__(
         self,
-        attention_norm: RMSNorm,
+        attention_norm: RMSNorm | NoNorm,
         attention: Attention,
-        ffn_norm: RMSNorm,
+        attention_out_norm: RMSNorm | NoNorm,
+        ffn_norm: RMSNorm | NoNorm,
         ffn: FeedForward,
-        out_norms: tuple[RMSNorm | None, RMSNorm | None],
+        ffn_out_norm: RMSNorm | NoNorm,
     ) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
+        self.attention_out_norm = attention_out_norm
         self.ffn_norm = ffn_norm
         self.ffn = ffn
-        self.attention_out_norm, self.ffn_out_norm = out_norms
+        self.ffn_out_norm = ffn_out_norm
 
     def __call__(
         self,
@@ -51,27 +52,21 @@ class DecoderLayer:
             normed = self.attention_norm(residual)
         else:
             normed, residual = self.attention_norm.add(delta, residual)
-        delta = self.attention(normed, angles, kv_cache, metadata)
-        if self.attention_out_norm is not None:
-            delta = self.attention_out_norm(delta)
+        delta = self.attention_out_norm(self.attention(normed, angles, kv_cache, metadata))
         normed, residual = self.ffn_norm.add(delta, residual)
-        delta = self.ffn(normed)
-        return delta if self.ffn_out_norm is None else self.ffn_out_norm(delta), residual
+        return self.ffn_out_norm(self.ffn(normed)), residual
 
     def emit(self, program: Program, angles: tuple[Slot, Slot], layer: int, is_last: bool) -> None:
         """The same as operations. Of the last layer only sampled tokens need more than K and V."""
         residual, normed, delta = find_streams(program, self.ffn_norm.size)
-        self.attention_norm.emit(program, delta if layer else residual, normed, residual if layer else None)
-        qkv = self.attention.emit_write(program, normed, angles, layer)
+        before = (delta, normed, residual) if layer else (residual, normed)
+        qkv = self.attention.emit_write(program, self.attention_norm.emit(program, *before), angles, layer)
         if is_last and program.wants_logits:
             program.keep_sampled((qkv, residual))
         self.attention.emit_attend(program, qkv, delta, layer)
-        if self.attention_out_norm is not None:
-            self.attention_out_norm.emit(program, delta, delta)
-        self.ffn_norm.emit(program, delta, normed, residual)
-        self.ffn.emit(program, normed, delta)
-        if self.ffn_out_norm is not None:
-            self.ffn_out_norm.emit(program, delta, delta)
+        self.attention_out_norm.emit(program, delta, delta)
+        self.ffn.emit(program, self.ffn_norm.emit(program, delta, normed, residual), delta)
+        self.ffn_out_norm.emit(program, delta, delta)
 
 
 class Decoder:
