@@ -38,7 +38,7 @@ _GEMMA: dict[str, Any] = {
     "final_logit_softcapping": 3.0,
     "query_pre_attn_scalar": 24,
 }
-_QK_NORMS: dict[str, Any] = {"qwen3": "each_head", "qwen3_moe": "each_head"}
+_QK_NORMS: dict[str, Any] = {"qwen3": "each_head", "qwen3_moe": "each_head", "olmo2": "all_heads"}
 # By model_type: what the names of transformers' classes begin with.
 FAMILIES = {
     "llama": "Llama",
@@ -47,6 +47,7 @@ FAMILIES = {
     "qwen3": "Qwen3",
     "gemma2": "Gemma2",
     "mixtral": "Mixtral",
+    "olmo2": "Olmo2",
     "qwen3_moe": "Qwen3Moe",
 }
 
@@ -87,6 +88,7 @@ RECIPES = {
     "qwen3": Recipe(family="qwen3", rope="yarn", hidden_size=160, intermediate_size=336, vocab_size=600),
     "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
     "mixtral": Recipe(family="mixtral", num_kv_heads=1),
+    "olmo2": Recipe(family="olmo2"),
     "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
 }
 
@@ -171,6 +173,8 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
     elif recipe.family == "gemma2":
         fields |= {"sliding_window": recipe.sliding_window, "attention_bias": recipe.attention_bias}
         fields |= _GEMMA
+    elif recipe.family == "olmo2":
+        fields |= {"attention_bias": recipe.attention_bias}
     else:
         fields |= {
             "use_sliding_window": recipe.sliding_window is not None,
@@ -205,7 +209,13 @@ def make_spec(recipe: Recipe) -> ModelSpec:
         qk_norm=_QK_NORMS.get(recipe.family),
     )
     layer = LayerSpec(attention=attention, ffn=_make_ffn(recipe))
-    is_gemma = recipe.family == "gemma2"
+    is_gemma, is_olmo = recipe.family == "gemma2", recipe.family == "olmo2"
+    if is_olmo:
+        out_names = {
+            "attention_out_norm": "post_attention_layernorm",
+            "ffn_out_norm": "post_feedforward_layernorm",
+        }
+        layer = replace(layer, attention_norm=None, ffn_norm=None, **out_names)
     if is_gemma:
         layer = LayerSpec(
             attention=replace(attention, scale=24**-0.5, soft_cap=2.0),
@@ -219,9 +229,9 @@ def make_spec(recipe: Recipe) -> ModelSpec:
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
         layers=tuple(_change_layer(recipe, layer, index) for index in range(recipe.num_layers)),
-        norm_eps=1e-5 if recipe.family == "mixtral" else 1e-6,
+        norm_eps=1e-5 if recipe.family in ("mixtral", "olmo2") else 1e-6,
         norm_weight_offset=1.0 if is_gemma else 0.0,
-        norm_rounds_normed=not is_gemma,
+        norm_rounds_normed=not (is_gemma or is_olmo),
         embedding_scale=recipe.hidden_size**0.5 if is_gemma else None,
         logit_soft_cap=3.0 if is_gemma else None,
         max_position_embeddings=TRAINED_LEN if recipe.rope == "dynamic" else 512,

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from ...ipc.errors import ModelError
 from ...ipc.model_spec import ModelSpec
-from . import gemma2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from . import gemma2, llama, mistral, mixtral, olmo2, qwen2, qwen3, qwen3_moe
 from .config_fields import ConfigFields
 
 # By the names of config.json: architecture -> (model_type, reader).
@@ -21,6 +21,7 @@ _FAMILIES: dict[str, tuple[str, Callable[[ConfigFields], ModelSpec]]] = {
     "LlamaForCausalLM": ("llama", llama.read_spec),
     "MistralForCausalLM": ("mistral", mistral.read_spec),
     "MixtralForCausalLM": ("mixtral", mixtral.read_spec),
+    "Olmo2ForCausalLM": ("olmo2", olmo2.read_spec),
     "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
     "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
     "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),

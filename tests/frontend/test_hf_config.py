@@ -184,6 +184,7 @@ def test_bias_flags_are_each_familys_own():
     assert flags("mistral", attention_bias=False) == (False, False, False, None)
     assert flags("qwen2") == (True, False, False, None)
     assert flags("qwen3", attention_bias=True) == (True, True, False, "each_head")
+    assert flags("olmo2", attention_bias=True) == (True, True, False, "all_heads")
 
 
 @pytest.mark.parametrize(

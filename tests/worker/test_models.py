@@ -29,6 +29,8 @@ RECIPES = {
     "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
     "mixtral": Recipe(family="mixtral", num_kv_heads=1),
     "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
+    "olmo2-mqa": Recipe(family="olmo2", num_kv_heads=1, rope="llama3"),
+    "olmo2-biased": Recipe(family="olmo2", attention_bias=True, num_layers=3, tied=True),
     "gemma2-untied-mqa": Recipe(family="gemma2", sliding_window=200, num_kv_heads=1, attention_bias=True),
     "mixtral-window-one-expert": Recipe(family="mixtral", sliding_window=13, num_experts_per_tok=1),
     "qwen3-moe-every-expert": Recipe(family="qwen3_moe", num_experts_per_tok=8, norm_topk_prob=False),

@@ -26,12 +26,13 @@ def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mistral-window", "gemma2"])
+@pytest.fixture(scope="module", params=["qwen3", "mistral-window", "gemma2", "olmo2"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     recipe = {
         "qwen3": Recipe(family="qwen3", num_layers=1),
         "mistral-window": Recipe(family="mistral", sliding_window=13, num_kv_heads=1, num_layers=1),
         "gemma2": Recipe(family="gemma2", sliding_window=13, num_layers=1),
+        "olmo2": Recipe(family="olmo2", num_layers=1),
     }[request.param]
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     return make_checkpoint(folder, recipe)
