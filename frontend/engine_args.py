@@ -287,6 +287,7 @@ class EngineArgs:
             dtype=dtype,
             max_model_len=compute_max_model_len(spec, self.max_model_len),
             load_format=cast(LoadFormat, self.load_format),
+            weight_files=tuple(file.name for file in folder.weight_files),
             quantization=cast(Quantization | None, self.quantization),
             seed=seed,
             max_logprobs=self.max_logprobs,

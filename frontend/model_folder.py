@@ -157,7 +157,8 @@ def _find_weight_files(path: Path) -> list[Path]:
             str(path),
             f"safetensors only (it holds {foreign[0]}, which can run code when read)",
         )
-    raise ModelError("model", str(path), "a folder with *.safetensors weights, or load_format='dummy'")
+    allowed = "a folder with *.safetensors weights (consolidated* are another layout), or load_format='dummy'"
+    raise ModelError("model", str(path), allowed)
 
 
 def _read_index(index: Path) -> list[Path]:

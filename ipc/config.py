@@ -61,6 +61,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     dtype: Dtype = "float32"
     max_model_len: int = 2048
     load_format: LoadFormat = "auto"
+    weight_files: tuple[str, ...] = ()  # names within the folder, found by the frontend; none for "dummy"
     quantization: Quantization | None = None
     seed: int = 0  # dummy weights; requests without a seed draw from the system's entropy
     max_logprobs: int = 20

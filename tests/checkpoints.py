@@ -115,6 +115,7 @@ class Checkpoint:
             "spec": self.spec,
             "dtype": dtype,
             "max_model_len": max_model_len,
+            "weight_files": tuple(sorted(file.name for file in self.folder.glob("*.safetensors"))),
         }
         return EngineConfig(model=ModelConfig(**(fields | model)))
 

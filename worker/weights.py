@@ -1,13 +1,12 @@
-"""Where a model's tensors come from: a folder of safetensors, or random numbers.
+"""Where a model's tensors come from: safetensors files, or random numbers.
 
 A model asks for each tensor by name and shape and so states what it needs; a source knows nothing of
-models. Files are memory-mapped and read tensor by tensor, so that no second copy of the weights exists.
-Only safetensors is read: it holds numbers and no code.
+models. The frontend has found the files and checked their headers. They are memory-mapped and read tensor by
+tensor, so that no second copy of the weights exists. Only safetensors is read: it holds numbers and no code.
 """
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +19,6 @@ from torch import Tensor
 from ..ipc.config import ModelConfig
 from ..ipc.errors import ModelError
 
-_INDEX_NAME = "model.safetensors.index.json"
-_SINGLE_NAME = "model.safetensors"
-_MAX_INDEX_BYTES = 64 << 20
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Older exports store tables that every loader computes for itself.
 _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
@@ -51,13 +47,13 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """A folder with model.safetensors, or with several files and an index, in Hugging Face's layout."""
+    """The safetensors files of a folder."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
         self._files: dict[Path, Any] = {}  # open files; their tensors are read when asked for
-        self._file_of = _find_tensors(folder, self._files)
+        self._file_of = _open_files([folder / name for name in names], self._files)
         self._folder = folder
         self._left = set(self._file_of)
 
@@ -146,12 +142,11 @@ def open_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -
     """The source that `model.load_format` names. ModelError when the folder has no usable weights."""
     if model.load_format == "dummy":
         return DummySource(model.seed, dtype, device)
-    return SafetensorsSource(Path(model.model), dtype, device)
+    return SafetensorsSource(Path(model.model), model.weight_files, dtype, device)
 
 
-def _find_tensors(folder: Path, files: dict[Path, Any]) -> dict[str, Path]:
-    """Open every weight file of the folder into `files`; which file holds which tensor."""
-    paths = _find_files(folder)
+def _open_files(paths: Sequence[Path], files: dict[Path, Any]) -> dict[str, Path]:
+    """Open every file into `files`; which of them holds which tensor."""
     file_of: dict[str, Path] = {}
     for path in paths:
         try:
@@ -160,45 +155,6 @@ def _find_tensors(folder: Path, files: dict[Path, Any]) -> dict[str, Path]:
             raise _unreadable(path, error) from error
         file_of.update(dict.fromkeys(files[path].keys(), path))
     return file_of
-
-
-def _find_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder: by the index, else the single one, else all."""
-    index = folder / _INDEX_NAME
-    if index.is_file():
-        return _read_index(index)
-    if (folder / _SINGLE_NAME).is_file():
-        return [folder / _SINGLE_NAME]
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if found:
-        return found
-    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    has = f"; it has {others[0]}, which may hold code and is never loaded" if others else ""
-    raise ModelError("model", str(folder), f"a folder with weights as .safetensors files{has}")
-
-
-def _read_index(index: Path) -> list[Path]:
-    """The files that an index names, each inside its folder and present."""
-    try:
-        if index.stat().st_size > _MAX_INDEX_BYTES:
-            raise ValueError(f"larger than {_MAX_INDEX_BYTES} bytes")
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(index, error) from error
-    paths: list[Path] = []
-    for name in names:
-        path = index.parent / name
-        if Path(name).name != name:
-            raise ModelError("weight_map", name, f"a file name without a folder, in {index}")
-        if not path.is_file():
-            raise ModelError(
-                "model", str(index.parent), f"{_INDEX_NAME} names the file {name}, which is missing"
-            )
-        paths.append(path)
-    if not paths:
-        raise ModelError("weight_map", "{}", f"at least one file, in {index}")
-    return paths
 
 
 def _unreadable(path: Path, error: Exception) -> ModelError:

@@ -110,6 +110,19 @@ def test_a_sharded_model_is_read_through_its_index(tmp_path: Path):
     assert [file.name for file in folder.weight_files] == ["a.safetensors", "b.safetensors"]
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"x": 1}}'])
+def test_an_index_that_names_no_files_is_refused_by_name(tmp_path: Path, content: str):
+    (write_model(tmp_path) / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
+        inspect_model_folder(tmp_path)
+
+
+def test_only_a_second_copy_in_another_layout_is_refused(tmp_path: Path):
+    write_model(tmp_path, ("consolidated.safetensors",))
+    with pytest.raises(ModelError, match="another layout"):
+        inspect_model_folder(tmp_path)
+
+
 def test_missing_shards_are_named(tmp_path: Path):
     write_model(tmp_path, ("a.safetensors",))
     write_index(tmp_path, {"x": "a.safetensors", "y": "b.safetensors"})
