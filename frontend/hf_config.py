@@ -39,20 +39,28 @@ def read_dtype(config: Mapping[str, Any], stored_dtype: str | None) -> Dtype:
 def read_eos_token_ids(
     config: Mapping[str, Any], generation_config: Mapping[str, Any], vocab_size: int
 ) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json's if it names any, else config.json's."""
-    for name, values in (("generation_config.json", generation_config), ("config.json", config)):
-        value = values.get("eos_token_id")
-        if value is None:
-            continue
-        ids = cast(list[Any], value) if isinstance(value, list) else [value]
-        for token_id in ids:
-            if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
-                raise ModelError(f"{name} eos_token_id", value, f"token ids from 0 to {vocab_size - 1}")
-        distinct = tuple(dict.fromkeys(ids))
-        if len(distinct) > MAX_EOS_TOKEN_IDS:  # each request carries them
-            raise ModelError(f"{name} eos_token_id", f"{len(distinct)} ids", f"at most {MAX_EOS_TOKEN_IDS}")
-        return distinct
-    return ()
+    """End-of-sequence ids: generation_config.json's if it has the key, else config.json's.
+
+    ModelError for a bad value in either, also in the one that does not count.
+    """
+    files = (("generation_config.json", generation_config), ("config.json", config))
+    named = [
+        _read_token_ids(f"{name} eos_token_id", values["eos_token_id"], vocab_size)
+        for name, values in files
+        if values.get("eos_token_id") is not None
+    ]
+    return named[0] if named else ()
+
+
+def _read_token_ids(field: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    ids: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise ModelError(field, value, f"token ids from 0 to {vocab_size - 1}")
+    distinct = tuple(dict.fromkeys(ids))
+    if len(distinct) > MAX_EOS_TOKEN_IDS:  # each request carries them
+        raise ModelError(field, f"{len(distinct)} ids", f"at most {MAX_EOS_TOKEN_IDS}")
+    return distinct
 
 
 def read_default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 def _read_architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
-    if not names:
+    if names is None or names == []:
         model_type = config.get("model_type")
         names = [name for name, (known, _) in _FAMILIES.items() if known == model_type] or [model_type]
     if isinstance(names, list):

@@ -72,7 +72,7 @@ class ConfigFields:
         value = self.get(key)
         if key not in self._values:
             return default
-        return self.number(key) if value else None
+        return None if value in (None, 0) and value is not False else self.number(key)
 
     def boolean(self, key: str, default: bool) -> bool:
         """true or false; absent or null: the default."""

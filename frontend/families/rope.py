@@ -12,21 +12,28 @@ from .config_fields import ConfigFields
 def read_rope(fields: ConfigFields, max_positions: int, default_theta: float = 10000.0) -> RopeConfig:
     """The rotary embedding of all layers. ModelError names a key with a value that has no meaning here."""
     # transformers lets rope_scaling win where a checkpoint has both.
-    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    values: Any = fields.get(name) or {}
-    if not isinstance(values, dict):
-        raise ModelError(f"config.json {name}", values, "an object")
-    rope = ConfigFields(cast(dict[str, Any], values), f"{name}.")
-    rotated = rope.get("partial_rotary_factor") or fields.get("partial_rotary_factor")
-    if rotated not in (None, 1):
-        raise rope.error("partial_rotary_factor", rotated, "1 (the whole head is rotated)")
-    if any(isinstance(value, dict) for value in cast(dict[str, Any], values).values()):
-        raise ModelError(f"config.json {name}", shorten(values), "one object for all layers")
+    objects = {name: _read_object(fields, name) for name in ("rope_scaling", "rope_parameters")}
+    name = "rope_scaling" if objects["rope_scaling"] else "rope_parameters"
+    rope = ConfigFields(objects[name], f"{name}.")
+    for part in (rope, fields):
+        if part.number("partial_rotary_factor", 1.0) != 1:
+            raise part.error(
+                "partial_rotary_factor", part.get("partial_rotary_factor"), "1 (the whole head is rotated)"
+            )
+    if any(isinstance(value, dict) for value in objects[name].values()):
+        raise ModelError(f"config.json {name}", shorten(objects[name]), "one object for all layers")
     theta = rope.number("rope_theta", fields.number("rope_theta", default_theta, low=1.0), low=1.0)
     fields.ignore("original_max_position_embeddings")
     config = _read_kind(rope, fields, theta, max_positions)
     rope.check_rest(f"rope_type {config.type!r}")
     return config
+
+
+def _read_object(fields: ConfigFields, name: str) -> dict[str, Any]:
+    values: Any = fields.get(name)
+    if not isinstance(values, (dict, type(None))):
+        raise fields.error(name, values, "an object")
+    return cast(dict[str, Any], values or {})
 
 
 def _read_kind(rope: ConfigFields, fields: ConfigFields, theta: float, max_positions: int) -> RopeConfig:
@@ -45,7 +52,7 @@ def _read_kind(rope: ConfigFields, fields: ConfigFields, theta: float, max_posit
 
 
 def _read_rope_type(rope: ConfigFields) -> RopeType:
-    value = rope.get("rope_type") or rope.get("type") or "default"
+    value = next((kind for kind in map(rope.get, ("rope_type", "type")) if kind is not None), "default")
     for kind in get_args(RopeType):
         if value == kind:
             return kind

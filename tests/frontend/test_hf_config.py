@@ -229,6 +229,7 @@ def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
     assert all(name in str(caught.value) for name in ARCHITECTURES)
 
 
+GEMMA2: dict[str, Any] = {"architectures": ["Gemma2ForCausalLM"]}
 MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"]}
 QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
 
@@ -250,6 +251,17 @@ QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps", "from 1e-20 to 1e."),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),
+        ({"hidden_size": True}, "hidden_size", "integer"),
+        ({"vocab_size": 100.0}, "vocab_size", "integer"),
+        ({"architectures": False}, "architectures", "one of"),
+        ({"rope_scaling": False}, "rope_scaling", "object"),
+        ({"rope_parameters": 0}, "rope_parameters", "object"),
+        ({"rope_scaling": {"rope_type": False}}, "rope_type", "default"),
+        ({"partial_rotary_factor": True}, "partial_rotary_factor", "number"),
+        (GEMMA2 | {"attn_logit_softcapping": False}, "attn_logit_softcapping", "number"),
+        (GEMMA2 | {"final_logit_softcapping": ""}, "final_logit_softcapping", "number"),
+        (QWEN3_MOE | {"mlp_only_layers": False}, "mlp_only_layers", "list"),
+        (QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers", "list"),
         (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8"),
         (MIXTRAL | {"num_local_experts": 0}, "num_local_experts", "from 1"),
         (QWEN3_MOE | {"mlp_only_layers": "0"}, "mlp_only_layers", "list"),
@@ -305,8 +317,16 @@ def test_end_tokens_come_from_the_generation_config_first():
     assert read_eos_token_ids({"eos_token_id": 2}, {"eos_token_id": [5, 2, 5]}, 10) == (5, 2)
     assert read_eos_token_ids({"eos_token_id": 2}, {}, 10) == (2,)
     assert read_eos_token_ids({"eos_token_id": None}, {}, 10) == ()
-    with pytest.raises(ModelError, match="0 to 9"):
-        read_eos_token_ids({"eos_token_id": [2, 10]}, {}, 10)
+
+
+@pytest.mark.parametrize("value", [[2, 10], -1, True, [True, -1], 2.0, "2", {}])
+def test_what_is_no_token_id_ends_no_sequence(value: Any):
+    with pytest.raises(ModelError, match=r"^config\.json eos_token_id=.*: token ids from 0 to 9"):
+        read_eos_token_ids({"eos_token_id": value}, {}, 10)
+    with pytest.raises(ModelError, match=r"^config\.json eos_token_id="):  # also if it does not count
+        read_eos_token_ids({"eos_token_id": value}, {"eos_token_id": 2}, 10)
+    with pytest.raises(ModelError, match=r"^generation_config\.json eos_token_id="):
+        read_eos_token_ids({"eos_token_id": 2}, {"eos_token_id": value}, 10)
 
 
 def test_more_end_of_sequence_ids_than_a_request_carries_are_refused_at_the_start():
