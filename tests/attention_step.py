@@ -11,6 +11,17 @@ from quire.kernels.paged_attention import paged_attention_reference
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
+# Requests as `AttentionStep` takes them: lengths around the borders of blocks (8 to 128 tokens) and tiles.
+MIXED = [(1, 1), (3, 3), (1, 70), (40, 150), (1, 64), (1, 65), (18, 18)]
+SHAPES = [
+    # heads, kv heads, head size, block size
+    (4, 2, 16, 16),
+    (1, 1, 8, 8),
+    (14, 2, 40, 128),
+    (6, 1, 80, 8),
+    (2, 2, 256, 32),
+    (33, 1, 32, 64),
+]
 
 
 @dataclass

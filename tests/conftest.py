@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,17 @@ def library() -> ctypes.CDLL:
     found = native.load_library()
     assert found is not None
     return found
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads the kernels take; the number before holds again afterwards."""
+    import torch
+    from quire.kernels.native import set_num_threads
+
+    before = torch.get_num_threads()
+    yield set_num_threads
+    set_num_threads(before)
 
 
 @pytest.fixture

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+from kernel_checks import EPS, random
 from quire.ipc.model_spec import ExpertsSpec
 from quire.kernels.experts import experts_reference, launch_experts, launch_route, route_reference
-from quire.kernels.native import set_num_threads
 from quire.kernels.program import LinearTable
 from quire.kernels.soft_cap import launch_soft_cap, soft_cap_reference
 from quire.worker.layers.activation import GatedActivation
 from quire.worker.layers.feed_forward import MLP, Experts
 from quire.worker.layers.linear import NativeLinear, TorchLinear
-from torch import Tensor
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
-EPS = torch.finfo(torch.float32).eps
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture
-def set_threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield set_num_threads
-    set_num_threads(before)
 
 
 @pytest.mark.parametrize("normalizes", [False, True])

@@ -12,6 +12,7 @@ import ctypes
 
 import pytest
 import torch
+from kernel_checks import EPS, random
 from quire.kernels.linear import (
     Variant,
     choose_variant,
@@ -25,7 +26,6 @@ from quire.kernels.linear_int8 import linear_int8_reference, quantize_int8
 from quire.kernels.native import set_num_threads
 from torch import Tensor
 
-EPS = torch.finfo(torch.float32).eps
 BF16_ROUNDING = 2.0**-8
 # (type of x and y, type of W)
 TYPES = [
@@ -41,13 +41,6 @@ def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Variant:
     if request.param not in find_variants(library):
         pytest.skip("this processor has no such instructions")
     return request.param
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    if dtype == torch.int8:
-        return torch.randint(-127, 128, shape, dtype=dtype, generator=generator)
-    return torch.randn(*shape, generator=generator).to(dtype)
 
 
 class Layer:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_step import AttentionStep
+from attention_step import MIXED, SHAPES, AttentionStep
+from kernel_checks import TRITON_DEVICE as DEVICE
+from kernel_checks import TRITON_DTYPES
 from torch import Tensor
 
 pytest.importorskip("triton")
 
 from quire.kernels.paged_attention_triton import find_uncovered, launch_paged_attention, plan_attention
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Step(AttentionStep):
@@ -63,19 +63,6 @@ def assert_near_reference(step: Step, actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=bound)
 
 
-# Lengths around the borders of blocks (8 to 128) and tiles (16 to 64 keys, 2 to 128 tokens).
-MIXED = [(1, 1), (3, 3), (1, 70), (40, 150), (1, 64), (1, 65), (18, 18)]
-SHAPES = [
-    # heads, kv heads, head size, block size
-    (4, 2, 16, 16),
-    (1, 1, 8, 8),
-    (14, 2, 40, 128),
-    (6, 1, 80, 8),
-    (2, 2, 256, 32),
-    (33, 1, 32, 64),
-]
-
-
 @pytest.mark.parametrize(
     ("window", "num_processors", "is_strict"),
     [(None, 1, False), (70, 12, False), (None, 12, True), (70, 1, True)],
@@ -86,9 +73,7 @@ def test_a_mixed_step_equals_the_reference(window: int | None, num_processors: i
     assert_near_reference(step, actual, step.reference(window))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("shape", SHAPES[1:])
 def test_every_shape_and_type_equals_the_reference(
     shape: tuple[int, int, int, int], dtype: torch.dtype

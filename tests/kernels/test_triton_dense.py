@@ -1,14 +1,24 @@
 """Gather, norm and activation in Triton against their torch references; interpreted where there is no GPU.
 
-u is half of the type's epsilon. A chain of n roundings of float32 is off by at most n u relative to the sum
-of magnitudes (Higham 3.1); kernel and reference may each be off by that, and may then round to 16 bits apart.
+How bounds are derived: kernel_checks.py.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
+from kernel_checks import (
+    EPS,
+    NORM_KINDS,
+    assert_within,
+    check_a_norm_in_place,
+    check_rms_norm,
+    check_where_a_norm_rounds,
+)
+from kernel_checks import TRITON_DEVICE as DEVICE
+from kernel_checks import random as random_on_cpu
 
 pytest.importorskip("triton")
 
@@ -16,24 +26,10 @@ from quire.kernels.gated_activation import gated_activation_reference
 from quire.kernels.gated_activation_triton import launch_gated_activation
 from quire.kernels.gather_rows import gather_rows_reference
 from quire.kernels.gather_rows_triton import launch_gather_rows
-from quire.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from quire.kernels.rms_norm_triton import launch_rms_norm
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-EPS = torch.finfo(torch.float32).eps
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-def assert_within(actual: Tensor, expected: Tensor, bound: Tensor | float) -> None:
-    assert actual.shape == expected.shape
-    assert actual.dtype == expected.dtype
-    error = (actual.double() - expected.double()).abs()
-    assert torch.isfinite(actual).all()
-    assert (error <= bound).all(), f"largest excess {(error - bound).max().item():.3g}"
+random = partial(random_on_cpu, device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -51,44 +47,22 @@ def test_gather_of_nothing_is_empty_and_strided_tables_are_refused() -> None:
         launch_gather_rows(random(4, 3).t(), nothing)
 
 
-@pytest.mark.parametrize(("offset", "rounds_normed"), [(0.0, True), (0.0, False), (1.0, False)])
+@pytest.mark.parametrize("kind", NORM_KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 16), (2, 17), (4, 1500)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 16), (2, 17), (4, 1500)])
 def test_rms_norm_equals_its_reference(
-    rows: int, size: int, dtype: torch.dtype, offset: float, rounds_normed: bool
+    shape: tuple[int, int], dtype: torch.dtype, kind: tuple[float, bool]
 ) -> None:
-    x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
-    weight = random(size, dtype=dtype, seed=2)
-    # The normed value and the product are rounded to the type; the sum of squares adds its own chain.
-    relative = 2 * torch.finfo(dtype).eps + (size + 4) * EPS
-    expected = rms_norm_reference(x, weight, 1e-5, offset, rounds_normed)
-    assert_within(
-        launch_rms_norm(x, None, weight, 1e-5, offset, rounds_normed), expected, relative * expected.abs()
-    )
-    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5, offset, rounds_normed)
-    actual = launch_rms_norm(x, residual, weight, 1e-5, offset, rounds_normed)
-    assert torch.equal(residual, total)
-    assert_within(actual, expected, relative * expected.abs())
+    check_rms_norm(launch_rms_norm, shape, dtype, kind, DEVICE)
 
 
-@pytest.mark.parametrize("rounds_normed", [False, True])
-def test_rms_norm_rounds_where_its_reference_does(rounds_normed: bool) -> None:
-    x, weight = random(4, 1500, dtype=torch.bfloat16), random(1500, dtype=torch.bfloat16, seed=1)
-    actual = launch_rms_norm(x, None, weight, 1e-5, rounds_normed=rounds_normed)
-    expected = rms_norm_reference(x, weight, 1e-5, rounds_normed=rounds_normed)
-    # A last bit of the root may turn a rounding; rounding in another place changes a quarter of the numbers.
-    assert (actual == expected).float().mean() > 0.98
+def test_rms_norm_rounds_where_its_reference_does() -> None:
+    check_where_a_norm_rounds(launch_rms_norm, DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm_in_place_touches_only_its_columns(dtype: torch.dtype) -> None:
-    whole, weight = random(5, 70, dtype=dtype), random(33, dtype=dtype, seed=1)
-    before = whole.clone()
-    expected = launch_rms_norm(whole[:, 20:53].contiguous(), None, weight, 1e-5)
-    launch_rms_norm(whole[:, 20:53], None, weight, 1e-5, in_place=True)
-    assert torch.equal(whole[:, 20:53], expected)
-    assert torch.equal(whole[:, :20], before[:, :20])
-    assert torch.equal(whole[:, 53:], before[:, 53:])
+    check_a_norm_in_place(launch_rms_norm, dtype, DEVICE)
 
 
 def test_rms_norm_gives_a_row_the_same_bits_in_any_company() -> None:

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
+from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
 from quire.kernels import native, triton_runtime
 from quire.worker.models import CausalLM, load_model
 
 pytest.importorskip("triton")
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PROMPTS = {"a": list(range(40, 53)), "b": [7] * 9, "c": [1, 2, 3, 4]}
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from kernel_checks import EPS, TRITON_DTYPES
+from kernel_checks import TRITON_DEVICE as DEVICE
+from kernel_checks import random as random_on_cpu
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -12,18 +17,7 @@ from quire.kernels import linear_triton
 from quire.kernels.linear import linear_reference
 from quire.kernels.linear_triton import launch_linear, plan_segments
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
-EPS = torch.finfo(torch.float32).eps
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-def random_int8(*shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8).to(DEVICE)
+random = partial(random_on_cpu, device=DEVICE)
 
 
 def assert_near(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -42,7 +36,7 @@ def assert_near(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) 
 SHAPES = [(1, 1, 1), (3, 64, 64), (5, 200, 65), (17, 528, 70)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("rows", "num_in", "num_out"), SHAPES)
 def test_linear_equals_its_reference(rows: int, num_in: int, num_out: int, dtype: torch.dtype) -> None:
     x, weight = random(rows, num_in, dtype=dtype), random(num_out, num_in, dtype=dtype, seed=1)
@@ -51,12 +45,12 @@ def test_linear_equals_its_reference(rows: int, num_in: int, num_out: int, dtype
     assert_near(launch_linear(x, weight, bias), x, weight, bias)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("rows", "num_in", "num_out"), SHAPES)
 def test_linear_of_int8_weights_equals_its_reference(
     rows: int, num_in: int, num_out: int, dtype: torch.dtype
 ) -> None:
-    x, weight = random(rows, num_in, dtype=dtype), random_int8(num_out, num_in)
+    x, weight = random(rows, num_in, dtype=dtype), random(num_out, num_in, dtype=torch.int8, seed=1)
     scale, bias = random(num_out, seed=2).abs() + 0.1, random(num_out, dtype=dtype, seed=3)
     real = weight.double() * scale.double()[:, None]
     assert_near(launch_linear(x, weight, None, scale), x, real, None)
@@ -72,7 +66,7 @@ def test_rows_have_the_same_bits_in_any_number(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(linear_triton, "_MIN_SEGMENT", 128)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     x, bias = random(64, 272, dtype=dtype), random(70, dtype=dtype, seed=2)
-    weight = random_int8(70, 272) if kind == "int8" else random(70, 272, dtype=dtype, seed=1)
+    weight = random(70, 272, dtype=torch.int8 if kind == "int8" else dtype, seed=1)
     scale = random(70, seed=3).abs() if kind == "int8" else None
     assert plan_segments(weight).count == 2
     few = launch_linear(x, weight, bias, scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_checks import TRITON_DEVICE as DEVICE
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -15,7 +16,6 @@ from quire.kernels.penalties_triton import launch_penalties
 from quire.kernels.token_bitmask import apply_token_bitmask_reference, pack_token_bitmask
 from quire.kernels.token_bitmask_triton import launch_token_bitmask
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = torch.finfo(torch.float32).eps
 SIZES = [1, 31, 32, 33, 1000, 8200]  # parts of a word, of a chunk, and several chunks
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kernel_checks import TRITON_DEVICE as DEVICE
 from quire.kernels import triton_runtime
 from quire.worker.logit_edits import EditedRow, LogitEdits
 from quire.worker.penalties import TokenPenalties
@@ -18,7 +19,6 @@ pytest.importorskip("triton")
 
 from quire.kernels import sample_triton
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FILTERS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 1},
     {},

@@ -15,7 +15,6 @@ from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import TokenLists
 from quire.kernels import program as program_kernel
-from quire.kernels.native import set_num_threads
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear
 from quire.worker.model_runner import GPUModelRunner
@@ -80,13 +79,6 @@ def test_int8_weights_have_the_same_bits_natively(checkpoint: Checkpoint) -> Non
     config = checkpoint.engine_config("bfloat16", quantization="int8")
     pairs = zip(compute_paged(config, True), compute_paged(config, False), strict=True)
     assert all(torch.equal(native, python) for native, python in pairs)
-
-
-@pytest.fixture
-def set_threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield set_num_threads
-    set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import Checkpoint, Recipe, make_checkpoint
+from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
 from quire.ipc.model_spec import AttentionSpec
 from quire.kernels import triton_runtime
@@ -17,7 +18,6 @@ from quire.worker.models import load_model
 
 pytest.importorskip("triton")
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LENGTH = 41
 
 
