@@ -58,9 +58,14 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Numbers of a token's keys, and of its values."""
         return self.num_kv_heads * self.head_size
 
+    @property
+    def qkv_size(self) -> int:
+        """Numbers of a token's queries, keys and values."""
+        return self.query_size + 2 * self.kv_size
+
     def count_params(self, hidden_size: int) -> int:
         """Weights of the four projections."""
-        return hidden_size * (2 * self.query_size + 2 * self.kv_size)
+        return hidden_size * (self.query_size + self.qkv_size)
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dense"):
@@ -166,8 +171,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         feed-forward part's.
         """
         return 4 * self.hidden_size + max(
-            2 * layer.attention.query_size
-            + 2 * layer.attention.kv_size
+            layer.attention.query_size
+            + layer.attention.qkv_size
             + layer.ffn.count_activations(self.hidden_size)
             for layer in self.layers
         )

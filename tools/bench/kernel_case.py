@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...frontend.families import read_model_spec
 from ...ipc.model_spec import AttentionSpec
+from .model_configs import BENCH_MODELS, DUMMY_MODELS
 
 Calls = Sequence[Callable[[], object]]
 
@@ -23,24 +26,15 @@ class BenchShape:
     attention: AttentionSpec
 
 
-QWEN3_600M = BenchShape(
-    vocab_size=151_936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    attention=AttentionSpec(num_heads=16, num_kv_heads=8, head_size=128, qk_norm="each_head"),
-)
-TINY = BenchShape(
-    vocab_size=2048,
-    hidden_size=128,
-    intermediate_size=384,
-    attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_size=32),
-)
-LLAMA_8B = BenchShape(
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    attention=AttentionSpec(num_heads=32, num_kv_heads=8, head_size=128),
-)
+def _read_shape(config: dict[str, Any]) -> BenchShape:
+    spec = read_model_spec(config)
+    layer = spec.layers[0]
+    return BenchShape(spec.vocab_size, spec.hidden_size, layer.ffn.intermediate_size, layer.attention)
+
+
+TINY = _read_shape(BENCH_MODELS["tiny"])
+QWEN3_600M = _read_shape(BENCH_MODELS["small"])
+LLAMA_8B = _read_shape(DUMMY_MODELS["llama-8b"])
 
 
 @dataclass(frozen=True, slots=True)

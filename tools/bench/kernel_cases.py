@@ -52,9 +52,9 @@ def _make_decode(
     spec = shape.attention
     metadata = _make_metadata(bench, [1] * batch, [length] * batch)
     backend = make_attention(spec, dtype, bench.device)
-    qkv = bench.noise(batch, _qkv_size(shape), dtype=dtype)
-    query = qkv[:, : spec.num_heads * spec.head_size].reshape(batch, spec.num_heads, spec.head_size)
-    num_bytes = 2 * batch * length * spec.num_kv_heads * spec.head_size * qkv.element_size()
+    qkv = bench.noise(batch, spec.qkv_size, dtype=dtype)
+    query = qkv[:, : spec.query_size].reshape(batch, spec.num_heads, spec.head_size)
+    num_bytes = 2 * batch * length * spec.kv_size * qkv.element_size()
     is_resident = shape is TINY
     count = 1 if is_resident else bench.count_copies(num_bytes)
     first = _make_cache(bench, shape, metadata, dtype)
@@ -72,7 +72,7 @@ def _make_decode(
             for cache in caches
         ],
         num_bytes=num_bytes,
-        num_flops=4 * batch * length * spec.num_heads * spec.head_size,
+        num_flops=4 * batch * length * spec.query_size,
         is_resident=is_resident,
     )
 
@@ -82,7 +82,7 @@ def _make_prefill(bench: Bench, shape: BenchShape, length: int, dtype: torch.dty
     spec = shape.attention
     metadata = _make_metadata(bench, [length], [length])
     backend = make_attention(spec, dtype, bench.device)
-    qkv = bench.noise(length, _qkv_size(shape), dtype=dtype)
+    qkv = bench.noise(length, spec.qkv_size, dtype=dtype)
     cache = _make_cache(bench, shape, metadata, dtype)
     heads = qkv.view(1, length, -1, spec.head_size).transpose(1, 2)
     query, key, value = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
@@ -95,7 +95,7 @@ def _make_prefill(bench: Bench, shape: BenchShape, length: int, dtype: torch.dty
             lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         ],
         num_bytes=2 * qkv.nbytes,
-        num_flops=2 * length * (length + 1) * spec.num_heads * spec.head_size,
+        num_flops=2 * length * (length + 1) * spec.query_size,
     )
 
 
@@ -111,13 +111,13 @@ def _make_rotate(bench: Bench, shape: BenchShape, name: str, num_tokens: int) ->
     dtype = torch.bfloat16
     metadata = _make_metadata(bench, [num_tokens], [num_tokens])
     backend = make_attention(spec, dtype, bench.device)
-    qkv = bench.noise(num_tokens, _qkv_size(shape), dtype=dtype)
+    qkv = bench.noise(num_tokens, spec.qkv_size, dtype=dtype)
     cache = _make_cache(bench, shape, metadata, dtype)
     angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
     cos, sin = angles.cos(), angles.sin()
     weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)
     norm: QKNorm | None = (weight, weight, _NORM_EPS) if spec.qk_norm else None
-    kv_share = 2 * spec.num_kv_heads / (spec.num_heads + 2 * spec.num_kv_heads)
+    kv_share = 2 * spec.kv_size / spec.qkv_size
     return Case(
         op="rotate and write",
         shape=f"{name}T {num_tokens}",
@@ -275,11 +275,6 @@ def _make_cache(
     num_blocks = int((metadata.seq_lens + _BLOCK_SIZE - 1).div(_BLOCK_SIZE, rounding_mode="floor").sum())
     size = (num_blocks, spec.num_kv_heads, _BLOCK_SIZE, spec.head_size)
     return bench.noise(*size, dtype=dtype), bench.noise(*size, dtype=dtype)
-
-
-def _qkv_size(shape: BenchShape) -> int:
-    spec = shape.attention
-    return (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_size
 
 
 MAKERS: dict[str, Callable[[Bench], Iterator[Case]]] = {

@@ -50,10 +50,9 @@ def _make_gpu_cases(bench: Bench) -> Iterator[Case]:
 def _list_linears(shape: BenchShape) -> list[tuple[str, int, int]]:
     """(name, K, N) of a model's projections, fused as the worker fuses them."""
     spec = shape.attention
-    q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
     return [
-        ("qkv", shape.hidden_size, q_size + 2 * kv_size),
-        ("o", q_size, shape.hidden_size),
+        ("qkv", shape.hidden_size, spec.qkv_size),
+        ("o", spec.query_size, shape.hidden_size),
         ("gate_up", shape.hidden_size, 2 * shape.intermediate_size),
         ("down", shape.intermediate_size, shape.hidden_size),
         ("head", shape.hidden_size, shape.vocab_size),

@@ -57,11 +57,10 @@ class Attention:
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
         spec, first = self._spec, 0
-        width = spec.query_size + 2 * spec.kv_size
-        qkv = program.slot("qkv", width)
+        qkv = program.slot("qkv", spec.qkv_size)
         self.qkv_proj.emit(program, x, qkv)
         for norm in self._all_heads_norms:
-            norm.emit_in_place(program, qkv, first, width)
+            norm.emit_in_place(program, qkv, first, spec.qkv_size)
             first += norm.size
         operation = Rotate(qkv=qkv, cos=angles[0], sin=angles[1], layer=layer, **_heads_of(spec))
         if self._head_norms is not None:
