@@ -12,8 +12,8 @@ using namespace quire;
 constexpr int64_t kMinParallelSize = 1 << 17;
 constexpr int kBlock = 16 * kLanes;
 
-// Where the row's maximum, or its first NaN, stands first. Lanes note in which block theirs came first, so the
-// search in a block happens once.
+// The first place of the row's maximum, or of its first NaN. Each lane notes the block in which its own maximum came
+// first, so that only one block is searched for the place.
 int64_t find_largest(const float* row, int64_t size) {
     Vec largest = splat(-INFINITY);
     IntVec first = IntVec{}, has_nan = IntVec{};

@@ -33,8 +33,9 @@ class FloatAttention {
                         size * sizeof(float));
     }
 
-    // Takes keys [start, end): by the scratch, whose filling pays when many rows use it and which evens out odd
-    // sizes, or straight from the blocks. Sums are the same chains in both, so bits are equal.
+    // Goes to keys [start, end). Many rows, or sizes that are no multiple of a vector, use a copy in scratch; few
+    // rows read the blocks in place, since a copy would cost more than it saves. Sums are the same chains in both,
+    // so bits are equal.
     void open(const Task& task, int start, int end) {
         const bool is_even = step_.head_size % kLanes == 0 && step_.block_size % kLanes == 0;
         count_ = end - start;

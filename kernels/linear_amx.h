@@ -25,11 +25,12 @@ struct TileEngine {
     static constexpr int kTileRows = 16;
     static constexpr int kDepth = 64 / sizeof(Number);  // numbers of a tile's row, and of a cache line
     static constexpr int kPanelStep = kPanelColumns * kDepth;
-    // Pairs of row tiles from which a block takes long enough to fetch the next one's weights beside it: 1.05
+    // With so many pairs of row tiles a block takes long enough to prefetch the next block's weights meanwhile: 1.05
     // times as fast at 64 rows, 1.2 times at 1024 rows of K 3072.
     static constexpr int kMinPrefetchPairs = 2;
-    // Fewer fetch what they read themselves so many steps later, one row tile the next step. The processor's own
-    // prefetch does not keep up while products pause the reads: 1.08 times as fast with one row, 1.13 with 24 or 32.
+    // With fewer, weights are prefetched so many steps before they are read (with one row tile, one step). The
+    // processor's own prefetch does not keep up, because reads pause while products are computed: 1.08 times as fast
+    // with one row, 1.13 with 24 or 32.
     static constexpr int kStepsAhead = 2;
     static constexpr int kFewRows = 4 * kTileRows;
     static constexpr int kBlockSteps = 8;

@@ -333,8 +333,8 @@ extern "C" int quire_program_layout(int which) {
     return int(sizes[which]);
 }
 
-// Bytes of the workspace for a step. It is cut here, for the number of threads of this moment: another may hold when
-// it is computed.
+// Bytes of the workspace for a step. The number of its parts is fixed here, because the number of threads may change
+// before it is computed.
 extern "C" int64_t quire_program_workspace(const QuireProgram* program, QuireStep* step) {
     const int parts = step->num_parts = count_parts(*program, *step);
     size_t size = 0;

@@ -150,7 +150,7 @@ struct QuireStep {
     int32_t* block_tables;                   // [R, table_width]
     int64_t* sampling;                       // [S] of the R in rising order; null where nothing is sampled
     int32_t num_tokens, num_requests, num_sampling, table_width;
-    int32_t num_parts;  // that it is computed in: quire_program_workspace writes it
+    int32_t num_parts;  // how many threads share it: quire_program_workspace writes it
     int32_t padding;
 };
 

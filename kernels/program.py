@@ -141,8 +141,8 @@ class NotNativeError(Exception):
 class Program:
     """Operations in the order in which they are emitted, and the buffers that they name.
 
-    `out_width` numbers a row of the result, of the model's type for every token, or float32 for the sampling
-    requests (`wants_logits`).
+    A row of the result has `out_width` numbers: of the model's type, one row a token; or float32, one row a
+    sampling request (`wants_logits`).
     """
 
     def __init__(self, dtype: torch.dtype, out_width: int, wants_logits: bool) -> None:

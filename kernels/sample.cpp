@@ -185,8 +185,8 @@ int copy_weights(const Row& row, float least, float* to) {
     return int(end - to);
 }
 
-// A weight that at least `count` tokens reach, as each of so many groups has one that does: blocks, or lanes of
-// blocks. 0 if there are fewer groups.
+// A lower bound for the row's `count`-th largest weight: the `count`-th largest of the maxima of its groups, each of
+// which is the weight of a token. Groups are blocks, or lanes of blocks; 0 if there are fewer than `count`.
 float find_reached(const Row& row, int64_t count, float* maxima) {
     const int blocks = (row.size + kBlock - 1) / kBlock, per_block = count > blocks ? kLanes : 1;
     if (count > int64_t(blocks) * per_block) return 0.0f;

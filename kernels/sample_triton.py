@@ -308,7 +308,8 @@ def _choose_filtered(
         block_tops += row * num_blocks
         blocks += row * num_blocks
         wanted = tl.maximum(tl.where(has_top_k, top_k, 0), tl.where(has_top_p, TOP_P_BLOCKS, 0))
-        # Without top-k the sum that top-p is of is of the whole row; with min-p nobody has summed it yet.
+        # top-p is a fraction of what top-k and min-p keep. Without either that is the whole row, whose sum
+        # `_summarize` has left; of what min-p alone keeps of the row, the sum is not known yet.
         is_sum_known = (least == 0) & ~has_top_k
         can_cut = (has_top_k | is_sum_known) & (wanted > 0)
         _list_all(blocks, num_blocks, PADDED_BLOCKS)

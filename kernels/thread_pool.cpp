@@ -44,10 +44,10 @@ bool spin_until(const Condition& is_over) {
     return false;
 }
 
-// A place to sleep until a condition holds. Who makes it true calls wake() afterwards, which costs a load if
+// Where threads sleep until a condition holds. Who makes it true calls wake() afterwards, which costs a load if
 // nobody sleeps. Conditions and what makes them true use sequentially consistent atomics: either the sleeper
 // sees the change, or the waker sees the sleeper.
-class Bed {
+class EventCount {
   public:
     template <typename Condition>
     void sleep_until(const Condition& is_over) {
@@ -124,10 +124,10 @@ class Pool {
             runs_[i].set(uint32_t(int64_t(num_tasks) * i / size), uint32_t(int64_t(num_tasks) * (i + 1) / size));
         job_size_.store(size, std::memory_order_relaxed);
         ++num_jobs_;
-        helpers_bed_.wake();
+        helpers_event_.wake();
         report(work(0, size));
         const auto is_done = [&] { return num_unfinished_ == 0; };
-        if (!spin_until(is_done)) caller_bed_.sleep_until(is_done);
+        if (!spin_until(is_done)) caller_event_.sleep_until(is_done);
         return true;
     }
 
@@ -150,7 +150,7 @@ class Pool {
     [[noreturn]] void help(int index) {
         for (uint32_t seen = 0;;) {
             const auto is_new = [&] { return num_jobs_ != seen; };
-            if (!spin_until(is_new)) helpers_bed_.sleep_until(is_new);
+            if (!spin_until(is_new)) helpers_event_.sleep_until(is_new);
             seen = num_jobs_;
             const int size = job_size_.load(std::memory_order_relaxed);
             if (index < size) report(work(index, size));
@@ -169,7 +169,7 @@ class Pool {
     }
 
     void report(int count) {
-        if (count > 0 && num_unfinished_.fetch_sub(count) == count) caller_bed_.wake();
+        if (count > 0 && num_unfinished_.fetch_sub(count) == count) caller_event_.wake();
     }
 
     std::atomic<int> size_{int(std::max(1u, std::thread::hardware_concurrency()))};
@@ -179,7 +179,7 @@ class Pool {
     const void* context_ = nullptr;
     std::atomic<int> num_unfinished_{0}, job_size_{0};
     std::atomic<uint32_t> num_jobs_{0};
-    Bed helpers_bed_, caller_bed_;
+    EventCount helpers_event_, caller_event_;
     Run runs_[kMaxThreads];
 };
 
@@ -189,7 +189,7 @@ Pool& pool() {
     return *pool;
 }
 
-// A fork has none of the helpers, but their locks and their places in the beds as they were: all of it begins anew.
+// A fork has none of the helper threads, but their locks and counts as they were: the pool is made anew.
 void renew_pool() {
     const int size = pool().size();
     (new (&pool()) Pool)->set_size(size);

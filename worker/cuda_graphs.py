@@ -32,7 +32,7 @@ _NUM_STAGING_BUFFERS = 3
 _NUM_INPUTS = 6
 _INPUT_IDS, _LATE_ROWS, _POSITIONS, _ROPE_LENGTHS, _SLOTS, _SEQ_LENS = range(_NUM_INPUTS)
 
-# From a computation on fixed tensors to (what runs it again, its result).
+# Captures a computation on fixed tensors; what comes back is (a function that runs it again, its result).
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
@@ -69,7 +69,8 @@ class DecodeGraphs:
         self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
         self._is_off = False
         device, max_size = last_tokens.device, self._ladder[-1]
-        # One block more than the longest request: a row may be computed one step longer.
+        # One block more than the longest request has: with run-ahead, a row that has ended in the step before
+        # is still computed in this one.
         width = config.max_blocks_per_request + 1
         self._inputs = torch.zeros((_NUM_INPUTS, max_size), dtype=torch.int64, device=device)
         self._tables = torch.zeros((max_size, width), dtype=torch.int32, device=device)

@@ -21,8 +21,9 @@ from .attention.metadata import KVCaches
 _MIB = 1 << 20
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Without a size, a CPU cache holds what max_num_seqs full requests need, up to this and up to this part of
-# the memory that is available. Pages are taken as blocks are first written: a large plan costs nothing yet.
+# Where no size is asked for, a CPU cache holds what max_num_seqs full requests need, but at most so many
+# bytes and at most this fraction of the available memory. The system gives a page when it is first written,
+# so blocks that are never used cost nothing.
 _MAX_AUTO_CPU_BYTES = 4 << 30
 _MAX_AUTO_CPU_FRACTION = 0.5
 # For the CUDA context's growth, library workspaces and fragmentation.

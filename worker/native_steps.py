@@ -1,7 +1,7 @@
 """NativeSteps: a step's way from rows to logits in two native calls, for models that have a `NativeForward`.
 
-It takes the place of step_inputs.py and the model's Python where nothing between the two is asked for: no
-logprobs of prompts, no tokens that are late, no rotary angles that depend on a request's length.
+It replaces step_inputs.py and the model's Python code in steps that need nothing from between the two: no
+prompt logprobs, no tokens that are only on the device, no rotary angles that depend on a request's length.
 Legend: T tokens, R requests of a step, S that sample.
 """
 

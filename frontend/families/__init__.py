@@ -1,8 +1,8 @@
 """Model families: one file each turns config.json into a ModelSpec. Nothing here imports torch.
 
-A family is a module with a `read_spec` and a row of `_FAMILIES`. What a checkpoint may leave out for
-transformers' config class may be left out here. What is left over and looks like arithmetic is refused by
-name.
+A family is a module with a `read_spec` and a row of `_FAMILIES`. A key for which transformers' config class
+has a default may be absent, and has the same default here. A key that no reader has asked for, and whose name
+speaks of arithmetic, is refused by name.
 """
 
 from __future__ import annotations

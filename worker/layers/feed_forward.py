@@ -22,7 +22,7 @@ from .linear import Linear, NativeLinear
 
 
 class FeedForward(Protocol):
-    """Either of the two."""
+    """An MLP or Experts."""
 
     @property
     def is_capturable(self) -> bool:
@@ -79,7 +79,7 @@ class Experts:
         if gate_up is None or down is None:
             choices, weights = route_reference(logits, spec.num_experts_per_tok, spec.norm_topk_prob)
             return experts_reference(hidden, choices, weights, self._experts)
-        library = native_library()  # as each of the linear layers
+        library = native_library()  # it is there: each of the linear layers is native
         choices, weights = launch_route(library, logits, spec.num_experts_per_tok, spec.norm_topk_prob)
         return launch_experts(library, hidden, choices, weights, gate_up, down, spec.activation)
 

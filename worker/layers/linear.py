@@ -49,7 +49,7 @@ class Linear(Protocol):
 
 
 class _PythonLinear:
-    """What forms share that have no operation."""
+    """A form of weight that the native program has no operation for."""
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:  # noqa: ARG002
         raise NotNativeError(type(self).__name__)

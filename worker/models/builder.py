@@ -25,7 +25,7 @@ from .coverage import check_covered
 from .decoder import Decoder, DecoderLayer
 from .native_forward import make_native_forward
 
-# Why a row may depend on its neighbours, and what would end that; for Decoder.inexact_because.
+# Why a row may depend on the rows beside it, and what avoids that; for Decoder.inexact_because.
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
 INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 256"
 
@@ -134,7 +134,7 @@ class _Builder:
             [name.format(e) for name in (spec.gate, spec.up, spec.down)] for e in range(spec.num_experts)
         ]
         experts = [self._mlp(prefix, replace(spec, gate=g, up=u, down=d)) for g, u, d in names]
-        # A number that is off by a little sends a token elsewhere, so the router keeps the model's type.
+        # A rounding in the router may send a token to another expert, so its weight is never quantized.
         name, shape = f"{prefix}.{spec.router}.weight", (spec.num_experts, self._spec.hidden_size)
         router = self._make_linear(self._weights.take(name, shape), is_quantized=False)
         self._size_bytes += router.size_bytes

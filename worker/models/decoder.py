@@ -47,7 +47,10 @@ class DecoderLayer:
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> tuple[Tensor, Tensor]:
-        """(what this layer's ffn adds, the sum before it); `delta` is the former of the layer before."""
+        """(this layer's ffn output, which is not added yet; the sum of everything before it).
+
+        `delta` is the ffn output of the layer before, None in the first layer.
+        """
         if delta is None:
             normed = self.attention_norm(residual)
         else:
