@@ -5,11 +5,13 @@ Knows the commands by name only, so that `quire --help` loads none of them.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from ...ipc.errors import InputError, QuireError, did_you_mean
 from ...ipc.process_limits import open_closed_streams
@@ -38,6 +40,8 @@ COMMANDS = {
     "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
 }
 
+# What a disk or a terminal answers that takes no more: the cause is the machine's, and the text says it all.
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _EXAMPLES = """\
 examples:
   quire generate "Once upon a time"
@@ -55,23 +59,22 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     open_closed_streams()
     try:
         code = _dispatch(arguments)
-        sys.stdout.flush()  # here, where a reader that left can still be answered quietly
-        return code
+        sys.stdout.flush()  # here, where what cannot be written has an answer
     except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+        code = ExitCode.INTERRUPTED
     except BrokenPipeError:
-        _discard_stdout()
-        return ExitCode.OUTPUT_CLOSED
+        code = ExitCode.OUTPUT_CLOSED
     except (UsageError, InputError) as error:
-        return _report(str(error), ExitCode.USAGE)
+        code = _report(str(error), ExitCode.USAGE)
     except QuireError as error:
-        return _report(str(error), ExitCode.FAILED)
+        code = _report(str(error), ExitCode.FAILED)
     except Exception as error:
-        # Not raised on purpose, so a bug or the machine's state: where it happened is worth the lines.
-        import traceback
-
-        traceback.print_exc()
-        return _report(_describe_root_cause(error), ExitCode.FAILED)
+        if not isinstance(error, OSError) or error.errno not in _UNWRITABLE:
+            _print_traceback()
+        code = _report(_describe_root_cause(error), ExitCode.FAILED)
+    _discard_unwritable(sys.stdout)
+    _discard_unwritable(sys.stderr)
+    return code
 
 
 def _is_closed(stream: object) -> bool:
@@ -92,7 +95,10 @@ def _dispatch(argv: list[str]) -> int:
     if command is None:
         hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
         raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
-    return importlib.import_module(f".{command.module}", __package__).run(argv[1:])
+    try:
+        return importlib.import_module(f".{command.module}", __package__).run(argv[1:])
+    except SystemExit as end:  # how argparse leaves after it has printed its help
+        return int(end.code or 0)
 
 
 def _help_text() -> str:
@@ -106,19 +112,33 @@ def _help_text() -> str:
 
 
 def _report(text: str, code: ExitCode) -> ExitCode:
-    sys.stdout.flush()
-    print(f"quire: error: {text}", file=sys.stderr)
+    _discard_unwritable(sys.stdout)  # before the error's line, where both go to one place
+    with contextlib.suppress(OSError):
+        print(f"quire: error: {text}", file=sys.stderr)
     return code
+
+
+def _print_traceback() -> None:
+    """Of what nobody raised on purpose, so a bug: where it happened is worth the lines."""
+    import traceback
+
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def _describe_root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     return f"{type(error).__name__}: {error}"
 
 
-def _discard_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's flush at exit does not fail once more."""
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, sys.stdout.fileno())
-    os.close(sink)
+def _discard_unwritable(stream: TextIO) -> None:
+    """Point a stream that cannot be written at nothing, so that the interpreter's flush at exit succeeds."""
+    try:
+        stream.flush()
+    except OSError:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, stream.fileno())
+        os.close(sink)

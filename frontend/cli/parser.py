@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ...ipc.errors import QuireError, did_you_mean
 
@@ -51,6 +52,10 @@ class Parser(argparse.ArgumentParser):
         if rest:
             raise UsageError(f"{rest[0]!r}: '{self.prog}' takes no such argument, see {self.prog} --help")
         return options
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, which says nothing when it cannot write."""
+        (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(in_house_form(message))

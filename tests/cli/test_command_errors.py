@@ -193,3 +193,33 @@ def test_what_is_piped_in_without_end_is_refused_with_the_limit(
             monkeypatch.setattr("sys.stdin", endless)
             assert run_command([command]) == 2
         assert "at most 1000 characters piped in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["ps"], ["doctor"], *([*words, "--help"] for words in HELPED)], ids=" ".join
+)
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_output_for_which_there_is_no_room_is_one_line_of_error(
+    words: list[str],
+    is_buffered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with open_full(is_buffered) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run_command(words) == 1
+    assert capsys.readouterr().err == "quire: error: No space left on device\n"
+
+
+def open_full(is_buffered: bool) -> io.TextIOWrapper:
+    return io.TextIOWrapper(open("/dev/full", "wb", buffering=-1 if is_buffered else 0), write_through=True)
+
+
+def test_full_streams_end_a_command_with_its_code_and_not_with_the_interpreters() -> None:
+    command = [sys.executable, "-m", "quire", "xyz"]
+    with open("/dev/full", "w") as full:
+        for stdout in (subprocess.DEVNULL, full):
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=full, timeout=60)
+            assert done.returncode == 2
+        done = subprocess.run([*command[:-1], "--help"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"quire: error: No space left on device\n")

@@ -69,6 +69,21 @@ def test_json_lines_of_several_prompts_are_in_order_and_a_seed_repeats_them(atta
     assert {line["finish_reason"] for line in lines} <= {"length", "stop"}
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "top --once", "ps"])
+def test_a_text_for_which_there_is_no_room_ends_with_the_cause(command: str, attach: tuple[str, str]) -> None:
+    options = () if command == "ps" else attach
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *command.split(), *options],
+            input="hello",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    assert (done.returncode, done.stderr) == (1, "quire: error: No space left on device\n")
+
+
 def test_a_pipe_is_one_prompt_and_a_stop_text_is_cut_off(attach: tuple[str, str]) -> None:
     done = run_quire(
         "generate", *attach, "--temperature", "0", "--no-echo", "--stop", ".", stdin="Once upon a time\n"
