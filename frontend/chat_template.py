@@ -94,7 +94,7 @@ class ChatTemplate:
                 "messages", variables["messages"], f"the chat template says: {str(error)[:_MAX_SAID]}"
             ) from error
         except Exception as error:  # a template is code: it can raise anything, and it is the input's failure
-            reason = f"the chat template failed: {type(error).__name__}: {error}"
+            reason = f"the chat template failed: {type(error).__name__}: {str(error)[:_MAX_SAID]}"
             raise PromptError("messages", variables["messages"], reason) from error
         return "".join(pieces)
 

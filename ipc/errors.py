@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import NoReturn, cast
 
-_MAX_SHOWN = 120
+_MAX_SHOWN = 120  # characters of a value
+_MAX_NAME = 80  # of a field's name, which may be a caller's own
 
 
 class QuireError(Exception):
@@ -27,7 +28,7 @@ class InputError(QuireError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{field}={shorten(value)}: {allowed}")
+        super().__init__(describe_refusal(field, value, allowed))
 
 
 class SamplingParamsError(InputError):
@@ -99,6 +100,18 @@ def raise_remote(kind: str, text: str) -> NoReturn:
     error = cls.__new__(cls)
     Exception.__init__(error, text)  # the text is complete; field and value stayed on the other side
     raise error
+
+
+def describe_refusal(field: str, value: object, allowed: str) -> str:
+    """`field=value: allowed`, of which nothing that a caller wrote is longer than fits one line."""
+    return f"{shorten_name(field)}={shorten(value)}: {allowed}"
+
+
+def shorten_name(name: str) -> str:
+    """A name on one line, cut."""
+    start = name[: _MAX_NAME + 1]
+    text = start if start.isprintable() else repr(start)[1:-1]
+    return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
 
 
 def shorten(value: object) -> str:

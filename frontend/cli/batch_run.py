@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from ...ipc.errors import EngineDeadError, did_you_mean
+from ...ipc.errors import EngineDeadError, describe_refusal, did_you_mean
 from ..async_llm import AsyncLLM
 from ..openai.app import create_app
 from ..openai.auth import ApiKeyMiddleware
@@ -204,11 +204,12 @@ def parse_line(line: InputLine) -> _Line:
         code = "invalid_request" if isinstance(error, msgspec.ValidationError) else "invalid_json"
         raise LineError(code, f"line {line.number}: {error}", _read_custom_id(line.text)) from None
     if asked.method != "POST":
-        message = f"line {line.number}: method={asked.method[:20]!r}: POST"
+        message = f"line {line.number}: {describe_refusal('method', asked.method, 'POST')}"
         raise LineError("invalid_method", message, asked.custom_id)
     if asked.url not in URLS:
-        hint = did_you_mean(asked.url, URLS) or f": one of {', '.join(URLS)}"
-        raise LineError("invalid_url", f"line {line.number}: url={asked.url[:80]!r}{hint}", asked.custom_id)
+        allowed = f"one of {', '.join(URLS)}{did_you_mean(asked.url, URLS)}"
+        message = f"line {line.number}: {describe_refusal('url', asked.url, allowed)}"
+        raise LineError("invalid_url", message, asked.custom_id)
     if body.stream:
         raise LineError("invalid_request", f"line {line.number}: stream: not in a batch", asked.custom_id)
     return asked

@@ -13,9 +13,17 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ...ipc.errors import EngineDeadError, InputError, QuireError, RequestFailedError, shorten
+from ...ipc.errors import (
+    EngineDeadError,
+    InputError,
+    QuireError,
+    RequestFailedError,
+    describe_refusal,
+    shorten_name,
+)
 
 RETRY_AFTER_S = "1"
+_MAX_MESSAGE = 1000  # characters
 _logger = logging.getLogger("quire.serve")
 
 
@@ -35,7 +43,10 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class ApiError(QuireError):
-    """An error that knows its status. `param` names the field of the request, `code` is for programs."""
+    """An error that knows its status. `param` names the field of the request, `code` is for programs.
+
+    Neither it nor the message is longer than a reader wants, whatever of the request is in them.
+    """
 
     def __init__(
         self,
@@ -47,10 +58,10 @@ class ApiError(QuireError):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status = status
-        self.param = param
+        self.param = None if param is None else shorten_name(param)
         self.code = code
         self.headers = dict(headers or {})
-        super().__init__(message)
+        super().__init__(message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}...")
 
 
 class FieldError(ApiError):
@@ -58,7 +69,7 @@ class FieldError(ApiError):
 
     def __init__(self, field: str, value: object, allowed: str, code: str | None = None) -> None:
         super().__init__(
-            HTTPStatus.BAD_REQUEST, f"{field}={shorten(value)}: {allowed}", param=field, code=code
+            HTTPStatus.BAD_REQUEST, describe_refusal(field, value, allowed), param=field, code=code
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from ...ipc.errors import did_you_mean, shorten
+from ...ipc.errors import did_you_mean, shorten, shorten_name
 from .errors import ApiError, FieldError
 from .json_cost import MAX_CHEAP_BYTES, check_json_cost
 
@@ -19,7 +19,7 @@ BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection lo
 _AT = " - at `$"  # and a path, at the end of msgspec's messages
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
-_MAX_ECHOED = 200  # characters of what the caller wrote
+_MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -86,25 +86,22 @@ def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
         what, path = text, ""
     path = path.removeprefix(".").removesuffix("`")
     if what.startswith(_UNKNOWN):
-        name = _cut(what[len(_UNKNOWN) : -1])
+        name = _join(path, what[len(_UNKNOWN) : -1])
         known = _fields_at(kind, path)
         allowed = f"no such field{did_you_mean(name, known) if known else ''}"
-        return _make_field_error(_join(path, name), body, allowed, "unknown_field")
+        return _make_field_error(name, body, allowed, "unknown_field")
     if what.startswith(_MISSING):
         name = _join(path, what[len(_MISSING) : -1])
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
-    return _make_field_error(path or "body", body, _cut(what[:1].lower() + what[1:]))
+    return _make_field_error(path or "body", body, what[:1].lower() + what[1:_MAX_SAID])
 
 
 def _make_field_error(field: str, body: bytes, allowed: str, code: str | None = None) -> ApiError:
     """A FieldError with the value, for which the body is decoded once more; without it when that is dear."""
-    if len(body) > MAX_CHEAP_BYTES:
-        return ApiError(HTTPStatus.BAD_REQUEST, f"{field}: {allowed}", param=field, code=code)
+    shown = shorten_name(field)
+    if len(body) > MAX_CHEAP_BYTES or shown != field:
+        return ApiError(HTTPStatus.BAD_REQUEST, f"{shown}: {allowed}", param=field, code=code)
     return FieldError(field, _find_value(body, "" if field == "body" else field), allowed, code)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_ECHOED else f"{text[:_MAX_ECHOED]}..."
 
 
 def _fields_at(kind: type[msgspec.Struct], path: str) -> tuple[str, ...]:

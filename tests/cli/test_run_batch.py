@@ -260,6 +260,16 @@ def test_a_cut_line_and_a_deep_one_are_errors() -> None:
         parse_line(InputLine(4, deep, is_cut=False, digest=1))
 
 
+@pytest.mark.parametrize("field", ["url", "method"])
+@pytest.mark.parametrize("character", ["n", "\0", "\U0001f600"])
+def test_a_line_is_refused_without_repeating_it_at_length(field: str, character: str) -> None:
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+    text = json.dumps(asked | {field: character * 10_000}).encode()
+    with pytest.raises(LineError, match=f"^line 4: {field}='.*: (POST|one of /v1/)") as caught:
+        parse_line(InputLine(4, text, is_cut=False, digest=1))
+    assert len(str(caught.value)) < 250
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

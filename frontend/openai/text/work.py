@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ....ipc.errors import InputError, PromptError, shorten
+from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...tokenizer import Tokenizer
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
@@ -70,7 +70,7 @@ def name_of(job: TextJob) -> str:
 
 
 def _refuse(field: str, value: object, allowed: str) -> Refused:
-    return Refused(f"{field}={shorten(value)}: {allowed}", field)
+    return Refused(describe_refusal(field, value, allowed), field)
 
 
 def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
@@ -150,8 +150,11 @@ def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
 
 
 def _check_part(name: str, part: TextPart) -> dict[str, str]:
-    if part.type not in ("text", "input_text", "output_text") or any(getattr(part, f) for f in _SILENT_PARTS):
+    if part.type not in ("text", "input_text", "output_text"):
         raise PromptError(f"{name}.type", part.type, "'text': only text is supported")
+    for field in _SILENT_PARTS:
+        if getattr(part, field):
+            raise PromptError(f"{name}.{field}", getattr(part, field), "none: only text is supported")
     if part.text is None:
         raise PromptError(f"{name}.text", None, "a text")
     return {"type": "text", "text": part.text}

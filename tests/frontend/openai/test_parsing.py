@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.json_cost import check_json_cost
+from quire.frontend.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
 from quire.frontend.openai.serving import Serving
 
 CHAT = "/v1/chat/completions"
 LONG = "n" * 200_000
+REQUESTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
+    "/v1/completions": (CompletionRequest, {"prompt": "x"}),
+    CHAT: (ChatCompletionRequest, {"messages": [{"role": "user", "content": "x"}]}),
+    "/v1/responses": (ResponsesRequest, {"input": "x"}),
+    "/tokenize": (TokenizeRequest, {"prompt": "x"}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
+}
 DEEP = b"[" * 980 + b"]" * 980
 
 
@@ -46,6 +62,60 @@ def test_what_is_wrong_is_said_in_few_words(path: str, body: Any, status: int) -
         assert answer.status == status, answer.body[:300]
         assert len(answer.body) < 1000
         assert answer.error["message"]
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize("character", ["n", "\0", '"', "\U0001f600"])
+@pytest.mark.parametrize("path", REQUESTS)
+def test_no_name_and_no_value_is_repeated_at_length(path: str, character: str) -> None:
+    kind, least = REQUESTS[path]
+    values = list(place_everywhere(character * 10_000))
+
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(path, {**least, character * 10_000: 1})
+        assert answer.error["code"] == "unknown_field"
+        assert len(answer.body) < 1000
+        for name in kind.__struct_fields__:
+            for value in values:
+                answer = await client.post(path, {**least, name: value})
+                assert answer.status < 500, answer.body
+                if answer.status >= 400:
+                    assert len(answer.body) < 1000, (name, str(value)[:80], answer.body)
+
+    run_with_app(scenario)
+
+
+def place_everywhere(text: str) -> Iterator[Any]:
+    """A long text as a value and as a name, in whatever a field may hold."""
+    yield from (text, [text], {text: 1}, {text: {text: text}}, {"format": {"type": text}})
+    yield from ([{text: text}], [{"role": text, "content": "x"}], [{"role": "user", text: text}])
+    yield [{"role": "user", "content": [{"type": text, "text": "x"}]}]
+    yield [{"role": "user", "content": [{"type": "text", "text": "x", text: text}]}]
+    yield [{"role": "user", "content": "x", "name": {text: text}}]
+
+
+def test_a_name_of_a_path_and_a_header_are_not_repeated_at_length() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        for path in (f"/v1/models/{LONG}", f"/{LONG}"):
+            answer = await client.get(path)
+            assert (answer.status, len(answer.body) < 1000) == (404, True)
+        answer = await client.post(CHAT, {}, content_type=LONG)
+        assert (answer.status, len(answer.body) < 1000) == (415, True)
+
+    run_with_app(scenario)
+
+
+@pytest.mark.parametrize("field", ["image_url", "input_audio", "file"])
+def test_what_is_no_text_in_a_part_with_a_text_is_named(field: str) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        part = {"type": "text", "text": "x", field: {"url": "u"}}
+        answer = await client.post(CHAT, {"messages": [{"role": "user", "content": [part]}]})
+        assert answer.status == 400
+        assert answer.error["param"] == f"messages[0].content[0].{field}"
+        assert (
+            answer.error["message"] == f"{answer.error['param']}={{'url': 'u'}}: none: only text is supported"
+        )
 
     run_with_app(scenario)
 
