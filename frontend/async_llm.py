@@ -6,26 +6,18 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Self
 
+from ..ipc.config import EngineConfig
 from ..ipc.errors import (
     ConfigError,
     EngineDeadError,
     QuireError,
     RequestFailedError,
-    WrongEventLoopError,
 )
-from ..ipc.messages import (
-    EngineFacts,
-    EngineMetrics,
-    EngineSnapshot,
-    SchedulerStats,
-    UtilityMethod,
-    UtilityResult,
-)
+from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .engine_args import EngineArgs
@@ -33,7 +25,9 @@ from .input_processor import InputProcessor, PreparedParams, Prompt
 from .llm_engine import load_model_tokenizer, load_served_tokenizer, make_default_sampling_params
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
+from .owner_loop import OwnerLoop
 from .tokenizer import Tokenizer
+from .utility_calls import AsyncUtilityCalls
 
 _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy
@@ -79,7 +73,7 @@ class OutputCollector:
             self._waiter.set_result(None)
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncUtilityCalls):
     """An engine for an asyncio program: one of its own, or with `attach` the one of a running daemon.
 
     Started by `start`, `async with` or the first `generate`; `shutdown` ends it, or leaves a daemon running.
@@ -104,12 +98,11 @@ class AsyncLLM:
             raise ConfigError(
                 "attach", attach, "given without engine arguments: the daemon's engine has its own"
             )
-        self._attach = attach
+        self._attach = attach or ""
         self._client_kind, self._client_weight = client_kind, client_weight
         self._config = (engine_args or EngineArgs()).create_engine_config() if attach is None else None
         self._start_lock = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._owner_pid = os.getpid()
+        self._loop = OwnerLoop()
         self._client: AsyncMPClient | None = None
         self._collectors: dict[str, OutputCollector] = {}
         self._request_numbers = itertools.count()
@@ -134,40 +127,18 @@ class AsyncLLM:
             self._check_open()
             if self._client is not None:
                 return
-            client = await (self._come_to_daemon() if self._config is None else self._start_own(on_phase))
+            if self._config is None:
+                client, tokenizer = await _attach(self._attach, self._client_kind, self._client_weight)
+            else:
+                client, tokenizer = await _start_engine(self._config, on_phase)
             if self._is_shut_down:  # meanwhile
                 client.close()
                 self._check_open()
+            self.tokenizer = tokenizer
             self._input_processor = InputProcessor(client.facts, self.tokenizer)
             self._output_processor = OutputProcessor(self.tokenizer)
             self._client = client
             self._output_task = asyncio.create_task(self._deliver_outputs(client))
-
-    async def _start_own(self, on_phase: Callable[[str], None] | None) -> AsyncMPClient:
-        """A private engine; the tokenizer is read while it starts in its own processes."""
-        assert self._config is not None
-        loading = asyncio.create_task(asyncio.to_thread(load_model_tokenizer, self._config))
-        try:
-            client = await make_async_client(self._config, on_phase)
-        except BaseException:
-            loading.cancel()
-            raise
-        try:
-            self.tokenizer = await loading
-        except BaseException:
-            client.close()
-            raise
-        return client
-
-    async def _come_to_daemon(self) -> AsyncMPClient:
-        assert self._attach is not None
-        client = await attach_async_client(self._attach, self._client_kind, self._client_weight)
-        try:
-            self.tokenizer = await asyncio.to_thread(load_served_tokenizer, client.facts)
-        except BaseException:
-            client.close()
-            raise
-        return client
 
     @property
     def facts(self) -> EngineFacts:
@@ -180,8 +151,8 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        has_loop = self._loop is not None and not self._loop.is_closed()
-        return has_loop and self._client is not None and not self.errored and not self._is_shut_down
+        has_client = self._client is not None and not self.errored and not self._is_shut_down
+        return has_client and self._loop.is_alive
 
     @property
     def is_recovering(self) -> bool:
@@ -232,14 +203,14 @@ class AsyncLLM:
             for sequence in request.sequences:
                 client.add_request(sequence)
             while not is_finished:
-                self._check_here()
+                self._loop.check()
                 output = await collector.take()
                 if output.error is not None:
                     raise RequestFailedError(output.error, output.error_code)
                 is_finished = output.finished
                 yield output
         finally:
-            self._do_in_loop(functools.partial(self._leave, name, is_finished))
+            self._loop.do(functools.partial(self._leave, name, is_finished))
 
     def prepare_params(
         self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
@@ -252,12 +223,12 @@ class AsyncLLM:
 
     async def wait_until_dead(self) -> None:
         """Returns when the engine is gone for good, with `dead_error` set, or after `shutdown`."""
-        self._check_here()
+        self._loop.check()
         await self._has_died.wait()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; each generator gets a final output with finish_reason 'abort'."""
-        self._check_here()
+        self._loop.check()
         ids = [request_id] if isinstance(request_id, str) else request_id
         engine_ids = self._output_processor.find_engine_ids(ids) if self._client is not None else []
         if engine_ids:
@@ -271,31 +242,6 @@ class AsyncLLM:
         """What `generate` uses when it is given none."""
         return make_default_sampling_params(self.facts, self.facts.generation_config)
 
-    async def stats(self) -> SchedulerStats:
-        """A look at the engine at this moment."""
-        result = await self._call(UtilityMethod.STATS)
-        if result.stats is None:
-            raise RequestFailedError(result.error or "the engine gave no stats")
-        return result.stats
-
-    async def snapshot(self) -> EngineSnapshot:
-        """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        result = await self._call(UtilityMethod.SNAPSHOT)
-        if result.snapshot is None:
-            raise RequestFailedError(result.error or "the engine gave no snapshot")
-        return result.snapshot
-
-    async def metrics(self) -> EngineMetrics:
-        """What the engine has counted since it started, over all its clients."""
-        result = await self._call(UtilityMethod.METRICS)
-        if result.metrics is None:
-            raise RequestFailedError(result.error or "the engine gave no metrics")
-        return result.metrics
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prompt beginnings; False while requests hold them."""
-        return (await self._call(UtilityMethod.RESET_PREFIX_CACHE)).error is None
-
     def shutdown(self) -> None:
         """End the engine within 2 s; generators that still run raise EngineDeadError. Idempotent.
 
@@ -303,7 +249,7 @@ class AsyncLLM:
         """
         self._is_shut_down = True
         is_done = threading.Event()
-        if not self._do_in_loop(lambda: self._end(is_done)):
+        if not self._loop.do(lambda: self._end(is_done)):
             is_done.wait(_SHUTDOWN_WAIT_S)
 
     def _end(self, is_done: threading.Event) -> None:
@@ -327,43 +273,14 @@ class AsyncLLM:
     def _take_loop(self) -> None:
         """Belong to the running loop, unless this belongs to one that runs the engine or may still."""
         self._check_open()
-        if self._client is None and (self._loop is None or self._loop.is_closed()):
-            self._loop = asyncio.get_running_loop()
+        if self._client is None and not self._loop.is_alive:
+            self._loop.take()
             self._start_lock = asyncio.Lock()
-            self._owner_pid = os.getpid()
-        self._check_here()
-
-    def _check_here(self) -> None:
-        """Raise in a fork and in another event loop than this one's."""
-        if self._loop is None:
-            return
-        if os.getpid() != self._owner_pid:
-            raise EngineDeadError(
-                f"this process is a fork of the one that this AsyncLLM belongs to (pid {self._owner_pid}); "
-                "make one in each process"
-            )
-        if asyncio.get_running_loop() is not self._loop:
-            ended = ", which has ended" if self._loop.is_closed() else ""
-            raise WrongEventLoopError(
-                f"this AsyncLLM belongs to the event loop that it was started in{ended}; "
-                "use it there, or shut it down and make another one"
-            )
+        self._loop.check()
 
     def _check_open(self) -> None:
         if self._is_shut_down:
             raise EngineDeadError("this AsyncLLM has been shut down")
-
-    def _do_in_loop(self, work: Callable[[], None]) -> bool:
-        """Do it now where that is safe, which is True; else soon in the loop that runs in another thread."""
-        if os.getpid() != self._owner_pid:  # the loop's selector is the parent's, too
-            return True
-        loop = self._loop
-        if loop is not None and loop.is_running() and not _is_running_here(loop):
-            with contextlib.suppress(RuntimeError):  # closed at this moment
-                loop.call_soon_threadsafe(work)
-                return False
-        work()
-        return True
 
     def _running_client(self) -> AsyncMPClient:
         self._check_open()
@@ -374,7 +291,7 @@ class AsyncLLM:
         return self._client
 
     async def _call(self, method: UtilityMethod) -> UtilityResult:
-        self._check_here()
+        self._loop.check()
         return await self._running_client().call_utility(method)
 
     def _leave(self, request_id: str, is_finished: bool) -> None:
@@ -411,8 +328,27 @@ class AsyncLLM:
             collector.fail(EngineDeadError(str(error)))
 
 
-def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+async def _start_engine(
+    config: EngineConfig, on_phase: Callable[[str], None] | None
+) -> tuple[AsyncMPClient, Tokenizer | None]:
+    """A private engine; the tokenizer is read while it starts in its own processes."""
+    loading = asyncio.create_task(asyncio.to_thread(load_model_tokenizer, config))
     try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
+        client = await make_async_client(config, on_phase)
+    except BaseException:
+        loading.cancel()
+        raise
+    try:
+        return client, await loading
+    except BaseException:
+        client.close()
+        raise
+
+
+async def _attach(name: str, client_kind: str, weight: float) -> tuple[AsyncMPClient, Tokenizer | None]:
+    client = await attach_async_client(name, client_kind, weight)
+    try:
+        return client, await asyncio.to_thread(load_served_tokenizer, client.facts)
+    except BaseException:
+        client.close()
+        raise

@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..ipc.config import EngineConfig
-from ..ipc.errors import QuireError, RequestFailedError
-from ..ipc.messages import (
-    EngineFacts,
-    EngineMetrics,
-    EngineSnapshot,
-    SchedulerStats,
-    UtilityMethod,
-    UtilityResult,
-)
+from ..ipc.errors import QuireError
+from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import SamplingParams
 from .engine_args import EngineArgs
 from .engine_core_client import (
@@ -36,11 +29,12 @@ from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
 from .tokenizer import Tokenizer, load_tokenizer
 from .turns import Turns
+from .utility_calls import UtilityCalls
 
 _ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait
 
 
-class LLMEngine:
+class LLMEngine(UtilityCalls):
     """Requests in, outputs out: `add_request`, then `step` until `has_unfinished_requests` is False.
 
     Every request ends in exactly one RequestOutput with `finished`, also when it is aborted (finish_reason
@@ -211,35 +205,6 @@ class LLMEngine:
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used when a caller of LLM gives none: generation_config.json's values, if it has any."""
         return make_default_sampling_params(self.facts, self._generation_config)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prompt beginnings; False while requests hold them."""
-        return self._call(UtilityMethod.RESET_PREFIX_CACHE).error is None
-
-    def stats(self) -> SchedulerStats:
-        """A look at the engine at this moment."""
-        result = self._call(UtilityMethod.STATS)
-        if result.stats is None:
-            raise RequestFailedError(result.error or "the engine gave no stats")
-        return result.stats
-
-    def snapshot(self) -> EngineSnapshot:
-        """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        result = self._call(UtilityMethod.SNAPSHOT)
-        if result.snapshot is None:
-            raise RequestFailedError(result.error or "the engine gave no snapshot")
-        return result.snapshot
-
-    def metrics(self) -> EngineMetrics:
-        """What the engine has counted since it started, over all its clients."""
-        result = self._call(UtilityMethod.METRICS)
-        if result.metrics is None:
-            raise RequestFailedError(result.error or "the engine gave no metrics")
-        return result.metrics
-
-    def check_integrity(self) -> str | None:
-        """What is wrong with the engine's block accounting, None if nothing is."""
-        return self._call(UtilityMethod.CHECK_INTEGRITY).error
 
     def close(self) -> None:
         """End the engine and its processes within 2 s. Idempotent, from any thread; nothing in a fork.
