@@ -78,7 +78,8 @@ class AsyncLLM(AsyncUtilityCalls):
 
     Started by `start`, `async with` or the first `generate`; `shutdown` ends it, or leaves a daemon running.
     It belongs to the event loop in which that happens: calls from another one raise WrongEventLoopError, also
-    after that loop has ended. `shutdown` may come from anywhere. In a fork every call raises EngineDeadError.
+    after that loop has ended. `shutdown` may come from anywhere. After it, and in a fork, every call raises
+    EngineDeadError. Its state (`errored`, `is_running`, `is_recovering`) can be asked anywhere at any time.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class AsyncLLM(AsyncUtilityCalls):
     @property
     def facts(self) -> EngineFacts:
         """The running engine's facts; EngineDeadError before `start`."""
+        self._loop.check()
         return self._running_client().facts
 
     @property
@@ -219,6 +221,8 @@ class AsyncLLM(AsyncUtilityCalls):
 
         See InputProcessor.prepare_params for `encoded_bad_words`. Only after `start`.
         """
+        self._loop.check()
+        self._running_client()
         return self._input_processor.prepare_params(params, encoded_bad_words)
 
     async def wait_until_dead(self) -> None:
@@ -229,6 +233,7 @@ class AsyncLLM(AsyncUtilityCalls):
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; each generator gets a final output with finish_reason 'abort'."""
         self._loop.check()
+        self._check_open()
         ids = [request_id] if isinstance(request_id, str) else request_id
         engine_ids = self._output_processor.find_engine_ids(ids) if self._client is not None else []
         if engine_ids:
@@ -236,6 +241,8 @@ class AsyncLLM(AsyncUtilityCalls):
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None before `start` and with skip_tokenizer_init."""
+        self._loop.check()
+        self._check_open()
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -108,7 +108,7 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
-        return self.llm_engine.tokenizer
+        return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when it is given none."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..ipc.config import EngineConfig
-from ..ipc.errors import QuireError
+from ..ipc.errors import EngineDeadError, QuireError
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import SamplingParams
 from .engine_args import EngineArgs
@@ -41,7 +41,8 @@ class LLMEngine(UtilityCalls):
     'abort') or the engine fails it ('error', with the cause in `RequestOutput.error`).
 
     Any thread may call anything at any time: calls take turns, and none waits for one that waits. Ctrl-C
-    leaves it usable. After `close`, and in a fork of this process, every call raises EngineDeadError.
+    leaves it usable. After `close`, and in a fork of this process, every call raises EngineDeadError but
+    `startup`, `forget_requests` and `close` itself.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class LLMEngine(UtilityCalls):
     @property
     def facts(self) -> EngineFacts:
         """What the engine says of itself; process ids change when a process is replaced."""
+        self._check_open()
         return self._client.facts
 
     @property
@@ -193,13 +195,15 @@ class LLMEngine(UtilityCalls):
                 self._client.abort_requests(engine_ids)
 
     def has_unfinished_requests(self) -> bool:
-        return self._output_processor.num_unfinished > 0
+        return self.get_num_unfinished_requests() > 0
 
     def get_num_unfinished_requests(self) -> int:
+        self._check_open()
         return self._output_processor.num_unfinished
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
+        self._check_open()
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -218,6 +222,12 @@ class LLMEngine(UtilityCalls):
 
     def __exit__(self, *_exc_info: Any) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        """Raise after `close` and in a fork; what needs no engine is still said of one that has died."""
+        self._turns.check_owner()
+        if not self._finalizer.alive:
+            raise EngineDeadError("the engine was closed")
 
     def _add(self, request: EngineInput, sink: Sink | None) -> None:
         self._output_processor.add_request(request, sink)

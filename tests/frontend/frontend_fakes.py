@@ -227,6 +227,7 @@ class FakeSyncClient(SyncClient):
         """Answers are kept, to be counted."""
 
     def close(self) -> None:
+        self.dead = self.dead or "the engine was closed"
         self.num_closed += 1
 
     def check_usable(self) -> None:

@@ -167,9 +167,9 @@ def test_default_sampling_is_the_models_own(client: FakeSyncClient, tmp_path: Pa
 def test_leaving_the_block_closes_the_engine(llm: LLM, client: FakeSyncClient):
     with llm as same:
         assert same is llm
+        assert llm.reset_prefix_cache()
+        assert llm.stats().num_running == 0
     assert client.num_closed == 1
-    assert llm.reset_prefix_cache()
-    assert llm.stats().num_running == 0
 
 
 def test_dropping_the_last_reference_closes_the_engine(client: FakeSyncClient, monkeypatch: Any):

@@ -1,0 +1,125 @@
+"""Every public name of LLM, LLMEngine and AsyncLLM after its end, and of AsyncLLM in another event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+from frontend_fakes import FakeAsyncClient, FakeSyncClient
+from quire.frontend import async_llm, llm_engine
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.input_processor import InputProcessor
+from quire.frontend.llm import LLM
+from quire.frontend.llm_engine import LLMEngine
+from quire.ipc.errors import EngineDeadError, WrongEventLoopError
+from quire.ipc.sampling_params import SamplingParams
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "generate": ([5],),
+    "chat": ([{"role": "user", "content": "x"}],),
+    "add_request": ("x", [5]),
+    "wait_for": (lambda: False,),
+    "abort_request": ("x",),
+    "abort": ("x",),
+    "prepare_params": (SamplingParams(),),
+}
+# What another engine could do as well, or what has to go through when this one has ended, with the reason.
+ANSWERS_AFTER_CLOSE = {
+    "from_engine_args",  # makes another one
+    "attach",
+    "close",
+    "shutdown",
+    "forget_requests",  # cleans up, whatever has happened
+    "wait_until_dead",  # says that it has
+    "startup",  # how long the start took
+    "errored",  # state
+    "is_running",
+    "is_recovering",
+}
+
+
+def countdown(_request: Any) -> list[int]:
+    return [4, 3, 2]
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def make_async_client(*_: Any) -> FakeAsyncClient:
+        return FakeAsyncClient(countdown)
+
+    monkeypatch.setattr(async_llm, "make_async_client", make_async_client)
+    monkeypatch.setattr(llm_engine, "make_sync_client", lambda *_: FakeSyncClient(countdown))
+
+
+def public_names(kind: type) -> list[str]:
+    return [name for name in dir(kind) if not name.startswith("_") and name not in ANSWERS_AFTER_CLOSE]
+
+
+def use(owner: Any, name: str) -> Any:
+    """Read a property, or call a method with what it takes."""
+    value = getattr(owner, name)
+    if name == "add_inputs" or name == "add_input":
+        made = InputProcessor(FakeSyncClient(countdown).facts, None).process("x", [5], SamplingParams())
+        return value([made], print) if name == "add_inputs" else value(made)
+    return value(*ARGUMENTS.get(name, ())) if callable(value) else value
+
+
+async def use_async(owner: AsyncLLM, name: str) -> None:
+    result = use(owner, name)
+    if inspect.isasyncgen(result):
+        async for _ in result:
+            pass
+    elif inspect.isawaitable(result):
+        await result
+
+
+@pytest.mark.parametrize("name", public_names(LLM))
+def test_every_call_of_a_closed_llm_says_so(name: str) -> None:
+    llm = LLM(skip_tokenizer_init=True)
+    llm.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        use(llm, name)
+
+
+@pytest.mark.parametrize("name", public_names(LLMEngine))
+def test_every_call_of_a_closed_engine_says_so(name: str) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(skip_tokenizer_init=True))
+    engine.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        use(engine, name)
+
+
+@pytest.mark.parametrize("name", public_names(AsyncLLM))
+def test_every_call_of_an_async_llm_that_was_shut_down_says_so(name: str) -> None:
+    async def scenario() -> None:
+        llm = AsyncLLM(EngineArgs())
+        await llm.start()
+        llm.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await use_async(llm, name)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", [*public_names(AsyncLLM), "wait_until_dead"])
+def test_every_call_in_another_event_loop_says_so(name: str) -> None:
+    llm = AsyncLLM(EngineArgs())
+    asyncio.run(llm.start())
+    with pytest.raises(WrongEventLoopError, match="which has ended"):
+        asyncio.run(use_async(llm, name))
+    llm.shutdown()
+
+
+def test_an_engine_that_has_died_by_itself_still_says_what_it_was() -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(skip_tokenizer_init=True))
+    engine.add_request("x", [5])
+    client: Any = engine._client
+    client.dead = "killed"
+    assert engine.has_unfinished_requests()  # so that a loop of steps raises the cause
+    assert engine.facts.served_model_name == "fake"
+    with pytest.raises(EngineDeadError, match="killed"):
+        engine.step()
+    engine.close()
