@@ -196,6 +196,7 @@ class AsyncLLM(AsyncUtilityCalls):
         )
         is_long = self._input_processor.takes_long(prompt, params)
         request = await asyncio.to_thread(process) if is_long else process()
+        del prompt, process  # which the reader would hold until the end
         client = self._running_client()  # it may have ended meanwhile
         collector = OutputCollector(request.params.output_kind)
         self._output_processor.add_request(request, collector.put)

@@ -45,7 +45,6 @@ async def create_chat_completion(
     prepared = await prepare_params(serving, params, caller)
     prompt = await render_chat(serving, _conversation(request), caller)
     serving.check_room(params, caller, num_prompt_tokens=len(prompt))
-    request.messages, request.chat_template_kwargs = [], None  # megabytes that a stream would hold
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, prepared, caller, request)
     if request.stream:

@@ -79,15 +79,16 @@ class _Job:
         prompts: list[PromptInput],
         inputs: list[PromptInput],
     ) -> None:
-        """`prompts` as the request has them, `inputs` as the engine takes them."""
+        """`prompts` as the request has them, `inputs` as the engine takes them, which is told each once."""
         self._serving = serving
         self._request = request
         self._prepared = prepared
         self._n = prepared.params.n
         self._caller = caller
-        self._prompts = prompts
-        self._inputs = inputs
-        self._echoes: dict[int, str] = {}  # by prompt: its text, for echo
+        self._num_prompts = len(prompts)
+        self._inputs = list(inputs)
+        # By prompt: its text, for echo.
+        self._echoes = {i: text for i, text in enumerate(prompts) if request.echo and isinstance(text, str)}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
@@ -127,7 +128,7 @@ class _Job:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """SSE bytes of all prompts as they come."""
-        if len(self._prompts) == 1:
+        if self._num_prompts == 1:
             async with aclosing(self._outputs(0)) as outputs:
                 async for output in outputs:
                     # Without logprobs there is nothing to wait for: a coroutine a chunk costs 6 % of it.
@@ -161,7 +162,7 @@ class _Job:
         request = self._request
         request_id = f"{self._head.id}-{place}"
         generate = self._serving.generate(
-            request_id, self._inputs[place], self._prepared, self._caller, request
+            request_id, self._take_input(place), self._prepared, self._caller, request
         )
         try:
             async with aclosing(generate) as outputs:
@@ -170,16 +171,21 @@ class _Job:
                         _hide(output)
                     self._counter.add(output)
                     if request.echo and place not in self._echoes:
-                        self._echoes[place] = await self._make_echo(place, output)
+                        ids = output.prompt_token_ids
+                        self._echoes[place] = await decode_prompt(self._serving, ids, self._caller)
                     yield output
         except PromptError as error:
-            if len(self._prompts) == 1 or error.field != "prompt":
+            if self._num_prompts == 1 or error.field != "prompt":
                 raise
             raise FieldError(f"prompt[{place}]", error.value, error.allowed) from None
 
+    def _take_input(self, place: int) -> PromptInput:
+        given, self._inputs[place] = self._inputs[place], ""
+        return given
+
     async def _merge(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Outputs of all prompts in the order of their arrival."""
-        generators = [self._outputs(place) for place in range(len(self._prompts))]
+        generators = [self._outputs(place) for place in range(self._num_prompts)]
         waiting: dict[asyncio.Future[RequestOutput | None], int] = {}
         try:
             async for place in self._places():
@@ -263,12 +269,6 @@ class _Job:
         lengths = map(len, prompt.tokens[:-1])
         prompt.text_offset = list(itertools.accumulate(lengths, initial=0))
         return join_completion_logprobs(prompt, own)
-
-    async def _make_echo(self, place: int, output: RequestOutput) -> str:
-        prompt = self._prompts[place]
-        if isinstance(prompt, str):
-            return prompt
-        return await decode_prompt(self._serving, output.prompt_token_ids, self._caller)
 
 
 def _hide(output: RequestOutput) -> None:

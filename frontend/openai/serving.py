@@ -30,6 +30,11 @@ from .stream import EventStream
 from .text.service import TextService
 
 PromptInput = str | list[int]
+# Of a request that is under way: how its answer is to look, and what every one of its prompts is asked with.
+_KEPT_FIELDS = {
+    *("stream", "stream_options", "echo", "logprobs", "top_logprobs", "prompt_logprobs", "max_tokens"),
+    *("priority", "cache_salt", "timeout_s", "queue_timeout_s"),
+}
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -184,7 +189,10 @@ class Serving:
         caller: Caller,
         fields: SamplingFields | ResponsesRequest,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """AsyncLLM.generate for one prompt of a request; closing the generator aborts it."""
+        """AsyncLLM.generate for one prompt of a request; closing the generator aborts it.
+
+        `fields` loses what has been turned into `prompt` and `prepared`: megabytes that a stream would hold.
+        """
         params = prepared.params
         self.check_open()
         stay = self._find_stay(params, caller, len(prompt))  # a text has about as many tokens, or fewer
@@ -195,11 +203,14 @@ class Serving:
             "queue_timeout_s": fields.queue_timeout_s,
         }
         key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        salted = {key: prompt, "cache_salt": caller.salt(fields.cache_salt)}
         keywords = {name: value for name, value in asked.items() if value is not None}
+        salted = {key: prompt, "cache_salt": caller.salt(fields.cache_salt)}
+        generating = self.llm.generate(salted, prepared, request_id, **keywords)
+        del prompt, salted
+        _drop_content(fields)
         self._room.enter(request_id, stay)
         try:
-            async with aclosing(self.llm.generate(salted, prepared, request_id, **keywords)) as outputs:
+            async with aclosing(generating) as outputs:
                 async for output in outputs:
                     if output.finished:
                         for tell in self.on_output:
@@ -219,6 +230,12 @@ class Serving:
         """The response that streams `events`."""
         limits = self.options.limits
         return EventStream(events, limits, encode_failure, request_id, lambda: self.is_recovering)
+
+
+def _drop_content(fields: msgspec.Struct) -> None:
+    for name in fields.__struct_fields__:
+        if name not in _KEPT_FIELDS:
+            setattr(fields, name, None)
 
 
 def _blame_limits(error: RequestFailedError, params: SamplingParams) -> Exception:

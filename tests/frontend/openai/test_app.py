@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.auth import hash_key
+from quire.frontend.openai.chat import create_chat_completion
+from quire.frontend.openai.completions import create_completion
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
-from quire.frontend.openai.schema import CompletionRequest
-from quire.frontend.openai.serving import Serving
+from quire.frontend.openai.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
+from quire.frontend.openai.serving import Caller, Serving
+from quire.frontend.openai.stream import EventStream
 from quire.ipc.errors import EngineDeadError, RequestFailedError
 from quire.ipc.sampling_params import SamplingParams
 
@@ -629,5 +633,43 @@ def test_what_an_answer_repeats_is_as_short_as_openai_has_it() -> None:
         assert len(llm.calls) == 1
         unknown = await client.post(CHAT, chat(model="\U000e0001" * 300))
         assert len(unknown.error["message"]) < 400
+
+    run_with_app(scenario)
+
+
+def test_a_stream_holds_neither_its_prompts_nor_what_else_is_large_in_its_request() -> None:
+    class Texts(list[Any]):
+        """Can be referred to weakly."""
+
+    async def scenario(llm: FakeLLM, _client: AsgiClient, serving: Serving) -> None:
+        llm.gate.clear()
+        prompts = Texts(["One", "Two"])
+        seen = weakref.ref(prompts)
+        large = {"type": "text", "x": "x" * 100_000}
+        asked = CompletionRequest(prompt=prompts, stream=True, response_format=large)
+        response = await create_completion(serving, asked, Caller())
+        assert isinstance(response, EventStream)
+        del prompts
+        await anext(response._events)
+        await llm.wait_for_calls(2)
+        assert seen() is None
+        assert asked.response_format is None
+        assert asked.prompt is None
+        llm.gate.set()
+        assert [b"One" in data async for data in response._events]
+
+    run_with_app(scenario)
+
+
+def test_a_stream_of_a_chat_holds_nothing_large_of_its_request() -> None:
+    async def scenario(_llm: FakeLLM, _client: AsgiClient, serving: Serving) -> None:
+        asked = ChatCompletionRequest(
+            messages=[ChatMessage(role="user", content="Hi")], stream=True, service_tier="x" * 100_000
+        )
+        response = await create_chat_completion(serving, asked, Caller())
+        assert isinstance(response, EventStream)
+        await anext(response._events)
+        assert not any((asked.messages, asked.service_tier))
+        assert [data async for data in response._events][-1].endswith(b"[DONE]\n\n")
 
     run_with_app(scenario)
