@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -25,7 +26,8 @@ from ..ipc.daemon_state import (
 from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
 from ..ipc.launch import CORE_MODULE
 from ..ipc.messages import OBSERVER_KINDS, UtilityMethod
-from ..ipc.process import ChildProcess, wait_readable
+from ..ipc.process import EXIT_OK, ChildProcess, wait_readable
+from ..ipc.process_state import is_stopped
 from ..ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
 from .engine_core_client import attach_sync_client
 
@@ -122,6 +124,8 @@ class DaemonStarter:
             data = os.read(self._reader, 65536)
             if not data:
                 wait_readable(self.child.pid_fd, STOP_TIMEOUT_S)
+                if self.child.exit_code == EXIT_OK:
+                    raise EngineStartError("the daemon was stopped before it was ready")
                 raise EngineStartError(self.child.describe_exit())
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -161,6 +165,7 @@ def stop_daemon(name: str) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             signal.pidfd_send_signal(pid_fd, number)
+            signal.pidfd_send_signal(pid_fd, signal.SIGCONT)  # one that is stopped hears it only then
             if wait_readable(pid_fd, STOP_TIMEOUT_S):
                 return
     except ProcessLookupError:
@@ -173,12 +178,14 @@ def stop_daemon(name: str) -> None:
 def restart_engine(name: str, timeout_s: float = 600.0) -> None:
     """Restart a daemon's engine; attached clients wait, and their requests go on afterwards.
 
-    Raises DaemonError if there is no daemon of this name or it ends meanwhile.
+    Raises DaemonError if there is no daemon of this name, it ends meanwhile, or a signal has stopped it.
     """
     pid = find_daemon(name)
     directory = find_named(name)
     before = read_state(directory)
-    os.kill(pid, signal.SIGHUP)
+    _check_continued(name, pid)
+    with contextlib.suppress(ProcessLookupError):  # which is seen below
+        os.kill(pid, signal.SIGHUP)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         state = read_state(directory)
@@ -189,8 +196,16 @@ def restart_engine(name: str, timeout_s: float = 600.0) -> None:
             raise DaemonError(
                 f"the daemon {name!r} ended while it was restarted, see quire daemon logs {name}"
             )
+        _check_continued(name, pid)
         time.sleep(_POLL_INTERVAL_S)
     raise DaemonError(f"the daemon {name!r} was not ready again within {timeout_s:g} s")
+
+
+def _check_continued(name: str, pid: int) -> None:
+    if is_stopped(pid):
+        raise DaemonError(
+            f"a signal has stopped the daemon {name!r} (pid {pid}), `kill -CONT {pid}` continues it"
+        )
 
 
 def inspect_daemons() -> list[DaemonInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -83,7 +84,7 @@ def _logs(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     if options.lines < 1:
         raise UsageError(f"lines={options.lines}: an integer from 1")
-    name = options.name_option or options.name
+    name = _choose_name(options)
     path = find_log(name)
     try:
         with path.open(encoding="utf-8", errors="replace") as log:
@@ -104,8 +105,12 @@ def _make_name_parser(command: str, description: str) -> Parser:
 
 
 def _parse_name(command: str, description: str, argv: Sequence[str]) -> str:
-    options = _make_name_parser(command, description).parse(argv)
-    return options.name_option or options.name
+    return _choose_name(_make_name_parser(command, description).parse(argv))
+
+
+def _choose_name(options: Namespace) -> str:
+    """'' too: a script whose variable is empty does not mean the default."""
+    return options.name if options.name_option is None else options.name_option
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {

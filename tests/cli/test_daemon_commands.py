@@ -20,7 +20,8 @@ import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
 from quire.frontend.cli.entry import run_command
 from quire.frontend.model_folder import pocket_folder
-from quire.ipc.errors import DaemonError
+from quire.ipc.errors import DaemonError, shorten
+from quire.ipc.process_state import is_stopped
 from quire.ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
 
 REAL = [sys.executable, "-m", "quire"]
@@ -159,6 +160,11 @@ def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:
         (["daemon", "logs", "--name", "two"], 2, "name='two': a daemon that has logged something"),
         (["daemon", "stop", "../one"], 2, "name='../one': 1 to 32 letters"),
         (["daemon", "start", "--name", "p-x"], 2, "name='p-x': 1 to 32 letters"),
+        *(
+            (["daemon", word, "--name", ""], 2, "name='': 1 to 32 letters")
+            for word in ("stop", "restart", "logs")
+        ),
+        *((["daemon", "stop", name], 2, f"name={shorten(name)}: 1 to 32") for name in ("a\nb", "n" * 5000)),
         (["daemon", "start", "--name", "x" * 33], 2, f"name='{'x' * 33}': 1 to 32 letters"),
         (["daemon", "start", "--name", ""], 2, "name='': 1 to 32 letters"),
         (["daemon", "logs", "one", "-n", "0"], 2, "lines=0: an integer from 1"),
@@ -250,6 +256,50 @@ def test_ctrl_c_while_it_starts_leaves_nothing(runtime: Path, program: list[str]
     with pytest.raises(DaemonError):
         find_daemon("interrupted")
     assert_nothing_is_left(runtime, "interrupted")
+
+
+# What else happens to one.
+
+
+@pytest.fixture
+def own_pid() -> Iterator[int]:
+    """The supervisor of a daemon that is called 'own' and is started for a test that may end it."""
+    assert quire("daemon", "start", "--name", "own", "--max-model-len", "256").returncode == 0
+    pid = find_daemon("own")
+    yield pid
+    if find_owner(find_named("own")) is not None:
+        os.kill(pid, signal.SIGCONT)
+        assert quire("daemon", "stop", "own").returncode == 0
+
+
+def test_a_stopped_daemon_serves_says_why_it_cannot_be_restarted_and_can_be_ended(
+    own_pid: int, runtime: Path
+) -> None:
+    os.kill(own_pid, signal.SIGSTOP)
+    assert wait_until(lambda: is_stopped(own_pid), 5.0)
+    assert "own" in [line.split()[0] for line in quire("ps").stdout.splitlines()]
+    assert quire("generate", "--attach", "own", "--max-tokens", "3", "One day").returncode == 0
+    done = quire("daemon", "restart", "own")
+    said = f"a signal has stopped the daemon 'own' (pid {own_pid}), `kill -CONT {own_pid}` continues it"
+    assert (done.returncode, done.stderr) == (1, f"quire: error: {said}\n")
+    assert quire("daemon", "stop", "own").returncode == 0
+    assert_nothing_is_left(runtime, "own")  # it ended by itself, once it was continued
+
+
+def test_a_start_that_is_stopped_says_so(runtime: Path) -> None:
+    command = [*FAKE, "daemon", "start", "--name", "brief", "--served-model-name", "unready"]
+    starting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert wait_until(lambda: find_owner(find_named("brief")) is not None, 20.0)
+    assert quire("daemon", "stop", "brief").returncode == 0
+    assert starting.communicate(timeout=20)[1] == "quire: error: the daemon was stopped before it was ready\n"
+    assert starting.returncode == 1
+    assert_nothing_is_left(runtime, "brief")
+
+
+def test_a_daemon_whose_directory_has_just_been_deleted_can_be_restarted(own_pid: int) -> None:
+    shutil.rmtree(find_named("own"))
+    assert quire("daemon", "restart", "own").returncode == 0
+    assert find_daemon("own") == own_pid
 
 
 # What a daemon outlives.
