@@ -31,6 +31,8 @@ _RESULT_ID = re.compile(r"batch_req_([1-9][0-9]{0,17})_([0-9a-f]{16})")
 _RESULT_START = re.compile(rb'\s*\{\s*"id"\s*:\s*"([^"]*)"')
 _WRITTEN_START = b'{"id":"batch_req_'
 _READ_BYTES = 1024 * 1024
+MAX_LINES = 2**25  # 300 MB for what is known of them; OpenAI's batches have 50,000
+_MAX_PIPED_SHARE = 0.5  # of what is free on the disk that a pipe's content is copied to
 
 
 class BatchError(msgspec.Struct, frozen=True):
@@ -165,9 +167,11 @@ class ResultFile:
 
 
 def read_progress(path: str) -> Progress:
-    """The input's lines, none of them done. Raises InputError when it cannot be read."""
+    """The input's lines, none of them done. Raises InputError when it cannot be read or has too many."""
     digests = array("Q")
     for line in read_lines(path):
+        if line.number > MAX_LINES:
+            raise InputError("input", path, f"at most {MAX_LINES} lines")
         digests.append(line.digest)
     return Progress(digests)
 
@@ -222,7 +226,7 @@ def _may_be_torn(start: bytes) -> bool:
 def open_input(path: str) -> Generator[str]:
     """Inside, a path that `read_lines` can read as often as it likes: of a pipe's content, a copy on disk.
 
-    Raises InputError when it cannot be read, or is a device without an end.
+    Raises InputError when it cannot be read, is a device without an end, or a pipe that would fill the disk.
     """
     path = _STDIN_PATH if path == STDIN else path
     with contextlib.ExitStack() as stack:
@@ -239,7 +243,13 @@ def _copy_pipe(path: str, stack: contextlib.ExitStack) -> str:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)):
             raise InputError("input", path, "a regular file, a pipe, or - for standard input")
-        copy = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        shutil.copyfileobj(pipe, copy, _READ_BYTES)
+        folder = tempfile.gettempdir()
+        max_bytes = int(shutil.disk_usage(folder).free * _MAX_PIPED_SHARE)
+        copy = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+        while data := pipe.read(_READ_BYTES):
+            copy.write(data)
+            if copy.tell() > max_bytes:
+                allowed = f"at most {max_bytes} bytes from a pipe, or a file (it is copied to {folder})"
+                raise InputError("input", path, allowed)
         copy.flush()
     return f"/proc/self/fd/{copy.fileno()}"

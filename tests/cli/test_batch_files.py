@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -169,6 +171,26 @@ def test_standard_input_is_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_input_without_an_end_is_refused(path: str) -> None:
     with pytest.raises(InputError, match=f"input='{path}': a "), open_input(path):
         pass
+
+
+def test_a_pipe_without_an_end_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**24))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    endless = subprocess.Popen(["sh", "-c", f"yes '{{}}' > {fifo}"])
+    with pytest.raises(InputError, match=f"at most {2**23} bytes from a pipe"), open_input(str(fifo)):
+        pass
+    endless.wait(20)  # its reader has gone
+
+
+def test_more_lines_than_can_be_remembered_are_refused(
+    batch_input: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_files, "MAX_LINES", 5)
+    with pytest.raises(InputError, match="at most 5 lines"):
+        read_progress(str(batch_input))
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "/dev", "fifo"])
