@@ -74,6 +74,7 @@ class ChatTemplate:
     @cached_property
     def _takes_parts(self) -> bool:
         """True if the template walks over a message's content, so that lists of parts can stay lists."""
+        _ = self._compiled  # what does not compile is told as that
         loops = _environment().parse(self.source).find_all(jinja2.nodes.For)
         return any("content" in _names_in(loop.iter) for loop in loops)
 
@@ -166,8 +167,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _compile(source: str) -> jinja2.Template:
     try:
         return _environment().from_string(source)
-    except jinja2.TemplateError as error:
-        raise ModelError("chat_template", source, f"a Jinja template ({error})") from error
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ModelError("chat_template", source, f"a Jinja template ({str(error)[:_MAX_SAID]})") from error
 
 
 def _to_json(

@@ -143,3 +143,10 @@ def test_generating_and_continuing_exclude_each_other():
 def test_a_template_that_drops_the_final_message_cannot_continue_it():
     with pytest.raises(PromptError, match="drops it"):
         ChatTemplate("x", {}).render(TALK, False, True)
+
+
+@pytest.mark.parametrize("content", ["x", [{"type": "text", "text": "x"}]])
+def test_a_template_too_deep_to_compile_is_refused_as_one(content: Any):
+    template = ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", {})
+    with pytest.raises(ModelError, match=r"^chat_template=.*a Jinja template \(maximum recursion depth"):
+        template.render([{"role": "user", "content": content}])

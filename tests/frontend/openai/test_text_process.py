@@ -30,7 +30,9 @@ TEMPLATE = """{% set ask = messages[0].content %}
 {% if ask == 'endless' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
 {% elif ask == 'memory' %}{{ 'x' * 10 ** 10 }}
 {% elif ask == 'number' %}{{ 9 ** ((ask | length) ** 12) }}
-{% else %}{{ ask }}{% endif %}"""
+{% elif ask == 'deep' %}{% macro deep(n) %}{{ deep(n + 1) }}{% endmacro %}{{ deep(0) }}
+{% elif ask == 'wide' %}{% macro wide(n) %}{% if n %}{{ wide(n - 1) ~ wide(n - 1) }}{% endif %}{% endmacro %}
+{{ wide(99) }}{% else %}{{ ask }}{% endif %}"""
 PATTERN = {"type": "Split", "pattern": {"Regex": "(b+)+$"}, "behavior": "Isolated", "invert": False}
 
 
@@ -75,10 +77,11 @@ def chat(text: str) -> dict[str, Any]:
 def test_a_template_or_pattern_without_end_costs_its_own_request_a_400_with_the_number(hostile_folder: Path):
     async def scenario(client: AsgiClient, _serving: Serving) -> None:
         asked = {"endless": "0.2 s", "memory": "2048 MiB", "number": "0.2 s", "b" * 60 + "a": "tokenize"}
+        asked |= {"deep": "recursion", "wide": "0.2 s"}
         answers = await asyncio.gather(
             *(client.post(CHAT, chat(text)) for text in asked), client.post(CHAT, chat("fine"))
         )
-        assert [answer.status for answer in answers] == [400, 400, 400, 400, 200]
+        assert [answer.status for answer in answers] == [400] * len(asked) + [200]
         for answer, number in zip(answers, asked.values(), strict=False):
             assert number in answer.error["message"]
             assert answer.error["param"] == "messages"
