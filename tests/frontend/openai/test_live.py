@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
@@ -169,3 +170,16 @@ def test_the_page_loads_nothing_and_writes_no_markup():
         assert word not in page
     for word in (" src=", " onclick=", " style=", "EventSource"):
         assert word not in page
+
+
+def test_the_page_has_a_cell_for_every_heading_and_shows_what_a_request_holds():
+    page = live._PAGE.read_text()
+    for table in ("requests", "clients"):
+        headings = re.findall(
+            r'<th scope="col">([^<]+)</th>', page.split(f'<table id="{table}"')[1].split("</table>")[0]
+        )
+        width = re.search(rf'fill\(byId\("{table}"\), [a-z.]+, (\d+),', page)
+        assert width is not None
+        assert int(width[1]) == len(headings)
+        if table == "requests":
+            assert f"cells[{headings.index('holds')}].textContent = size(request.held_bytes)" in page
