@@ -51,7 +51,7 @@ def test_the_end_of_a_large_body_is_noted_whether_it_was_answered_or_cut(
         head = f"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         await peer.say(f"{head}content-type: application/json\r\n\r\n".encode() + body[:-1])
         (connection,) = cast(set[CappedProtocol], server._state.connections)
-        while connection._num_body_bytes < len(body) - 1:
+        while connection._largest_body < len(body) - 1:
             await asyncio.sleep(0.001)
         if is_whole:
             await peer.say(body[-1:])
