@@ -1,4 +1,4 @@
-"""What a process finds at its start and had better change: closed standard streams, few file descriptors."""
+"""What a process finds and had better change: closed or full standard streams, few file descriptors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import sys
+from typing import TextIO
 
 
 def open_closed_streams() -> None:
@@ -23,6 +24,16 @@ def open_closed_streams() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def discard_unwritable(stream: TextIO) -> None:
+    """Flush a stream, or point it at nothing if that fails, as the flush at exit would."""
+    try:
+        stream.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def raise_file_limit() -> int:

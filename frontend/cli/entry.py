@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from ...ipc.errors import InputError, QuireError, did_you_mean
-from ...ipc.process_limits import open_closed_streams
+from ...ipc.process_limits import discard_unwritable, open_closed_streams
 from .exit_codes import ExitCode
 from .parser import UsageError
 
@@ -72,8 +71,8 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, OSError) or error.errno not in _UNWRITABLE:
             _print_traceback()
         code = _report(_describe_root_cause(error), ExitCode.FAILED)
-    _discard_unwritable(sys.stdout)
-    _discard_unwritable(sys.stderr)
+    discard_unwritable(sys.stdout)
+    discard_unwritable(sys.stderr)
     return code
 
 
@@ -112,7 +111,7 @@ def _help_text() -> str:
 
 
 def _report(text: str, code: ExitCode) -> ExitCode:
-    _discard_unwritable(sys.stdout)  # before the error's line, where both go to one place
+    discard_unwritable(sys.stdout)  # before the error's line, where both go to one place
     with contextlib.suppress(OSError):
         print(f"quire: error: {text}", file=sys.stderr)
     return code
@@ -132,13 +131,3 @@ def _describe_root_cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     return f"{type(error).__name__}: {error}"
-
-
-def _discard_unwritable(stream: TextIO) -> None:
-    """Point a stream that cannot be written at nothing, so that the interpreter's flush at exit succeeds."""
-    try:
-        stream.flush()
-    except OSError:
-        sink = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(sink, stream.fileno())
-        os.close(sink)

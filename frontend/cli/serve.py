@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import shlex
@@ -17,6 +18,7 @@ import msgspec
 
 from ...ipc.daemon_state import SupervisorLaunch, read_state
 from ...ipc.errors import ConfigError
+from ...ipc.process_limits import discard_unwritable
 from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from ...ipc.run_dir import find_named
 from ..daemon import DaemonStarter, check_name_is_free
@@ -119,7 +121,7 @@ def _serve(
 
         model = load_served_model_name(name, _show_phase)
         group = HttpGroup(name, server_options, listening_socket, options.api_server_count)
-        return group.run(lambda: print(box(model), flush=True))
+        return group.run(lambda: _announce(box(model)))
     from ..async_llm import AsyncLLM
     from ..openai.options import HTTP_CLIENT_KIND
     from ..openai.server import run_server
@@ -127,7 +129,7 @@ def _serve(
     llm = AsyncLLM(attach=name, client_kind=HTTP_CLIENT_KIND)
 
     def announce() -> None:
-        print(box(llm.facts.served_model_name), flush=True)
+        _announce(box(llm.facts.served_model_name))
 
     return run_server(llm, server_options, listening_socket, announce, _show_phase)
 
@@ -269,4 +271,12 @@ def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
 
 
 def _show_phase(phase: str) -> None:
-    print(f"quire: {phase} ...", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # as with the announcement
+        print(f"quire: {phase} ...", file=sys.stderr, flush=True)
+
+
+def _announce(text: str) -> None:
+    """To who reads it: a server does not end because nobody does, or because a disk is full."""
+    with contextlib.suppress(OSError):
+        print(text)
+    discard_unwritable(sys.stdout)

@@ -223,3 +223,17 @@ def test_full_streams_end_a_command_with_its_code_and_not_with_the_interpreters(
             assert done.returncode == 2
         done = subprocess.run([*command[:-1], "--help"], stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stderr) == (1, b"quire: error: No space left on device\n")
+
+
+def test_a_server_goes_on_when_nobody_can_read_what_it_says() -> None:
+    script = (
+        "import sys; from quire.frontend.cli import entry, serve\n"
+        "def run(argv): serve._show_phase('loading'); serve._announce('ready'); return 0\n"
+        "serve.run = run; sys.exit(entry.run_command(['serve']))"
+    )
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w") as unread, open("/dev/full", "w") as full:
+        for stream in (unread, full):
+            done = subprocess.run([sys.executable, "-c", script], stdout=stream, stderr=stream, timeout=60)
+            assert done.returncode == 0
