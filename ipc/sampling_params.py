@@ -1,7 +1,9 @@
 """SamplingParams: how one request is sampled and when it stops. Names, defaults and ranges are vLLM's.
 
-A field added here is checked here; whatever needs a tokenizer or the model's vocabulary is checked by
-`frontend/input_processor.py`. PoolingParams joins this file when Quire pools.
+A field's type, range, default and text stand in its declaration. The checks, the HTTP requests with their
+schema (`frontend/openai/schema.py`) and the options of `quire generate` and `quire chat` are made of it: a
+new number or switch is a line here, and the code that computes with it. What needs a tokenizer or the model's
+vocabulary is checked by `frontend/input_processor.py`. PoolingParams joins this file when Quire pools.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ import itertools
 import math
 import operator
 from array import array
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from enum import IntEnum
-from typing import Annotated, Any
+from functools import partial
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -32,9 +36,6 @@ MAX_INT = 2**31 - 1  # of every other integer: the worker holds them as int32
 # Below this a temperature means greedy (vLLM's figure); between it and MIN_TEMPERATURE it is lifted.
 GREEDY_TEMPERATURE = 1e-5
 MIN_TEMPERATURE = 1e-2
-# Logits are multiplied or divided by it: further out they can leave float32, and there is no token to choose.
-MIN_REPETITION_PENALTY = 1e-2
-MAX_REPETITION_PENALTY = 1e2
 
 
 class RequestOutputKind(IntEnum):
@@ -48,44 +49,64 @@ class RequestOutputKind(IntEnum):
 _PLAIN = frozenset({str, int, float, bool, type(None), list, dict, RequestOutputKind})
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sampling and stopping of one request.
+def _range(low: float, high: float, text: str) -> Meta:
+    return Meta(ge=low, le=high, description=text)
 
-    n, best_of: best_of sequences are generated and the n with the highest cumulative logprob returned.
-    temperature: 0 is greedy and forces top_p=1, top_k=0, min_p=0.
-    top_k: 0 or -1 considers all tokens. min_p: relative to the most likely token.
-    seed: None draws one per request; noise is a function of (seed, output position) only.
-    presence_penalty, frequency_penalty: over the output. repetition_penalty: over prompt and output.
-    max_tokens: None generates to max_model_len. min_tokens: no stop token before that many.
-    stop, stop_token_ids: end generation; `stop` text is cut off unless include_stop_str_in_output.
-    logprobs, prompt_logprobs: number of alternatives per position, -1 for the whole vocabulary.
+
+# These are said of requests in `frontend/openai/schema.py` too.
+Temperature = Annotated[float, _range(0.0, 2.0, "0 takes the likeliest token always; higher is livelier")]
+TopP = Annotated[
+    float, Meta(gt=0.0, le=1.0, description="only the likeliest tokens that together have this probability")
+]
+Seed = Annotated[
+    int, _range(-MAX_SEED - 1, MAX_SEED, "same seed, same text; default: another text each time")
+]
+NumLogprobs = Annotated[int, _range(-1, MAX_INT, "alternatives at each position; -1: the whole vocabulary")]
+Stops = Annotated[
+    str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)], Meta(description="end before this text")
+]
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Sampling and stopping of one request; what a field means is its description.
+
+    Temperature 0 forces top_p=1, top_k=0, min_p=0. Noise is a function of (seed, output position) only.
+    presence_penalty and frequency_penalty are over the output, repetition_penalty over prompt and output.
     logit_bias: token id -> value added to its logit, clamped to -100..100.
     allowed_token_ids: nothing else can be sampled. bad_words: texts that are never produced.
+    stop_token_ids: end generation, as `stop` does.
 
     Raises SamplingParamsError (a ValueError) on construction and from `verify`.
     """
 
-    n: int = 1
-    best_of: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    n: Annotated[int, _range(1, MAX_N, "sequences to return")] = 1
+    best_of: Annotated[int, _range(1, MAX_N, "sequences to generate and choose n of")] | None = None
+    max_tokens: Annotated[int, _range(1, MAX_INT, "most tokens to generate")] | None = 16
+    min_tokens: Annotated[int, _range(0, MAX_INT, "no end before so many tokens are generated")] = 0
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: Annotated[int, _range(-1, MAX_INT, "only this many of the likeliest tokens; 0: all")] = 0
+    min_p: Annotated[
+        float, _range(0.0, 1.0, "only tokens at least this likely, relative to the likeliest")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, _range(-2.0, 2.0, "above 0: tokens become less likely once they came")
+    ] = 0.0
+    frequency_penalty: Annotated[float, _range(-2.0, 2.0, "above 0: less likely each time they come")] = 0.0
+    # Logits are multiplied or divided by it: further out they can leave float32, with no token to choose.
+    repetition_penalty: Annotated[
+        float, _range(0.01, 100.0, "above 1: tokens that were there become less likely")
+    ] = 1.0
+    seed: Seed | None = None
+    stop: Stops | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    include_stop_str_in_output: Annotated[bool, Meta(description="leave `stop` in the text")] = False
+    ignore_eos: Annotated[bool, Meta(description="go on after the model's end of sequence")] = False
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
     detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
+    skip_special_tokens: Annotated[bool, Meta(description="leave special tokens out of the text")] = True
+    spaces_between_special_tokens: Annotated[bool, Meta(description="spaces around special tokens")] = True
     logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
@@ -116,16 +137,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         and other subclasses, scalars of numpy and the like.
         Called on construction, on decoding and when a request is added, since fields can be assigned.
         """
-        for name in self.__struct_fields__:
+        for name, default, check in _CHECKS:
             value = getattr(self, name)
-            if type(value) not in _PLAIN:
-                setattr(self, name, make_plain(value))
-        self._verify_counts()
-        self._verify_ranges()
-        self._verify_stops()
-        self._verify_logprobs()
-        self._verify_token_sets()
-        self._normalize_greedy()
+            if value is not default:
+                setattr(self, name, check(make_plain(value)))
+        self._verify_combinations()
+        self._normalize()
 
     def clone(self) -> SamplingParams:
         """A copy that shares nothing that can be changed."""
@@ -137,92 +154,57 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         copy.logit_bias = dict(copy.logit_bias) if copy.logit_bias else None
         return copy
 
-    def _verify_counts(self) -> None:
-        _check_int("n", self.n, 1, MAX_N)
-        if self.best_of is not None:
-            _check_int("best_of", self.best_of, 1, MAX_N)
-            if self.best_of < self.n:
-                raise SamplingParamsError("best_of", self.best_of, f"must be at least n={self.n}")
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, MAX_INT)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_INT)
+    def _verify_combinations(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise SamplingParamsError("best_of", self.best_of, f"must be at least n={self.n}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise SamplingParamsError("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
-        if self.seed == -1:
-            self.seed = None
-        if self.seed is not None:
-            _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
-
-    def _verify_ranges(self) -> None:
-        self.temperature = _check_float("temperature", self.temperature, 0.0, 2.0)
-        if GREEDY_TEMPERATURE <= self.temperature < MIN_TEMPERATURE:
-            self.temperature = MIN_TEMPERATURE
-        self.top_p = _check_float("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise SamplingParamsError("top_p", self.top_p, "a number above 0 and up to 1")
-        _check_int("top_k", self.top_k, -1, MAX_INT)
-        self.min_p = _check_float("min_p", self.min_p, 0.0, 1.0)
-        self.presence_penalty = _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        self.frequency_penalty = _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _check_float(
-            "repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
-        )
-
-    def _verify_stops(self) -> None:
-        for name in (
-            "ignore_eos",
-            "detokenize",
-            "skip_special_tokens",
-            "spaces_between_special_tokens",
-            "include_stop_str_in_output",
-        ):
-            if not isinstance(getattr(self, name), bool):
-                raise SamplingParamsError(name, getattr(self, name), "True or False")
-        stops = self.stop
-        if isinstance(stops, str):
-            _check_text("stop", stops, f"a text of 1 to {MAX_STOP_LENGTH} characters")
-        elif stops is not None:
-            self.stop = _check_strings("stop", stops, MAX_STOP_STRINGS)
         if self.stop_strings and not self.detokenize:
             raise SamplingParamsError("stop", self.stop, "only with detokenize=True")
-        if self.stop_token_ids is not None:
-            self.stop_token_ids = _check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        try:
-            self.output_kind = RequestOutputKind(self.output_kind)
-        except ValueError:
-            allowed = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
-            raise SamplingParamsError("output_kind", self.output_kind, f"one of {allowed}") from None
 
-    def _verify_logprobs(self) -> None:
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if isinstance(value, bool):
-                value = 1 if value else None
-                setattr(self, name, value)
-            if value is not None:
-                _check_int(name, value, -1, MAX_INT)
-
-    def _verify_token_sets(self) -> None:
-        if self.logit_bias is not None:
-            self.logit_bias = _check_bias(self.logit_bias)
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = _check_ids(
-                "allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS
-            )
-            if not self.allowed_token_ids:
-                raise SamplingParamsError("allowed_token_ids", [], "None or at least one token id")
-        if self.bad_words is not None:
-            if isinstance(self.bad_words, str):
-                raise SamplingParamsError("bad_words", self.bad_words, "a list of texts")
-            self.bad_words = _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS)
-
-    def _normalize_greedy(self) -> None:
+    def _normalize(self) -> None:
         if self.is_greedy:
             self.temperature = 0.0
             self.top_p = 1.0
             self.top_k = 0
             self.min_p = 0.0
+        self.temperature = max(self.temperature, MIN_TEMPERATURE) if self.temperature else 0.0
         self.top_k = max(self.top_k, 0)
+
+
+class SamplingField(NamedTuple):
+    """A field of SamplingParams as it is declared."""
+
+    name: str
+    hint: Any  # its type without None, as msgspec reads it
+    kind: Any  # int, float, bool, or what is no scalar
+    is_optional: bool  # None is allowed
+    meta: Any  # msgspec's Meta: range and text
+
+    def describe_allowed(self, value: Any) -> str:
+        """What a scalar may be instead of `value`."""
+        meta = self.meta
+        if self.kind is bool:
+            return "True or False"
+        if self.kind is int:
+            return f"an integer from {meta.ge} to {meta.le}"
+        if meta.gt is not None and value == meta.gt:
+            return f"a number above {meta.gt:g} and up to {meta.le:g}"
+        low = meta.gt if meta.ge is None else meta.ge
+        return f"a number from {low:g} to {meta.le:g}"
+
+
+def _read_field(name: str, hint: Any) -> SamplingField:
+    is_optional = NoneType in get_args(hint)
+    inner = get_args(hint)[0] if is_optional else hint
+    kind, meta = get_args(inner) or (inner, Meta())
+    return SamplingField(name, inner, kind, is_optional, meta)
+
+
+SAMPLING_FIELDS = {
+    name: _read_field(name, hint)
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+}
 
 
 def make_plain(value: Any) -> Any:
@@ -244,23 +226,59 @@ def make_plain(value: Any) -> Any:
     return value
 
 
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise SamplingParamsError(name, value, f"an integer from {low} to {high}")
+def _check_scalar(field: SamplingField, value: Any) -> Any:
+    """The value; as a float where the field is one, which an integer too large for one cannot become."""
+    if value is None and field.is_optional:
+        return None
+    kind, meta = field.kind, field.meta
+    if isinstance(value, bool) or kind is bool:
+        is_allowed = isinstance(value, bool) and kind is bool
+    elif isinstance(value, (int, float) if kind is float else int):
+        is_above = value >= meta.ge if meta.gt is None else value > meta.gt
+        is_allowed = is_above and value <= meta.le  # NaN is neither
+    else:
+        is_allowed = False
+    if not is_allowed:
+        raise SamplingParamsError(field.name, value, field.describe_allowed(value))
+    return field.kind(value)
 
 
-def _check_float(name: str, value: Any, low: float, high: float) -> float:
-    """The value as a float, which an integer too large for one cannot become."""
-    allowed = f"a number from {low:g} to {high:g}"
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise SamplingParamsError(name, value, allowed)
+def _check_seed(value: Any) -> int | None:
+    return None if value == -1 else _check_scalar(SAMPLING_FIELDS["seed"], value)
+
+
+def _check_logprobs(name: str, value: Any) -> int | None:
+    if isinstance(value, bool):
+        return 1 if value else None
+    return _check_scalar(SAMPLING_FIELDS[name], value)
+
+
+def _check_stop(value: Any) -> str | list[str] | None:
+    if isinstance(value, str):
+        _check_text("stop", value, f"a text of 1 to {MAX_STOP_LENGTH} characters")
+        return value
+    return _check_strings("stop", value, MAX_STOP_STRINGS)
+
+
+def _check_bad_words(value: Any) -> list[str]:
+    if isinstance(value, str):
+        raise SamplingParamsError("bad_words", value, "a list of texts")
+    return _check_strings("bad_words", value, MAX_BAD_WORDS)
+
+
+def _check_allowed_ids(value: Any) -> list[int]:
+    ids = _check_ids("allowed_token_ids", value, MAX_ALLOWED_TOKEN_IDS)
+    if not ids:
+        raise SamplingParamsError("allowed_token_ids", [], "None or at least one token id")
+    return ids
+
+
+def _check_output_kind(value: Any) -> RequestOutputKind:
     try:
-        number = float(value)
-    except OverflowError:
-        raise SamplingParamsError(name, value, allowed) from None
-    if not low <= number <= high:  # NaN is not, either
-        raise SamplingParamsError(name, value, allowed)
-    return number
+        return RequestOutputKind(value)
+    except ValueError:
+        allowed = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+        raise SamplingParamsError("output_kind", value, f"one of {allowed}") from None
 
 
 def _check_text(name: str, text: Any, allowed: str) -> None:
@@ -336,3 +354,24 @@ def _check_bias(bias: Any) -> dict[int, float]:
             raise SamplingParamsError("logit_bias", {key: value}, allowed)
         checked[token_id] = min(100.0, max(-100.0, number))
     return checked
+
+
+# Fields whose check is more than a type and a range.
+_SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "seed": _check_seed,
+    "logprobs": partial(_check_logprobs, "logprobs"),
+    "prompt_logprobs": partial(_check_logprobs, "prompt_logprobs"),
+    "stop": _check_stop,
+    "stop_token_ids": lambda value: _check_ids("stop_token_ids", value, MAX_STOP_TOKEN_IDS),
+    "allowed_token_ids": _check_allowed_ids,
+    "bad_words": _check_bad_words,
+    "logit_bias": _check_bias,
+    "output_kind": _check_output_kind,
+}
+# (field, default, its check): a value that is the default itself needs none.
+_CHECKS = [
+    (name, default, _SPECIAL_CHECKS.get(name) or partial(_check_scalar, SAMPLING_FIELDS[name]))
+    for name, default in zip(
+        SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True
+    )
+]

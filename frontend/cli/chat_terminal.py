@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ...ipc.errors import InputError, PromptError, RequestFailedError, SamplingParamsError, did_you_mean
 from .conversation import Conversation
 from .exit_codes import ExitCode
+from .sampling_options import NUMBERS
 
 HELP = """\
 /help                 this text
@@ -24,19 +25,7 @@ Ctrl-C stops an answer.
 _LEAVING = ("/bye", "/exit", "/quit")
 _QUOTES = '"""'
 _DEFAULT = "default"  # the value that takes a setting back
-_SETTABLE: dict[str, type] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "seed": int,
-    "max_tokens": int,
-    "stop": str,
-    "system": str,
-}
+_SETTABLE: dict[str, type] = {field.name: field.kind for field in NUMBERS} | {"stop": str, "system": str}
 
 
 class Typed(NamedTuple):

@@ -10,39 +10,31 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from ...ipc.sampling_params import RequestOutputKind, SamplingParams
+from ...ipc.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
 
-# Option name -> (type, help); each is a field of SamplingParams.
-_OPTIONS: dict[str, tuple[type, str]] = {
-    "max_tokens": (int, "most tokens to generate"),
-    "temperature": (float, "0 takes the likeliest token always; higher is livelier"),
-    "top_p": (float, "only the likeliest tokens that together have this probability"),
-    "top_k": (int, "only this many of the likeliest tokens; 0: all"),
-    "min_p": (float, "only tokens at least this likely, relative to the likeliest"),
-    "repetition_penalty": (float, "above 1: tokens that were there become less likely"),
-    "seed": (int, "same seed, same text; default: another text each time"),
-}
+# One sequence is printed, without logprobs.
+_NOT_PRINTED = ("n", "best_of", "logprobs", "prompt_logprobs")
+# Numbers that can be set, of SamplingParams.
+NUMBERS = [
+    field
+    for name, field in SAMPLING_FIELDS.items()
+    if field.kind in (int, float) and name not in _NOT_PRINTED
+]
 
 
 def add_sampling_options(group: Any) -> None:
     """Add `--max-tokens`, `--temperature`, ... `--stop` to an argument group; nothing has a default here."""
-    for name, (kind, text) in _OPTIONS.items():
+    for field in NUMBERS:
         # The destination has a prefix because the engine's arguments have a `seed` as well.
-        group.add_argument(
-            f"--{name.replace('_', '-')}", dest=f"sampling_{name}", type=kind, metavar="N", help=text
-        )
-    group.add_argument(
-        "--stop",
-        dest="sampling_stop",
-        action="append",
-        metavar="TEXT",
-        help="end before this text (repeatable)",
-    )
+        flag, text = f"--{field.name.replace('_', '-')}", field.meta.description
+        group.add_argument(flag, dest=f"sampling_{field.name}", type=field.kind, metavar="N", help=text)
+    text = f"{SAMPLING_FIELDS['stop'].meta.description} (repeatable)"
+    group.add_argument("--stop", dest="sampling_stop", action="append", metavar="TEXT", help=text)
 
 
 def read_sampling_options(options: argparse.Namespace) -> dict[str, Any]:
     """The fields that the user gave, checked. Raises SamplingParamsError."""
-    names = [*_OPTIONS, "stop"]
+    names = [*(field.name for field in NUMBERS), "stop"]
     given = {name: getattr(options, f"sampling_{name}") for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**given)

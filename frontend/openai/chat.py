@@ -67,8 +67,6 @@ def _check(request: ChatCompletionRequest) -> None:
     for name in ("max_completion_tokens", "max_tokens"):
         if getattr(request, name) == 0:
             raise FieldError(name, 0, "an integer of at least 1")
-    if request.stream and (request.best_of or 0) > (request.n or 1):
-        raise FieldError("best_of", request.best_of, "n with stream=true: which are best is known at the end")
 
 
 def _conversation(request: ChatCompletionRequest) -> Conversation:

@@ -63,8 +63,6 @@ def _check(request: CompletionRequest) -> None:
     check_supported(request, COMPLETION_RULES)
     if request.stream_options is not None and not request.stream:
         raise FieldError("stream_options", "given", "only with stream=true")
-    if request.stream and (request.best_of or 0) > (request.n or 1):
-        raise FieldError("best_of", request.best_of, "n with stream=true: which are best is known at the end")
 
 
 class _Job:

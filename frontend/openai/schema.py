@@ -2,7 +2,8 @@
 
 A field that is not here is refused, so nothing that would change an answer is ignored in silence. Fields that
 clients send and that change nothing are listed and dropped; those that Quire does not have are listed with
-the one value that asks for nothing, and `unsupported.py` refuses any other.
+the one value that asks for nothing, and `unsupported.py` refuses any other. Fields of SamplingParams are
+taken from there, but for those that a request has in another form.
 """
 
 from __future__ import annotations
@@ -14,26 +15,24 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ...ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
 from ...ipc.sampling_params import (
-    MAX_BAD_WORDS,
     MAX_INT,
     MAX_LOGIT_BIAS,
-    MAX_N,
-    MAX_REPETITION_PENALTY,
-    MAX_STOP_STRINGS,
-    MIN_REPETITION_PENALTY,
+    SAMPLING_FIELDS,
+    NumLogprobs,
+    Seed,
+    Stops,
+    Temperature,
+    TopP,
 )
 from .limits import MAX_TOP_LOGPROBS
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
-NumSequences = Annotated[int, Meta(ge=1, le=MAX_N)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
 # Less than this an idle engine may need to begin, and every such request would be a 503.
 QueueTimeout = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)]
-Stops = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
 Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 
@@ -52,34 +51,35 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a request may say about sampling and scheduling, whatever it generates. Names are vLLM's."""
+# Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
+_NOT_REQUESTED = ("detokenize", "output_kind", "logprobs")
+_SharedFields: type[msgspec.Struct] = msgspec.defstruct(
+    "_SharedFields",
+    [
+        (name, field.hint | None, None)
+        for name, field in SAMPLING_FIELDS.items()
+        if name not in _NOT_REQUESTED
+    ],
+    module=__name__,
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+
+
+class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
+    """What a request may say about sampling and scheduling, whatever it generates. Names are vLLM's.
+
+    Every field of SamplingParams, None where the request does not say it.
+    """
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: NumSequences | None = None
-    best_of: NumSequences | None = None
     max_tokens: NumTokens | None = None
-    min_tokens: NumTokens | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    stop: Stops = None
     stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     logit_bias: Bias | None = None
     allowed_token_ids: list[TokenId] | None = None
-    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
     add_special_tokens: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
@@ -94,7 +94,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
     prompt: str | list[str | int | list[TokenId]]
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
+    logprobs: NumLogprobs | None = None
     suffix: str | None = None
 
 
@@ -176,11 +176,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: NumTokens | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stops = None
+    seed: Seed | None = None
+    stop: Stops | None = None
     text: dict[str, Any] | None = None
     previous_response_id: str | None = None
     conversation: Any = None

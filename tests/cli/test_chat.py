@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 from collections.abc import Generator, Iterator
 from types import SimpleNamespace
@@ -11,10 +12,11 @@ import pytest
 from quire.frontend.cli import conversation as conversation_module
 from quire.frontend.cli.chat_terminal import Terminal
 from quire.frontend.cli.conversation import AnswerRates, Conversation, interrupts_noted
+from quire.frontend.cli.sampling_options import add_sampling_options, read_sampling_options
 from quire.frontend.cli.session import Session
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.errors import PromptError, RequestFailedError
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 
 class FakeSession:
@@ -209,3 +211,16 @@ def test_rates_leave_out_cached_tokens_and_the_wait_for_the_first(monkeypatch: p
     assert rates.describe() == (
         "[30 tokens in, 10 cached, 40 tokens/s; first token after 0.500 s; 4 out, 3 tokens/s]"
     )
+
+
+def test_every_number_of_one_sequence_is_an_option_and_can_be_set() -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser)
+    numbers = [field for field in SAMPLING_FIELDS.values() if field.kind in (int, float)]
+    names = {field.name for field in numbers} - {"n", "best_of", "logprobs", "prompt_logprobs"}
+    words = [word for name in names for word in (f"--{name.replace('_', '-')}", "1")]
+    assert read_sampling_options(parser.parse_args(words)) == dict.fromkeys(names, 1)
+    conversation = make_conversation(FakeSession([]))
+    for name in names:
+        conversation.set_field(name, 1)
+    assert conversation.given == names

@@ -14,6 +14,7 @@ from quire.ipc.sampling_params import (
     MAX_N,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
+    SAMPLING_FIELDS,
     RequestOutputKind,
     SamplingParams,
 )
@@ -114,6 +115,19 @@ def test_an_integers_upper_bound_is_allowed_and_named(name: str) -> None:
 def test_numbers_are_kept_as_plain_floats(name: str) -> None:
     for value in (1, np.float64(1.0)):
         assert type(getattr(SamplingParams(**{name: value}), name)) is float
+
+
+def test_every_number_is_declared_with_a_range_and_a_text() -> None:
+    assert list(SAMPLING_FIELDS) == list(SamplingParams.__struct_fields__)
+    numbers = [field for field in SAMPLING_FIELDS.values() if field.kind in (int, float)]
+    assert {*FLOATS, *INTEGERS, "n", "best_of", "seed"} == {field.name for field in numbers}
+    for field in numbers:
+        meta = field.meta
+        assert meta.description, field.name
+        assert meta.le is not None, field.name
+        assert (meta.ge is None) != (meta.gt is None), field.name
+        with pytest.raises(SamplingParamsError, match=f"{field.name}=.*: an? (integer|number) from"):
+            SamplingParams(**{field.name: meta.le * 3 + 1})
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])

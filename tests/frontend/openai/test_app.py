@@ -19,7 +19,7 @@ from quire.frontend.openai.schema import ChatCompletionRequest, ChatMessage, Com
 from quire.frontend.openai.serving import Caller, Serving
 from quire.frontend.openai.stream import EventStream
 from quire.ipc.errors import EngineDeadError, RequestFailedError
-from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -141,6 +141,18 @@ def test_the_models_recommendations_are_defaults_that_a_request_overrides() -> N
         first, second = (call.params for call in llm.calls)
         assert (first.temperature, first.top_k, first.max_tokens) == (0.3, 5, None)
         assert (second.temperature, second.top_k, second.max_tokens) == (0.9, 5, 4)
+
+    run_with_app(scenario)
+
+
+def test_every_declared_number_and_switch_reaches_the_engine() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        declared = [field for field in SAMPLING_FIELDS.values() if field.kind in (int, float, bool)]
+        asked = {field.name: 1 if field.kind is int else field.kind(0.5) for field in declared}
+        for name in ("logprobs", "detokenize"):  # a chat's has another type; the server needs the text
+            del asked[name]
+        assert (await client.post(CHAT, chat(**asked))).status == 200
+        assert asked == {name: getattr(llm.calls[0].params, name) for name in asked}
 
     run_with_app(scenario)
 
