@@ -348,8 +348,8 @@ def _check_bias(bias: Any) -> dict[int, float]:
             token_id, number = int(key), float(value)  # pyright: ignore[reportUnknownArgumentType]
         except (TypeError, ValueError, OverflowError):
             raise SamplingParamsError("logit_bias", {key: value}, allowed) from None
-        # OpenAI's JSON has string keys; of all else, int() must not have changed the value.
-        is_id = isinstance(key, str) or (token_id == key and not isinstance(key, bool))
+        # OpenAI's JSON has string keys, in plain decimal; of all else, int() must not have changed the value.
+        is_id = key == (str(token_id) if isinstance(key, str) else token_id) and not isinstance(key, bool)
         if not is_id or not 0 <= token_id <= MAX_INT or not math.isfinite(number):
             raise SamplingParamsError("logit_bias", {key: value}, allowed)
         checked[token_id] = min(100.0, max(-100.0, number))

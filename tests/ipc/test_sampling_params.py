@@ -69,7 +69,7 @@ def test_defaults_are_vllms() -> None:
         ("prompt_logprobs", 1.0),
         ("logit_bias", [1]),
         ("logit_bias", {1: float("nan")}),
-        ("logit_bias", {"x": 1.0}),
+        *(("logit_bias", {key: 1.0}) for key in ("x", " 1", "1_0", "+1", "-1", "01", "1.0", "\u0661", "")),
         ("allowed_token_ids", []),
         ("bad_words", "word"),
         ("bad_words", [""]),
