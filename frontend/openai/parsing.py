@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
@@ -116,9 +118,27 @@ def _join(path: str, name: str) -> str:
 def _find_value(body: bytes, path: str) -> object:
     """The value at msgspec's path such as `messages[0].role`; None when it cannot be followed."""
     try:
-        value: Any = msgspec.json.decode(body)
+        value: Any = json.loads(body, parse_float=_read_number, parse_int=_read_number)
         for place, name in _STEP.findall(path):
             value = cast(list[Any], value)[int(place)] if place else cast(dict[str, Any], value)[name]
-    except (LookupError, TypeError, ValueError, RecursionError, msgspec.DecodeError):
+    except (LookupError, TypeError, ValueError, RecursionError):
         return None
     return value
+
+
+class _Literal:
+    """A number that is shown as it was written, since nothing that computes can hold it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _read_number(text: str) -> object:
+    try:
+        number = int(text) if text.lstrip("-").isdigit() else float(text)
+        return number if abs(number) < math.inf else _Literal(text)
+    except ValueError:  # more digits than Python converts
+        return _Literal(text)

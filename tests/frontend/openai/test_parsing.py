@@ -11,6 +11,7 @@ import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.json_cost import check_json_cost
+from quire.frontend.openai.parsing import parse_body
 from quire.frontend.openai.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -118,6 +119,26 @@ def test_what_is_no_text_in_a_part_with_a_text_is_named(field: str) -> None:
         )
 
     run_with_app(scenario)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param", "shown"),
+    [
+        ("max_tokens", "1e400", "max_tokens", "max_tokens=1e400: "),
+        ("seed", "-1e400", "seed", "seed=-1e400: "),
+        ("seed", "1e30", "seed", "seed=1e+30: "),
+        ("top_k", "9" * 30, "top_k", f"top_k={'9' * 30}: "),
+        ("n", "9" * 5000, "n", f"n={'9' * 117}...: "),
+        ("logit_bias", '{"5": 1e400}', "logit_bias[...]", "logit_bias[...]={'5': 1e400}: "),
+    ],
+)
+def test_a_number_that_nothing_can_hold_is_shown_as_it_was_written(
+    field: str, value: str, param: str, shown: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_body(f'{{"prompt": "x", "{field}": {value}}}'.encode(), CompletionRequest)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert str(caught.value).startswith(shown)
 
 
 def test_no_depth_of_lists_is_an_internal_error() -> None:
