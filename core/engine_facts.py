@@ -63,7 +63,7 @@ def make_engine_facts(
         started_at=startup.started_at,
         startup=startup.measure(),
         ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
-        inexact_because=ready.inexact_because,
+        batch_variance_reason=ready.batch_variance_reason,
         recovery=config.recovery,
     )
 
@@ -82,14 +82,14 @@ def format_startup(facts: EngineFacts) -> list[str]:
         f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
         f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
     ]
-    lines.append(format_level(facts.inexact_because))
+    lines.append(format_level(facts.batch_variance_reason))
     lines += [f"  {name:<12} {size_bytes / 1e6:>12,.1f} MB" for name, size_bytes in facts.ledger]
     return lines
 
 
-def format_level(inexact_because: str) -> str:
+def format_level(batch_variance_reason: str) -> str:
     """'replays are exact', or the other level and why."""
-    return f"replays are semantic: {inexact_because}" if inexact_because else "replays are exact"
+    return f"replays are semantic: {batch_variance_reason}" if batch_variance_reason else "replays are exact"
 
 
 def call_utility(core: EngineCore, call: UtilityCall, surroundings: Surroundings) -> UtilityResult:

@@ -295,11 +295,11 @@ class EngineCoreProcess:
         if self._core is not None:
             facts = self._reception.facts
             assert facts is not None
-            if ready.inexact_because != facts.inexact_because:  # a compiler that is gone, for one
-                level = format_level(ready.inexact_because)
+            if ready.batch_variance_reason != facts.batch_variance_reason:  # a compiler that is gone, for one
+                level = format_level(ready.batch_variance_reason)
                 _log.error("the restarted worker computes in another way: %s from now on", level)
             self._reception.facts = msgspec.structs.replace(
-                facts, pids=pids, inexact_because=ready.inexact_because
+                facts, pids=pids, batch_variance_reason=ready.batch_variance_reason
             )
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
                 _log.error("the restarted worker has room for fewer KV blocks than before; starting anew")

@@ -150,7 +150,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float  # wall clock, when the core process began
     startup: list[tuple[str, float]]  # (phase, seconds) of core and worker in order, from started_at to ready
     ledger: list[tuple[str, int]]  # (name, bytes) of the device's memory
-    inexact_because: str = ""  # why replays are not promised to be exact; '': they are
+    batch_variance_reason: str = ""  # why replays are not promised to be exact; '': they are
     recovery: RecoveryConfig = RecoveryConfig()  # how often it replaces what it loses
 
 

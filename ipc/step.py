@@ -127,7 +127,7 @@ class WorkerReady(msgspec.Struct, array_like=True, frozen=True):
     num_gpu_blocks: int
     device: str
     ledger: list[LedgerEntry]
-    inexact_because: str = ""  # what may make a request's bits depend on the others of its step; '': nothing
+    batch_variance_reason: str = ""  # why a request's bits may depend on its neighbours; '': they do not
 
 
 class WorkerFailed(msgspec.Struct, array_like=True, frozen=True):

@@ -111,7 +111,7 @@ class Driver:
     """Enters requests by name and steps them, on blocks in random order."""
 
     def __init__(
-        self, config: EngineConfig | None = None, reads_late: bool | None = None, num_blocks: int = 96
+        self, config: EngineConfig | None = None, is_async: bool | None = None, num_blocks: int = 96
     ) -> None:
         self.config = config or toy_config()
         self.model = ToyModel(self.config.model.spec.vocab_size)
@@ -119,7 +119,7 @@ class Driver:
         # NaN where nothing was written: reading it would show in every hash.
         cache = torch.full((num_blocks, 1, self._block_size, 1), torch.nan)
         self.runner = GPUModelRunner(
-            self.config, self.model, [(cache, cache.clone())], torch.device("cpu"), reads_late
+            self.config, self.model, [(cache, cache.clone())], torch.device("cpu"), is_async
         )
         self._free_blocks = list(range(num_blocks))
         random.Random(0).shuffle(self._free_blocks)

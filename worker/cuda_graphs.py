@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _NUM_STAGING_BUFFERS = 3
 # Rows of the input matrix, int64 [6, max B], which travels to the device in one copy.
 _NUM_INPUTS = 6
-_INPUT_IDS, _LATE_ROWS, _POSITIONS, _ROPE_LENGTHS, _SLOTS, _SEQ_LENS = range(_NUM_INPUTS)
+_INPUT_IDS, _PENDING_ROWS, _POSITIONS, _ROPE_LENGTHS, _SLOTS, _SEQ_LENS = range(_NUM_INPUTS)
 
 # Captures a computation on fixed tensors; what comes back is (a function that runs it again, its result).
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
@@ -82,21 +82,21 @@ class DecodeGraphs:
         """Whether the step is one for `run`."""
         return not self._is_off and len(inputs.token_rows) == len(inputs.rows)
 
-    def run(self, inputs: StepInputs, late: NDArray[np.int64]) -> Tensor:
-        """Hidden states [R, hidden], valid until the next call. Tokens of `late` are on the device only."""
+    def run(self, inputs: StepInputs, pending: NDArray[np.int64]) -> Tensor:
+        """Hidden states [R, hidden], valid until the next call. `pending` tokens are on the device only."""
         num_requests = len(inputs.rows)
         size = choose_size(self._ladder, num_requests)
-        self._fill(inputs, late)
+        self._fill(inputs, pending)
         return self._compute_or_replay(size)[:num_requests]
 
-    def _fill(self, inputs: StepInputs, late: NDArray[np.int64]) -> None:
+    def _fill(self, inputs: StepInputs, pending: NDArray[np.int64]) -> None:
         num_requests = len(inputs.rows)
         staged = self._input_ring.take(*self._inputs.shape)
         staged[:] = 0
-        staged[_LATE_ROWS] = -1
+        staged[_PENDING_ROWS] = -1
         staged[_SLOTS] = -1
         staged[_INPUT_IDS, :num_requests] = inputs.input_ids
-        staged[_LATE_ROWS, late] = inputs.rows[late]
+        staged[_PENDING_ROWS, pending] = inputs.rows[pending]
         staged[_POSITIONS, :num_requests] = inputs.positions
         staged[_SLOTS, :num_requests] = inputs.slot_mapping
         staged[_SEQ_LENS].view(np.int32)[:num_requests] = inputs.seq_lens
@@ -125,8 +125,8 @@ class DecodeGraphs:
     def _compute(self, size: int) -> Tensor:
         """The model on the first `size` rows of the fixed inputs."""
         inputs = self._inputs[:, :size]
-        late_rows = inputs[_LATE_ROWS]
-        late_tokens = self._last_tokens.index_select(0, late_rows.clamp(min=0))
+        pending_rows = inputs[_PENDING_ROWS]
+        pending_tokens = self._last_tokens.index_select(0, pending_rows.clamp(min=0))
         metadata = AttentionMetadata(
             query_starts=self._query_starts[: size + 1],
             seq_lens=self._inputs[_SEQ_LENS].view(torch.int32)[:size],
@@ -136,7 +136,7 @@ class DecodeGraphs:
             max_seq_len=self._max_seq_len,
         )
         return self._model.forward(
-            torch.where(late_rows >= 0, late_tokens, inputs[_INPUT_IDS]),
+            torch.where(pending_rows >= 0, pending_tokens, inputs[_INPUT_IDS]),
             inputs[_POSITIONS],
             self._kv_caches,
             metadata,

@@ -45,7 +45,7 @@ _SLACK_BLOCKS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class LatePlaces:
+class PendingTokens:
     """Where a step's tokens go once they are on the host."""
 
     launch: int  # of this runner's launches, from 1
@@ -59,7 +59,7 @@ class LaunchedStep:
 
     step_id: int
     rows: Int64s  # [S]
-    late: LatePlaces | None  # None once the tokens are in their rows
+    pending: PendingTokens | None  # None once the tokens are in their rows
     copies: HostCopies  # token ids, is_bad, then three tensors for each entry of the two lists below
     sample_groups: list[list[int]]  # logprobs of these among the S
     prompt_rows: list[int]  # rows with prompt logprobs
@@ -67,7 +67,7 @@ class LaunchedStep:
 
 
 class GPUModelRunner:
-    """Executes SchedulerOutputs in order. `reads_late` leaves reading tokens to `collect` (on a GPU)."""
+    """Executes SchedulerOutputs in order. `is_async` leaves reading tokens to `collect` (on a GPU)."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class GPUModelRunner:
         model: CausalLM,
         kv_caches: KVCaches,
         device: torch.device,
-        reads_late: bool | None = None,
+        is_async: bool | None = None,
     ) -> None:
         self._config = config
         self._model = model
         self._kv_caches = kv_caches
         self._device = device
-        self.reads_late = device.type != "cpu" if reads_late is None else reads_late
+        self.is_async = device.type != "cpu" if is_async is None else is_async
         self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
         self._faults = make_fault_hooks(config.fault_hooks, "worker")
         has_argmax = choose_kernel("argmax", torch.float32, device) == "native"
@@ -107,7 +107,7 @@ class GPUModelRunner:
     def _make_native_steps(self) -> NativeSteps | None:
         """The short way through a step, None where the model has no native pass or the steps need more."""
         forward = self._model.native
-        if forward is None or self.reads_late or self._has_dynamic_rope:
+        if forward is None or self.is_async or self._has_dynamic_rope:
             return None
         max_tokens = self._config.scheduler.max_num_batched_tokens
         return NativeSteps(forward, self._rows, self._tables, self._kv_caches, max_tokens)
@@ -168,7 +168,7 @@ class GPUModelRunner:
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden]."""
         if self._graphs is not None and self._graphs.covers(inputs):
-            return self._graphs.run(inputs, self._find_late(inputs))
+            return self._graphs.run(inputs, self._find_pending(inputs))
         device = self._device
         rope_lengths = inputs.rope_lengths
         return self._model.forward(
@@ -182,19 +182,19 @@ class GPUModelRunner:
     def _input_ids(self, inputs: StepInputs) -> Tensor:
         """int64 [T]; tokens that are not on the host yet are taken from where they were sampled."""
         input_ids = to_device(inputs.input_ids, self._device)
-        late = self._find_late(inputs)
-        if len(late):
-            source = to_device(inputs.token_rows[late], self._device)
-            input_ids[to_device(late, self._device)] = self._last_tokens[source]
+        pending = self._find_pending(inputs)
+        if len(pending):
+            source = to_device(inputs.token_rows[pending], self._device)
+            input_ids[to_device(pending, self._device)] = self._last_tokens[source]
         return input_ids
 
-    def _find_late(self, inputs: StepInputs) -> Int64s:
+    def _find_pending(self, inputs: StepInputs) -> Int64s:
         """Which of the T tokens are not on the host yet."""
         if not self._in_flight:
             return np.empty(0, dtype=np.int64)
         rows, token_rows = self._rows, inputs.token_rows
         is_last = inputs.positions == rows.num_known[token_rows] - 1
-        return np.flatnonzero(is_last & (rows.late_launch[token_rows] > 0))
+        return np.flatnonzero(is_last & (rows.pending_launch[token_rows] > 0))
 
     def _score_prompts(self, inputs: StepInputs, hidden: Tensor) -> list[tuple[int, LogprobsTensors]]:
         """(row, logprobs of the prompt tokens that follow the ones computed in this step)."""
@@ -254,13 +254,13 @@ class GPUModelRunner:
         launched = LaunchedStep(
             step_id=step_id,
             rows=row_ids,
-            late=None,
+            pending=None,
             copies=HostCopies(tensors),
             sample_groups=[group for group, _ in sampled.logprobs],
             prompt_rows=[row for row, _ in prompt_logprobs],
             execute_s=0.0,
         )
-        if self.reads_late:
+        if self.is_async:
             self._make_room(launched, sampled.token_ids)
         else:
             self._rows.append_sampled(row_ids, launched.copies.wait()[0])
@@ -270,21 +270,25 @@ class GPUModelRunner:
         """Advance the rows by tokens that only the device knows."""
         rows, row_ids = self._rows, launched.rows
         self._num_launches += 1
-        launched.late = LatePlaces(self._num_launches, rows.num_known[row_ids], rows.generation[row_ids])
+        launched.pending = PendingTokens(
+            self._num_launches, rows.num_known[row_ids], rows.generation[row_ids]
+        )
         rows.num_known[row_ids] += 1
-        rows.late_launch[row_ids] = self._num_launches
+        rows.pending_launch[row_ids] = self._num_launches
         self._last_tokens[to_device(row_ids, self._device)] = token_ids
         self._in_flight.append(launched)
 
     def _commit_through(self, launched: LaunchedStep) -> None:
         """Write the tokens of `launched` and of the steps before it into the rows of their requests."""
-        while launched.late is not None and self._in_flight:
+        while launched.pending is not None and self._in_flight:
             oldest = self._in_flight.popleft()
-            late = oldest.late
-            assert late is not None
+            pending = oldest.pending
+            assert pending is not None
             token_ids = oldest.copies.wait()[0]
-            self._rows.append_late(oldest.rows, late.positions, token_ids, late.generations, late.launch)
-            oldest.late = None
+            self._rows.fill_pending(
+                oldest.rows, pending.positions, token_ids, pending.generations, pending.launch
+            )
+            oldest.pending = None
 
 
 def _pack_rows(launched: LaunchedStep, arrays: list[NDArray[Any]]) -> list[RowLogprobs]:

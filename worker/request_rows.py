@@ -29,10 +29,10 @@ class RequestRows:
         self.num_prompt: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_known: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
-        # Changes whenever a row gets another request: tokens that arrive late know by it whose they are.
+        # Another number for each request of the row: tokens sampled for an earlier one are dropped.
         self.generation: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         # The launch (1, 2, ...) whose sampled token is not on the host yet; 0 if all are.
-        self.late_launch: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        self.pending_launch: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
 
         self.temperature: NDArray[np.float32] = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_k: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)  # vocab_size if off
@@ -64,7 +64,7 @@ class RequestRows:
         self.num_known[row] = num_known
         self.num_computed[row] = request.num_computed_tokens
         self.generation[row] += 1
-        self.late_launch[row] = 0
+        self.pending_launch[row] = 0
         self._enter_params(row, request.sampling_params)
         # A request with output has had the logprobs of its prompt delivered before its first token.
         self._enter_logprobs(row, request.sampling_params, is_resumed=len(output) > 0)
@@ -75,7 +75,7 @@ class RequestRows:
     def free(self, row: int) -> None:
         """Forget the request in `row`; the row may be entered again at once."""
         self.generation[row] += 1
-        self.late_launch[row] = 0
+        self.pending_launch[row] = 0
         self._enter_edits(row, None)
 
     def append_sampled(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
@@ -85,7 +85,7 @@ class RequestRows:
         self.num_known[rows] = known + 1
         self._note_history(rows, token_ids)
 
-    def append_late(
+    def fill_pending(
         self,
         rows: NDArray[np.int64],
         positions: NDArray[np.int64],
@@ -100,7 +100,7 @@ class RequestRows:
         is_same = self.generation[rows] == generations
         rows, positions, token_ids = rows[is_same], positions[is_same], token_ids[is_same]
         self.token_ids[rows, positions] = token_ids
-        self.late_launch[rows[self.late_launch[rows] == launch]] = 0
+        self.pending_launch[rows[self.pending_launch[rows] == launch]] = 0
         self._note_history(rows, token_ids)
 
     def _note_history(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:

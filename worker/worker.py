@@ -53,21 +53,21 @@ class Worker:
         if device.type == "cpu":
             num_active_params = config.model.spec.num_active_params
             self._threads = ThreadRule(parallel.num_threads, model.weight_bytes, num_active_params)
-        if config.exact and model.inexact_because:
-            raise ConfigError("exact", True, f"not here, since {model.inexact_because}")
+        if config.exact and model.batch_variance_reason:
+            raise ConfigError("exact", True, f"not here, since {model.batch_variance_reason}")
         self._on_phase("allocate KV cache")
         plan = plan_memory(config, device, model.weight_bytes)
         kv_caches = allocate_kv_caches(config, plan.num_blocks, device)
         self._runner = GPUModelRunner(config, model, kv_caches, device)
         self._on_phase("warm up")
         self._warm_up()
-        return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.inexact_because)
+        return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.batch_variance_reason)
 
     @property
-    def reads_late(self) -> bool:
+    def is_async(self) -> bool:
         """True if a step may be launched before the one ahead of it is collected (on a GPU)."""
         assert self._runner is not None
-        return self._runner.reads_late
+        return self._runner.is_async
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Execute one step. After an exception the rows are undefined until `reset_rows`."""

@@ -74,7 +74,7 @@ class WorkerProcess:
 
     def _serve(self) -> NoReturn:
         launched: deque[LaunchedStep] = deque()
-        max_ahead = 1 if self._worker.reads_late else 0
+        max_ahead = 1 if self._worker.is_async else 0
         while True:
             # While the device works, a waiting message comes first: it may be the next step to launch.
             if launched and (len(launched) > max_ahead or not self._socket.poll(0)):

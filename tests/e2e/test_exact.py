@@ -67,7 +67,7 @@ def asks() -> list[Ask]:
 def alone(model: Model, asks: list[Ask]) -> dict[str, Answer]:
     """Each request on its own, with its whole prompt at once and no prefix hits."""
     with make_llm(model, enable_prefix_caching=False) as llm:
-        assert llm.llm_engine.facts.inexact_because == ""
+        assert llm.llm_engine.facts.batch_variance_reason == ""
         return answer_alone(llm, asks)
 
 
@@ -138,7 +138,7 @@ def test_a_refusal_names_the_switch_that_keeps_the_exact_kernels_off(monkeypatch
 
 def test_without_the_promise_the_same_configuration_starts_and_says_why() -> None:
     with LLM(dtype="float16", device="cpu", distributed_executor_backend="uni") as llm:
-        assert "torch multiplies" in llm.llm_engine.facts.inexact_because
+        assert "torch multiplies" in llm.llm_engine.facts.batch_variance_reason
 
 
 @pytest.mark.usefixtures("library")
@@ -151,7 +151,7 @@ def test_a_restarted_worker_that_computes_in_another_way_says_so(
         (own / library.name).symlink_to(library)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with LLM(max_model_len=128) as llm:
-        assert llm.llm_engine.facts.inexact_because == ""
+        assert llm.llm_engine.facts.batch_variance_reason == ""
         own.chmod(0o777)  # from a folder like this nothing is loaded
         os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
         llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)

@@ -138,7 +138,7 @@ def test_without_the_native_kernels_tokens_equal_transformers_too(
         prompts = make_prompts(checkpoints[family])
         assert tokens_of(llm.generate(prompts, params, use_tqdm=False)) == expected[family]
         stats = llm.stats()
-        assert "torch multiplies" in llm.llm_engine.facts.inexact_because
+        assert "torch multiplies" in llm.llm_engine.facts.batch_variance_reason
     assert stats.num_preemptions_total > 0
     assert stats.prefix_cache_hits_total > 0
 

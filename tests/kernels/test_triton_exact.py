@@ -34,7 +34,7 @@ def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
         monkeypatch.setattr(builder, "create_dot", triton_interpreter.multiply_in_order)
     config = msgspec.structs.replace(checkpoint.engine_config("bfloat16"), exact=True)
     loaded = load_model(config, DEVICE)
-    assert not loaded.inexact_because
+    assert not loaded.batch_variance_reason
     return loaded
 
 

@@ -130,7 +130,7 @@ def run_three(model: CausalLM, checkpoint: Checkpoint, graphs: Graphs | None) ->
     config = make_config(checkpoint)
     driver = Driver(config)
     caches = allocate_kv_caches(config, 96, CPU)
-    driver.runner = runner = GPUModelRunner(config, model, caches, CPU, reads_late=True)
+    driver.runner = runner = GPUModelRunner(config, model, caches, CPU, is_async=True)
     if graphs is not None:
         runner._graphs = DecodeGraphs(config, model, caches, runner._last_tokens, graphs.capture)
     for row, length in ((4, 5), (0, 14), (2, 7)):

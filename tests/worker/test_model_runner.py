@@ -104,11 +104,11 @@ def test_a_resumed_request_continues_as_if_undisturbed(
 
 # With a row that needs its history each step's tokens are read before the next is sampled, without one after.
 @pytest.mark.parametrize("names", [list(PARAMS), ["greedy", "filtered", "min_tokens"]])
-@pytest.mark.parametrize("reads_late", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
 def test_steps_launched_ahead_of_the_tokens_give_the_same_tokens(
-    reads_late: bool, names: list[str], undisturbed: dict[str, list[int]]
+    is_async: bool, names: list[str], undisturbed: dict[str, list[int]]
 ) -> None:
-    driver = Driver(reads_late=reads_late)
+    driver = Driver(is_async=is_async)
     _enter_all(driver, names)
     in_flight = [driver.launch({n: r.num_known for n, r in driver.requests.items()})]
     for _ in range(15):
@@ -135,11 +135,11 @@ def test_noise_is_asked_for_by_seed_and_number_of_output_tokens(monkeypatch: pyt
     assert asked == [([5, 2**64 - 6], [count, count + 3]) for count in range(3)]
 
 
-@pytest.mark.parametrize("reads_late", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_row_that_changes_hands_while_its_token_is_in_flight_is_clean(
-    reads_late: bool, undisturbed: dict[str, list[int]]
+    is_async: bool, undisturbed: dict[str, list[int]]
 ) -> None:
-    driver = Driver(reads_late=reads_late)
+    driver = Driver(is_async=is_async)
     driver.enter("old", 3, make_prompt(9, seed=77), SamplingParams(temperature=0.0, frequency_penalty=1.0))
     first = driver.launch({"old": 9})
     second = driver.launch({"old": 1})
@@ -154,10 +154,10 @@ def test_a_row_that_changes_hands_while_its_token_is_in_flight_is_clean(
     assert driver.run(16)["penalized"] == undisturbed["penalized"]
 
 
-@pytest.mark.parametrize("reads_late", [False, True])
-def test_a_finished_row_computed_one_step_longer_is_harmless_at_max_model_len(reads_late: bool) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_finished_row_computed_one_step_longer_is_harmless_at_max_model_len(is_async: bool) -> None:
     def generate(extra_step: bool) -> list[int]:
-        driver = Driver(toy_config(max_model_len=32), reads_late=reads_late)
+        driver = Driver(toy_config(max_model_len=32), is_async=is_async)
         driver.enter("full", 0, make_prompt(30))
         driver.enter("other", 1, make_prompt(5, seed=1))
         steps = [driver.launch({"full": 30, "other": 5}), driver.launch({"full": 1, "other": 1})]
@@ -284,7 +284,7 @@ def test_dynamic_rope_is_told_the_longer_of_prompt_and_position() -> None:
 
 
 def test_reset_rows_forgets_requests_and_keeps_working(undisturbed: dict[str, list[int]]) -> None:
-    driver = Driver(reads_late=True)
+    driver = Driver(is_async=True)
     _enter_all(driver)
     lost = driver.launch({n: r.num_known for n, r in driver.requests.items()})
     driver.runner.reset_rows()

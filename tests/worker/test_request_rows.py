@@ -24,7 +24,7 @@ def _append(rows: RequestRows, row: int, token: int, generation: int | None = No
     position = int(rows.num_known[row])
     rows.num_known[row] += 1
     owner = int(rows.generation[row]) if generation is None else generation
-    rows.append_late(np.array([row]), np.array([position]), np.array([token]), np.array([owner]), launch=1)
+    rows.fill_pending(np.array([row]), np.array([position]), np.array([token]), np.array([owner]), launch=1)
 
 
 def test_a_resumed_request_stands_with_prompt_and_output() -> None:

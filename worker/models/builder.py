@@ -25,7 +25,7 @@ from .coverage import check_covered
 from .decoder import Decoder, DecoderLayer
 from .native_forward import make_native_forward
 
-# Why a row may depend on the rows beside it, and what avoids that; for Decoder.inexact_because.
+# Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
 INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 256"
 
@@ -59,7 +59,7 @@ class _Builder:
         self._device = device
         self._backends: dict[tuple[int, int, int], AttentionBackend] = {}
         self._size_bytes = 0
-        self._inexact_because = ""
+        self._batch_variance_reason = ""
 
     def build(self) -> Decoder:
         spec = self._spec
@@ -70,7 +70,9 @@ class _Builder:
         norm = self._norm("model.norm", spec.hidden_size)
         head = LogitsHead(self._lm_head(table), spec.vocab_size, spec.logit_soft_cap)
         embedding = Embedding(table, spec.embedding_scale)
-        decoder = Decoder(embedding, rotary, layers, norm, head, self._size_bytes, self._inexact_because)
+        decoder = Decoder(
+            embedding, rotary, layers, norm, head, self._size_bytes, self._batch_variance_reason
+        )
         splits_tokens = decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
         decoder.native = make_native_forward(decoder.emit, spec, table, rotary, splits_tokens)
         return decoder
@@ -110,7 +112,7 @@ class _Builder:
         if heads not in self._backends:
             backend = make_attention(spec, self._dtype, self._device, is_strict=self._wants_exact)
             if not backend.is_exact:
-                self._inexact_because = self._inexact_because or _explain(INEXACT_ATTENTION)
+                self._batch_variance_reason = self._batch_variance_reason or _explain(INEXACT_ATTENTION)
             self._backends[heads] = backend
         return self._backends[heads]
 
@@ -165,7 +167,7 @@ class _Builder:
         quantization = self._quantization if is_quantized else None
         linear = make_linear(weight, bias, quantization, is_strict=self._wants_exact)
         if not linear.is_exact:
-            self._inexact_because = _explain(INEXACT_LINEAR)
+            self._batch_variance_reason = _explain(INEXACT_LINEAR)
         return linear
 
     def _layer_norm(self, prefix: str, name: str | None) -> RMSNorm | NoNorm:

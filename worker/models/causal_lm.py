@@ -32,7 +32,7 @@ class CausalLM(Protocol):
         ...
 
     @property
-    def inexact_because(self) -> str:
+    def batch_variance_reason(self) -> str:
         """What may make a row's bits depend on the rows beside it, '' if nothing does."""
         ...
 

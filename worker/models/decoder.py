@@ -83,7 +83,7 @@ class Decoder:
         norm: RMSNorm,
         head: LogitsHead,
         weight_bytes: int,
-        inexact_because: str,
+        batch_variance_reason: str,
     ) -> None:
         self.embedding = embedding
         self.rotary = rotary
@@ -91,7 +91,7 @@ class Decoder:
         self.norm = norm
         self.head = head
         self.weight_bytes = weight_bytes
-        self.inexact_because = inexact_because
+        self.batch_variance_reason = batch_variance_reason
         self.is_capturable = all(
             layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in layers
         )
