@@ -32,7 +32,7 @@ from .logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_log
 from .models.causal_lm import CausalLM
 from .native_steps import NativeSteps
 from .request_rows import RequestRows
-from .sampler import SampledTokens, make_sampling_batch, sample
+from .sampler import SampledTokens, sample
 from .staging import HostCopies, to_device
 from .step_inputs import StepInputs, build_step_inputs
 
@@ -238,7 +238,7 @@ class GPUModelRunner:
             self._commit_through(self._in_flight[-1])
         if self._library is not None and self._rows.is_greedy[row_ids].all():
             return SampledTokens(*launch_argmax(self._library, logits), [])
-        return sample(logits, make_sampling_batch(self._rows, row_ids))
+        return sample(logits, self._rows.make_sampling_batch(row_ids))
 
     def _advance(
         self,

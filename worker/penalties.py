@@ -1,42 +1,55 @@
-"""Penalties of one row: which tokens it has seen and how often it wrote them, kept up token by token.
+"""Penalties of rows: which tokens each has seen and how often it wrote them, kept up token by token.
 
 The prompt counts for repetition only, the output for all three penalties (OpenAI's and CTRL's definitions).
+Legend: S sampling rows, V vocabulary.
 """
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
+
+from ..kernels.choice import choose_kernel
+from ..kernels.penalties import penalize_reference
+from .logit_edit import EditedRows, Ids, LogitEdit, RowStart, find_places, join
+from .staging import to_device
 
 
-class TokenPenalties:
-    """The distinct tokens of a row with their number of occurrences in the output.
+class Penalties(LogitEdit["Penalties"]):
+    """repetition_penalty, frequency_penalty, presence_penalty of the distinct tokens of a row.
 
     A dict finds a token's place, two arrays hold the ids and counts, so that a step costs one append and the
     sampler reads arrays whose length is the number of distinct tokens.
     """
 
-    def __init__(
-        self,
-        prompt: NDArray[np.int32],
-        output: NDArray[np.int32],
-        repetition: float,
-        frequency: float,
-        presence: float,
-    ) -> None:
-        self.repetition = repetition
-        self.frequency = frequency
-        self.presence = presence
+    needs_history = True
+
+    def __init__(self, start: RowStart) -> None:
+        params = start.request.sampling_params
+        self._factors = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         # Without a repetition penalty the prompt has no say, and its tokens need no place.
-        seen: list[int] = np.unique(prompt).tolist() if repetition != 1.0 else []
+        seen: list[int] = np.unique(start.prompt).tolist() if params.repetition_penalty != 1.0 else []
         self._place_of = {token: place for place, token in enumerate(seen)}
         self._ids = np.array(seen, dtype=np.int64)
-        self._counts = np.zeros(len(seen), dtype=np.float32)
-        for token in output.tolist():
+        self._counts = np.zeros(
+            len(seen), dtype=np.float32
+        )  # in the output; 0 for tokens of the prompt alone
+        for token in start.output.tolist():
             self.append(token)
 
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        params = start.request.sampling_params
+        is_off = (
+            params.repetition_penalty == 1.0 and params.frequency_penalty == params.presence_penalty == 0.0
+        )
+        return None if is_off else cls(start)
+
     def append(self, token: int) -> None:
-        """The row has generated `token`."""
+        """Count `token`."""
         place = self._place_of.setdefault(token, len(self._place_of))
         if place == len(self._ids):
             room = max(64, len(self._ids))
@@ -45,12 +58,24 @@ class TokenPenalties:
         self._ids[place] = token
         self._counts[place] += 1.0
 
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """The distinct tokens seen."""
-        return self._ids[: len(self._place_of)]
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[Penalties]) -> None:
+        device, sizes = logits.device, [len(edit._place_of) for _, edit in rows]
+        places = find_places(logits, [(row, edit._seen_ids) for row, edit in rows])
+        counts = join([edit._counts[:size] for (_, edit), size in zip(rows, sizes, strict=True)], device)
+        factors = np.array([edit._factors for _, edit in rows], dtype=np.float32)
+        _penalize(logits.view(-1), places, counts, to_device(np.repeat(factors.T, sizes, axis=1), device))
 
     @property
-    def counts(self) -> NDArray[np.float32]:
-        """How often the output holds each of `ids`; 0 for tokens of the prompt alone."""
-        return self._counts[: len(self._place_of)]
+    def _seen_ids(self) -> Ids:
+        return self._ids[: len(self._place_of)]
+
+
+def _penalize(logits: Tensor, places: Tensor, counts: Tensor, penalties: Tensor) -> None:
+    """See kernels/penalties.py."""
+    if choose_kernel("penalties", torch.float32, logits.device) == "triton":
+        from ..kernels.penalties_triton import launch_penalties
+
+        launch_penalties(logits, places, counts, penalties)
+    else:
+        penalize_reference(logits, places, counts, penalties)

@@ -7,16 +7,19 @@ Legend: N rows (max_num_seqs), L max_model_len.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import NewRequestData
-from .logit_edits import LogitEdits, make_logit_edits
+from .logit_edit import EditedRow, LogitEdit
+from .logit_edits import make_logit_edits
+from .sampler import SamplingBatch, make_sampling_columns
 
 # A row whose last token filled max_model_len may be computed some steps longer before the core hears of it.
 _SLACK = 8
-_SEED_MASK = 2**64 - 1
 
 
 class RequestRows:
@@ -34,16 +37,11 @@ class RequestRows:
         # The launch (1, 2, ...) whose sampled token is not on the host yet; 0 if all are.
         self.pending_launch: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
 
-        self.temperature: NDArray[np.float32] = np.zeros(max_num_seqs, dtype=np.float32)
-        self.top_k: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)  # vocab_size if off
-        self.top_p: NDArray[np.float64] = np.ones(max_num_seqs, dtype=np.float64)
-        self.min_p: NDArray[np.float32] = np.zeros(max_num_seqs, dtype=np.float32)
-        self.seed: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
-
+        self.sampling = make_sampling_columns(max_num_seqs)
         # num_logprobs, num_prompt_logprobs: alternatives wanted, None for no logprobs.
         self.num_logprobs: list[int | None] = [None] * max_num_seqs
         self.num_prompt_logprobs: list[int | None] = [None] * max_num_seqs
-        self.edits: list[LogitEdits | None] = [None] * max_num_seqs
+        self.edits: list[list[LogitEdit[Any]]] = [[] for _ in range(max_num_seqs)]
         self.has_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         # Until the last of its prompt's tokens is scored.
         self.has_prompt_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
@@ -65,7 +63,7 @@ class RequestRows:
         self.num_computed[row] = request.num_computed_tokens
         self.generation[row] += 1
         self.pending_launch[row] = 0
-        self._enter_params(row, request.sampling_params)
+        self.sampling.enter(row, request.sampling_params, self._vocab_size)
         # A request with output has had the logprobs of its prompt delivered before its first token.
         self._enter_logprobs(row, request.sampling_params, is_resumed=len(output) > 0)
         self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size))
@@ -76,7 +74,7 @@ class RequestRows:
         """Forget the request in `row`; the row may be entered again at once."""
         self.generation[row] += 1
         self.pending_launch[row] = 0
-        self._enter_edits(row, None)
+        self._enter_edits(row, [])
 
     def append_sampled(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Append one token to each of `rows`."""
@@ -105,21 +103,25 @@ class RequestRows:
 
     def _note_history(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         for place in np.flatnonzero(self.needs_history[rows]).tolist():
-            edits = self.edits[int(rows[place])]
-            if edits is not None and edits.penalties is not None:
-                edits.penalties.append(int(token_ids[place]))
+            for edit in self.edits[int(rows[place])]:
+                edit.append(int(token_ids[place]))
 
     def history(self, row: int) -> NDArray[np.int32]:
         """Prompt and output tokens of `row`, a view."""
         return self.token_ids[row, : self.num_known[row]]
 
-    def _enter_params(self, row: int, params: SamplingParams) -> None:
-        self.temperature[row] = params.temperature
-        self.top_k[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
-        # Frontends set every seed; a request without one still has to be the same when it is repeated.
-        self.seed[row] = (params.seed or 0) & _SEED_MASK
+    def make_sampling_batch(self, row_ids: NDArray[np.int64]) -> SamplingBatch:
+        """How `row_ids` are sampled next. History must be complete for rows that need it."""
+        num_output = self.num_known[row_ids] - self.num_prompt[row_ids]
+        batch = SamplingBatch(**self.sampling.take(row_ids), output_positions=num_output)
+        for index in np.flatnonzero(self.has_edits[row_ids]).tolist():
+            row = int(row_ids[index])
+            batch.edited.append(EditedRow(index, self.edits[row], self.history(row), int(num_output[index])))
+        for index in np.flatnonzero(self.has_logprobs[row_ids]).tolist():
+            num_logprobs = self.num_logprobs[int(row_ids[index])]
+            assert num_logprobs is not None
+            batch.logprob_groups.setdefault(num_logprobs, []).append(index)
+        return batch
 
     def _enter_logprobs(self, row: int, params: SamplingParams, is_resumed: bool) -> None:
         self.num_logprobs[row] = self._num_alternatives(params.logprobs)
@@ -127,10 +129,10 @@ class RequestRows:
         self.has_logprobs[row] = self.num_logprobs[row] is not None
         self.has_prompt_logprobs[row] = self.num_prompt_logprobs[row] is not None
 
-    def _enter_edits(self, row: int, edits: LogitEdits | None) -> None:
+    def _enter_edits(self, row: int, edits: list[LogitEdit[Any]]) -> None:
         self.edits[row] = edits
-        self.has_edits[row] = edits is not None
-        self.needs_history[row] = edits is not None and edits.needs_history
+        self.has_edits[row] = bool(edits)
+        self.needs_history[row] = any(edit.needs_history for edit in edits)
 
     def _num_alternatives(self, wanted: int | None) -> int | None:
         if wanted is None:

@@ -9,18 +9,20 @@ Legend: S sampling rows, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..ipc.sampling_params import SamplingParams
 from ..kernels.choice import choose_kernel, native_library
 from ..kernels.sample import launch_sample
-from .logit_edits import EditedRow, apply_logit_edits
+from .logit_edit import EditedRow
+from .logit_edits import apply_logit_edits
 from .logprobs import LogprobsTensors, compute_logprobs
 from .noise import uniform_noise
-from .request_rows import RequestRows
 from .row_ops import (
     argmax_rows,
     block_members,
@@ -35,19 +37,50 @@ from .staging import to_device
 
 Int64s = NDArray[np.int64]
 
+_SEED_MASK = 2**64 - 1
 # The largest weights that top-p looks at before it sorts all: enough for any model that is sure of itself.
 _TOP_P_PREFIX = 256
 
 
 @dataclass(slots=True)
-class SamplingBatch:
-    """How each of the S rows is sampled: columns on the host, and objects for the few that need them."""
+class SamplingColumns:
+    """What is computed with of each row's SamplingParams: a column a field, of N rows or of S that sample."""
 
     temperature: NDArray[np.float32]
     top_k: Int64s  # V if off
     top_p: NDArray[np.float64]
     min_p: NDArray[np.float32]
     seeds: NDArray[np.uint64]
+
+    def enter(self, row: int, params: SamplingParams, vocab_size: int) -> None:
+        """Fill in `row`."""
+        self.temperature[row] = params.temperature
+        self.top_k[row] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        # Frontends set every seed; a request without one still has to be the same when it is repeated.
+        self.seeds[row] = (params.seed or 0) & _SEED_MASK
+
+    def take(self, rows: Int64s) -> dict[str, Any]:
+        """The columns of `rows` by name, copied."""
+        return {name: getattr(self, name)[rows] for name in SamplingColumns.__slots__}
+
+
+def make_sampling_columns(num_rows: int) -> SamplingColumns:
+    """Columns to be filled in."""
+    return SamplingColumns(
+        temperature=np.zeros(num_rows, dtype=np.float32),
+        top_k=np.zeros(num_rows, dtype=np.int64),
+        top_p=np.zeros(num_rows, dtype=np.float64),
+        min_p=np.zeros(num_rows, dtype=np.float32),
+        seeds=np.zeros(num_rows, dtype=np.uint64),
+    )
+
+
+@dataclass(slots=True)
+class SamplingBatch(SamplingColumns):
+    """How each of the S rows is sampled: columns on the host, and objects for the few that need them."""
+
     output_positions: Int64s
     edited: list[EditedRow] = field(default_factory=list[EditedRow])
     logprob_groups: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # alternatives -> rows
@@ -60,29 +93,6 @@ class SampledTokens:
     token_ids: Tensor  # int64 [S]
     is_bad: Tensor  # bool [S]: NaN or infinite logits, or nothing left to sample; the token is meaningless
     logprobs: list[tuple[list[int], LogprobsTensors]]  # (rows among the S, their raw logprobs)
-
-
-def make_sampling_batch(rows: RequestRows, row_ids: Int64s) -> SamplingBatch:
-    """Gather the parameters of `row_ids`. History must be complete for rows that need it."""
-    num_output = rows.num_known[row_ids] - rows.num_prompt[row_ids]
-    batch = SamplingBatch(
-        temperature=rows.temperature[row_ids],
-        top_k=rows.top_k[row_ids],
-        top_p=rows.top_p[row_ids],
-        min_p=rows.min_p[row_ids],
-        seeds=rows.seed[row_ids],
-        output_positions=num_output,
-    )
-    for index in np.flatnonzero(rows.has_edits[row_ids]).tolist():
-        row = int(row_ids[index])
-        edits = rows.edits[row]
-        assert edits is not None
-        batch.edited.append(EditedRow(index, edits, rows.history(row), int(num_output[index])))
-    for index in np.flatnonzero(rows.has_logprobs[row_ids]).tolist():
-        num_logprobs = rows.num_logprobs[int(row_ids[index])]
-        assert num_logprobs is not None
-        batch.logprob_groups.setdefault(num_logprobs, []).append(index)
-    return batch
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 from kernel_checks import TRITON_DEVICE as DEVICE
+from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.step import NewRequestData
+from quire.ipc.token_lists import pack_token_lists
 from quire.kernels import triton_runtime
-from quire.worker.logit_edits import EditedRow, LogitEdits
-from quire.worker.penalties import TokenPenalties
+from quire.worker.logit_edit import EditedRow
+from quire.worker.logit_edits import make_logit_edits
 from quire.worker.sampler import SampledTokens, SamplingBatch, sample
 from torch import Tensor
 
@@ -148,18 +151,12 @@ def test_forbidden_tokens_are_never_drawn(filters: dict[str, Any], monkeypatch: 
 
 def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, output = np.array([5, 6, 7], dtype=np.int32), np.array([9, 9, 11], dtype=np.int32)
-    none = np.zeros(0, dtype=np.int64)
-    edits = LogitEdits(
-        allowed=b"",
-        banned_ids=np.array([3]),
-        bad_words=[],
-        max_word_tokens=0,
-        min_tokens=0,
-        stop_ids=none,
-        bias_ids=np.array([8]),
-        bias_values=np.array([2.0], dtype=np.float32),
-        penalties=TokenPenalties(prompt, output, repetition=1.4, frequency=0.3, presence=0.2),
+    params = SamplingParams(
+        logit_bias={8: 2.0}, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.2
     )
+    lists = pack_token_lists(params, [[3]], 200)
+    request = NewRequestData(0, "r", b"", b"", params, [], lists, [], 0)
+    edits = make_logit_edits(request, prompt, output, 200)
     batch = make_batch(3, 200, temperature=0.5)
     batch.edited = [EditedRow(1, edits, np.concatenate((prompt, output)), 3)]
     batch.logprob_groups = {0: [0], 4: [1, 2]}

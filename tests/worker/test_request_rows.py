@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import psutil
 import pytest
+import torch
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import TokenLists
 from quire.worker.block_tables import BlockTables
+from quire.worker.logit_edit import EditedRow
+from quire.worker.logit_edits import apply_logit_edits
 from quire.worker.request_rows import RequestRows
 
 
@@ -35,9 +38,9 @@ def test_a_resumed_request_stands_with_prompt_and_output() -> None:
     rows.enter(_request(2, [5, 6, 7, 8], [9, 10], params))
     assert rows.history(2).tolist() == [5, 6, 7, 8, 9, 10]
     assert (rows.num_prompt[2], rows.num_known[2], rows.num_computed[2]) == (4, 6, 3)
-    assert (rows.temperature[2], rows.top_k[2], rows.top_p[2]) == (0.5, 7, 0.9)
-    assert rows.min_p[2] == np.float32(0.1)
-    assert rows.seed[2] == 2**64 - 5
+    assert (rows.sampling.temperature[2], rows.sampling.top_k[2], rows.sampling.top_p[2]) == (0.5, 7, 0.9)
+    assert rows.sampling.min_p[2] == np.float32(0.1)
+    assert rows.sampling.seeds[2] == 2**64 - 5
     assert rows.num_logprobs[2] == 100
     assert rows.num_prompt_logprobs[2] is None  # they were delivered before its first token
 
@@ -49,12 +52,12 @@ def test_a_row_keeps_nothing_of_the_request_before() -> None:
     rows.free(1)
     rows.enter(_request(1, [7]))
     assert rows.history(1).tolist() == [7]
-    assert rows.edits[1] is None
+    assert rows.edits[1] == []
     assert not rows.has_edits[1]
     assert not rows.needs_history[1]
     assert not rows.has_logprobs[1]
     assert not rows.has_prompt_logprobs[1]
-    assert rows.top_k[1] == 100
+    assert rows.sampling.top_k[1] == 100
 
 
 def test_tokens_that_come_late_are_not_given_to_the_rows_next_request() -> None:
@@ -67,10 +70,9 @@ def test_tokens_that_come_late_are_not_given_to_the_rows_next_request() -> None:
     rows.enter(_request(0, [3, 4], params=SamplingParams(frequency_penalty=1.0)))
     _append(rows, 0, 60, generation=old)
     assert rows.token_ids[0, :3].tolist() == [3, 4, 50]  # the place still holds what was there before
-    edits = rows.edits[0]
-    assert edits is not None
-    assert edits.penalties is not None
-    assert len(edits.penalties.ids) == 0
+    logits = torch.ones(1, 100)
+    apply_logit_edits(logits, [EditedRow(0, rows.edits[0], rows.history(0), 0)])
+    assert torch.equal(logits, torch.ones(1, 100))
 
 
 def test_a_row_takes_tokens_past_max_model_len() -> None:

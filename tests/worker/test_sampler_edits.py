@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_lists import is_token_mask, pack_token_lists
-from quire.worker.logit_edits import EditedRow, LogitEdits, apply_logit_edits, make_logit_edits
+from quire.worker.logit_edit import EditedRow, LogitEdit
+from quire.worker.logit_edits import apply_logit_edits, make_logit_edits
 
 VOCAB_SIZE = 12
 INF = float("inf")
@@ -31,7 +32,7 @@ def _make(
     params: SamplingParams,
     eos: list[int] | None = None,
     bad_words: list[list[int]] | None = None,
-) -> LogitEdits | None:
+) -> list[LogitEdit[Any]]:
     return make_logit_edits(
         _request(params, eos or [], bad_words or []),
         np.array(prompt, dtype=np.int32),
@@ -40,7 +41,7 @@ def _make(
     )
 
 
-def _row(index: int, edits: LogitEdits, prompt: list[int], output: list[int]) -> EditedRow:
+def _row(index: int, edits: list[LogitEdit[Any]], prompt: list[int], output: list[int]) -> EditedRow:
     return EditedRow(index, edits, np.array(prompt + output, dtype=np.int32), len(output))
 
 
@@ -105,7 +106,7 @@ def test_edits_of_a_batch_agree_with_the_reference(cases: list[dict[str, Any]]) 
     rows: list[EditedRow] = []
     for index, case in enumerate(cases):
         edits = _make(case["prompt"], case["output"], case["params"], case["eos"], case["bad_words"])
-        if edits is not None:
+        if edits:
             rows.append(_row(index, edits, case["prompt"], case["output"]))
     apply_logit_edits(logits, rows)
     expected = torch.tensor([_reference(**case) for case in cases])
@@ -114,22 +115,18 @@ def test_edits_of_a_batch_agree_with_the_reference(cases: list[dict[str, Any]]) 
 
 
 def test_a_request_without_edits_has_none() -> None:
-    assert (
-        _make([1], [], SamplingParams(temperature=0.3, top_k=4, seed=1, stop_token_ids=[3]), eos=[2]) is None
-    )
+    params = SamplingParams(temperature=0.3, top_k=4, seed=1, stop_token_ids=[3])
+    assert _make([1], [], params, eos=[2]) == []
     # A resumed request that is past its min_tokens needs no edits either.
-    assert _make([1], [4, 5], SamplingParams(min_tokens=2), eos=[2]) is None
+    assert _make([1], [4, 5], SamplingParams(min_tokens=2), eos=[2]) == []
 
 
 def test_penalties_grow_token_by_token_as_if_made_at_once() -> None:
     params = SamplingParams(repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.1)
     output = np.random.default_rng(0).integers(0, VOCAB_SIZE, 200).tolist()
     grown, whole = _make([1, 2, 1], [], params), _make([1, 2, 1], output, params)
-    assert grown is not None
-    assert whole is not None
-    assert grown.penalties is not None
     for token in output:
-        grown.penalties.append(token)
+        grown[0].append(token)
     logits = torch.randn(2, VOCAB_SIZE).tolist()[0]
     edited = torch.tensor([logits, logits])
     apply_logit_edits(edited, [_row(0, grown, [1, 2, 1], output), _row(1, whole, [1, 2, 1], output)])
@@ -139,7 +136,6 @@ def test_penalties_grow_token_by_token_as_if_made_at_once() -> None:
 
 def test_a_bad_word_of_several_tokens_is_banned_only_after_its_beginning() -> None:
     edits = _make([1], [], SamplingParams(), bad_words=[[4, 5, 6], [7]])
-    assert edits is not None
 
     def banned(prompt: list[int], output: list[int]) -> list[int]:
         logits = torch.zeros(1, VOCAB_SIZE)
@@ -160,7 +156,6 @@ def test_many_allowed_ids_are_kept_by_a_bit_a_token_and_few_by_their_ids() -> No
         request = NewRequestData(0, "r", b"", b"", SamplingParams(), [], lists, [], 0)
         nothing = np.zeros(0, dtype=np.int32)
         edits = make_logit_edits(request, nothing, nothing, vocab_size)
-        assert edits is not None
         logits = torch.zeros(2, vocab_size)
         apply_logit_edits(logits, [_row(1, edits, [1], [])])
         assert torch.nonzero(logits[1] == 0)[:, 0].tolist() == allowed
@@ -180,6 +175,5 @@ def test_ids_outside_the_vocabulary_do_not_reach_the_next_row(
 ) -> None:
     edits = _make([1, 0], [], params, eos, bad_words)
     logits = torch.zeros(2, VOCAB_SIZE)
-    if edits is not None:
-        apply_logit_edits(logits, [_row(0, edits, [1, 0], [])])
+    apply_logit_edits(logits, [_row(0, edits, [1, 0], [])])
     assert not logits.any()
