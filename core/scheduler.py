@@ -245,9 +245,14 @@ class Scheduler:
         self._next_step_id += 1
         self.in_flight.append(step)
         self.policy.note_launch(step)
-        freed_rows = self.batch.take_freed_rows()
         return SchedulerOutput(
-            step.step_id, step.rows, step.num_tokens, step.new_requests, freed_rows, step.new_block_ids
+            step.step_id,
+            step.rows,
+            step.num_tokens,
+            step.new_requests,
+            self.batch.take_freed_rows(),
+            step.new_block_ids,
+            step.sampled_rows if len(step.sampled_rows) < len(step.rows) else None,
         )
 
     # -- preemption

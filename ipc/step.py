@@ -59,9 +59,9 @@ class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Order of effects in the worker: free `freed_rows`, then enter `new_requests`, then append
     `new_block_ids`, then compute. `rows` are distinct; `num_tokens[i]` >= 1 tokens of `rows[i]` are computed,
-    from its computed count on. A row samples one token iff this brings its computed count to its known
-    count (prompt + output, where output includes the worker's own samples of earlier steps); the sampled
-    token is appended to the row's output.
+    from its computed count on. `sampled_rows`, in the order of `rows`, are those that then have all of prompt
+    and output computed (the worker's own samples of earlier steps too); each samples one token, which is
+    appended to its output. Only the core derives which rows sample.
     """
 
     step_id: int
@@ -70,6 +70,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     new_requests: list[NewRequestData] = []
     freed_rows: list[int] = []
     new_block_ids: list[tuple[int, list[int]]] = []  # (row, ids appended to its table)
+    sampled_rows: list[int] | None = None  # None: all of `rows`
 
 
 class RowLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):

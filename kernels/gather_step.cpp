@@ -25,12 +25,12 @@ void gather_tokens(const QuireRows& rows, int64_t row, int64_t count, QuireStep&
 
 }  // namespace
 
-// Fills the arrays of `step` but for cos and sin, and its counts. Returns 0, or 1 if a row has to compute tokens
+// Fills the arrays of `step` but for cos, sin and sampling, and its other counts. Returns 0, or 1 if a row has to compute tokens
 // that are not known, 2 if the step has more than max_tokens; the arrays are undefined then.
 extern "C" int quire_gather_step(const QuireRows* rows, const int64_t* row_ids, const int64_t* num_tokens,
                                  int num_requests, QuireStep* step) {
     step->num_requests = num_requests;
-    step->num_tokens = step->num_sampling = 0;
+    step->num_tokens = 0;
     step->query_starts[0] = 0;
     int64_t longest = 0;
     for (int r = 0; r < num_requests; ++r) {
@@ -40,7 +40,6 @@ extern "C" int quire_gather_step(const QuireRows* rows, const int64_t* row_ids, 
         gather_tokens(*rows, row, num_tokens[r], *step);
         step->query_starts[r + 1] = step->num_tokens;
         step->seq_lens[r] = int32_t(seq_len);
-        if (seq_len == rows->num_known[row]) step->sampling[step->num_sampling++] = r;
         longest = std::max(longest, seq_len);
     }
     step->table_width = int32_t((longest + rows->block_size - 1) / rows->block_size);

@@ -65,7 +65,7 @@ def launch_gather_step(
     num_tokens: NDArray[np.int64],
     step: StepTable,
 ) -> None:
-    """Fill the arrays that `step` points to, but for cos and sin, and set its counts.
+    """Fill the arrays that `step` points to, but for cos, sin and sampling, and set its other counts.
 
     Requests are taken in the order of `row_ids`, each with its next `num_tokens` tokens. Raises
     AssertionError for tokens that are not known, or more of them than `rows.max_tokens`.

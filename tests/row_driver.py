@@ -167,10 +167,13 @@ class Driver:
 
     def launch(self, num_tokens: dict[str, int]) -> LaunchedStep:
         """Launch a step that computes so many tokens of each named request."""
+        sampled_rows: list[int] = []
         for name, count in num_tokens.items():
             request = self.requests[name]
             request.num_computed += count
-            request.num_known += request.num_computed == request.num_known
+            if request.num_computed == request.num_known:
+                request.num_known += 1
+                sampled_rows.append(request.row)
         step = SchedulerOutput(
             step_id=self._num_steps,
             rows=[self.requests[name].row for name in num_tokens],
@@ -180,6 +183,7 @@ class Driver:
             new_block_ids=[
                 (request.row, self._grow(request)) for request in map(self.requests.__getitem__, num_tokens)
             ],
+            sampled_rows=sampled_rows,
         )
         self._num_steps += 1
         self._entering, self._freed = [], []

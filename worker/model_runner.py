@@ -34,7 +34,7 @@ from .native_steps import NativeSteps
 from .request_rows import RequestRows
 from .sampler import SampledTokens, sample
 from .staging import HostCopies, to_device
-from .step_inputs import StepInputs, build_step_inputs
+from .step_inputs import StepInputs, build_step_inputs, find_sampling
 
 Int64s = NDArray[np.int64]
 
@@ -122,11 +122,13 @@ class GPUModelRunner:
         started = time.perf_counter()
         self._apply_changes(step)
         row_ids, num_tokens = np.array(step.rows, dtype=np.int64), np.array(step.num_tokens, dtype=np.int64)
+        sampling = find_sampling(step)
+        sampling_rows = row_ids[sampling]
         if self._native_steps is not None and not self._rows.has_prompt_logprobs[row_ids].any():
-            sampling_rows, logits = self._native_steps.compute(row_ids, num_tokens)
+            logits = self._native_steps.compute(row_ids, num_tokens, sampling)
             prompt_logprobs: list[tuple[int, LogprobsTensors]] = []
         else:
-            sampling_rows, logits, prompt_logprobs = self._compute(step)
+            logits, prompt_logprobs = self._compute(step)
         sampled = self._sample(sampling_rows, logits)
         launched = self._advance(step.step_id, sampling_rows, sampled, prompt_logprobs)
         launched.execute_s = time.perf_counter() - started
@@ -155,15 +157,15 @@ class GPUModelRunner:
         for row, block_ids in step.new_block_ids:
             self._tables.append(row, block_ids)
 
-    def _compute(self, step: SchedulerOutput) -> tuple[Int64s, Tensor, list[tuple[int, LogprobsTensors]]]:
-        """Rows that sample [S], their logits float32 [S, vocab], and what `_score_prompts` finds."""
+    def _compute(self, step: SchedulerOutput) -> tuple[Tensor, list[tuple[int, LogprobsTensors]]]:
+        """Logits of the rows that sample, float32 [S, vocab], and what `_score_prompts` finds."""
         inputs = build_step_inputs(step, self._rows, self._tables, self._has_dynamic_rope)
         hidden = self._forward(inputs)
         self._rows.num_computed[inputs.rows] = inputs.seq_lens
         logits = hidden[:0]
         if len(inputs.last_tokens):
             logits = self._model.compute_logits(hidden[to_device(inputs.last_tokens, self._device)])
-        return inputs.rows[inputs.sampling], logits, self._score_prompts(inputs, hidden)
+        return logits, self._score_prompts(inputs, hidden)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden]."""

@@ -38,18 +38,18 @@ class NativeSteps:
         self._rows_table = make_rows_table(rows, tables, max_tokens)
         self._arrays = StepArrays(max_tokens, *tables.ids.shape)
 
-    def compute(self, row_ids: Int64s, num_tokens: Int64s) -> tuple[Int64s, Tensor]:
+    def compute(self, row_ids: Int64s, num_tokens: Int64s, sampling: Int64s) -> Tensor:
         """Compute the next `num_tokens` [R] tokens of `row_ids` [R], and advance those rows.
 
-        Returns the rows that sample [S] and their logits, float32 [S, vocab].
+        Returns the logits of those that sample, `sampling` [S] of the R: float32 [S, vocab].
         """
         step = self._arrays.table
+        step.num_sampling = len(sampling)
+        self._arrays.sampling[: len(sampling)] = sampling
         launch_gather_step(self._library, self._rows_table, row_ids, num_tokens, step)
         logits = self._forward.compute_step_logits(step, self._kv_caches)
         self._rows.num_computed[row_ids] += num_tokens
-        if step.num_sampling == len(row_ids):
-            return row_ids, logits
-        return row_ids[self._arrays.sampling[: step.num_sampling]], logits
+        return logits
 
 
 def make_rows_table(rows: RequestRows, tables: BlockTables, max_tokens: int) -> RowsTable:

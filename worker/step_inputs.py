@@ -53,6 +53,13 @@ class StepInputs:
         )
 
 
+def find_sampling(step: SchedulerOutput) -> Int64s:
+    """Which of the R requests sample, [S]."""
+    if step.sampled_rows is None:
+        return np.arange(len(step.rows))
+    return np.flatnonzero(np.isin(step.rows, step.sampled_rows))
+
+
 def build_step_inputs(
     step: SchedulerOutput, rows: RequestRows, tables: BlockTables, has_dynamic_rope: bool = False
 ) -> StepInputs:
@@ -63,12 +70,11 @@ def build_step_inputs(
     ends = np.cumsum(num_tokens)
     starts = ends - num_tokens
     seq_lens = computed + num_tokens
-    known = rows.num_known[row_ids]
-    assert (seq_lens <= known).all(), "the core scheduled tokens that are not known"
+    assert (seq_lens <= rows.num_known[row_ids]).all(), "the core scheduled tokens that are not known"
 
     token_rows = np.repeat(row_ids, num_tokens)
     positions = np.arange(len(token_rows)) + np.repeat(computed - starts, num_tokens)
-    sampling = np.flatnonzero(seq_lens == known)
+    sampling = find_sampling(step)
     return StepInputs(
         rows=row_ids,
         num_tokens=num_tokens,

@@ -139,7 +139,7 @@ class RecordingRunner:
         self.logits: list[Tensor] = []
         self._params = params
         self._rows = {name: row for row, name in enumerate(("d", "a", "c", "b"))}
-        self._entered: set[str] = set()
+        self._num_missing: dict[str, int] = {}  # tokens to compute until the next one is sampled
         sample = self.runner._sample
 
         def record(rows: object, logits: Tensor) -> object:
@@ -149,10 +149,15 @@ class RecordingRunner:
         self.runner._sample = record  # type: ignore[method-assign,assignment]
 
     def step(self, number: int, num_tokens: dict[str, int]) -> tuple[list[int], list[int]]:
-        new = [self._request(name) for name in num_tokens if name not in self._entered]
-        self._entered |= set(num_tokens)
+        new = [self._request(name) for name in num_tokens if name not in self._num_missing]
         rows = [self._rows[name] for name in num_tokens]
-        output = self.runner.execute(SchedulerOutput(number, rows, list(num_tokens.values()), new))
+        sampled_rows: list[int] = []
+        for name, count in num_tokens.items():
+            missing = self._num_missing.get(name, len(tokens_of(name))) - count
+            self._num_missing[name] = missing or 1
+            sampled_rows += [] if missing else [self._rows[name]]
+        counts = list(num_tokens.values())
+        output = self.runner.execute(SchedulerOutput(number, rows, counts, new, sampled_rows=sampled_rows))
         return output.rows, output.token_ids
 
     def _request(self, name: str) -> NewRequestData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -64,9 +65,9 @@ def _check_native_gather(
     """The native gather of a step gives what numpy gave."""
     arrays = _gather_natively(library, step, rows, tables)
     table, width = arrays.table, inputs.block_tables.shape[1]
-    counts = (table.num_tokens, table.num_requests, table.num_sampling, table.table_width)
-    assert counts == (len(inputs.input_ids), len(step.rows), len(inputs.sampling), width)
-    for name in ("input_ids", "positions", "query_starts", "seq_lens", "sampling"):
+    counts = (table.num_tokens, table.num_requests, table.table_width)
+    assert counts == (len(inputs.input_ids), len(step.rows), width)
+    for name in ("input_ids", "positions", "query_starts", "seq_lens"):
         expected = getattr(inputs, name)
         assert getattr(arrays, name)[: len(expected)].tolist() == expected.tolist()
     assert arrays.slots[: len(inputs.slot_mapping)].tolist() == inputs.slot_mapping.tolist()
@@ -89,13 +90,16 @@ def test_a_mixed_step_agrees_with_the_reference(
         RequestRows(NUM_ROWS, MAX_LEN, 1000),
         BlockTables(NUM_ROWS, MAX_LEN // BLOCK_SIZE, BLOCK_SIZE),
     )
-    step = SchedulerOutput(0, [], [])
+    step, sampled_rows = SchedulerOutput(0, [], []), list[int]()
     for row, (num_prompt, num_output, done, share) in zip(order, requests, strict=False):
         known = num_prompt + num_output
         computed = int(done * (known - 1))
         _enter(rows, tables, row, num_prompt, num_output, computed)
         step.rows.append(row)
         step.num_tokens.append(max(1, round(share * (known - computed))))
+        if computed + step.num_tokens[-1] == known:
+            sampled_rows.append(row)
+    step = msgspec.structs.replace(step, sampled_rows=sampled_rows)
     inputs = build_step_inputs(step, rows, tables, has_dynamic_rope=True)
     expected = _reference(step, rows, tables)
     assert inputs.input_ids.tolist() == expected["ids"]
@@ -108,7 +112,7 @@ def test_a_mixed_step_agrees_with_the_reference(
         int(rows.num_computed[row]) + count for row, count in zip(step.rows, step.num_tokens, strict=True)
     ]
     assert inputs.seq_lens.tolist() == after
-    sampling = [i for i, row in enumerate(step.rows) if after[i] == rows.num_known[row]]
+    sampling = [i for i, row in enumerate(step.rows) if row in sampled_rows]
     assert inputs.sampling.tolist() == sampling
     assert inputs.last_tokens.tolist() == [expected["starts"][i + 1] - 1 for i in sampling]
     assert inputs.block_tables.shape == (len(step.rows), -(-max(after) // BLOCK_SIZE))
@@ -122,7 +126,9 @@ def test_chunks_of_a_prompt_join_to_the_inputs_of_the_whole(chunk: int) -> None:
     def build(num_tokens: int, computed: int) -> StepInputs:
         rows, tables = RequestRows(1, MAX_LEN, 1000), BlockTables(1, MAX_LEN // BLOCK_SIZE, BLOCK_SIZE)
         _enter(rows, tables, 0, 37, 0, computed)
-        return build_step_inputs(SchedulerOutput(0, [0], [num_tokens]), rows, tables)
+        sampled_rows = [0] if computed + num_tokens == 37 else []
+        step = SchedulerOutput(0, [0], [num_tokens], sampled_rows=sampled_rows)
+        return build_step_inputs(step, rows, tables)
 
     whole = build(37, 0)
     parts = [build(min(chunk, 37 - start), start) for start in range(0, 37, chunk)]

@@ -53,10 +53,11 @@ def _generate(worker: Worker, chunk: int, params: SamplingParams) -> dict[int, l
     while min(map(len, tokens.values())) < NUM_OUTPUTS:
         rows = list(PROMPT_LENGTHS)
         counts = [min(chunk, known[row] - computed[row]) for row in rows]
-        output = worker.execute(SchedulerOutput(0, rows, counts, entering))
-        entering = []
         for row, count in zip(rows, counts, strict=True):
             computed[row] += count
+        sampled_rows = [row for row in rows if computed[row] == known[row]]
+        output = worker.execute(SchedulerOutput(0, rows, counts, entering, sampled_rows=sampled_rows))
+        entering = []
         for row, token in zip(output.rows, output.token_ids, strict=True):
             known[row] += 1
             tokens[row].append(token)

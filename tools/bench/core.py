@@ -22,7 +22,7 @@ from ...ipc.messages import EngineCoreRequest
 from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import ModelRunnerOutput, SchedulerOutput
-from ...ipc.token_ids import count_token_ids, encode_token_ids
+from ...ipc.token_ids import encode_token_ids
 from .machine import describe_machine, format_machine
 from .table import format_table
 
@@ -35,25 +35,14 @@ _CLIENT = b"bench"
 
 
 class FakeWorker:
-    """Keeps a row's counts as a worker would, and samples a random token for each row that is due."""
+    """Samples a random token for each row that is due."""
 
     def __init__(self) -> None:
-        self._num_known: dict[int, int] = {}
-        self._num_computed: dict[int, int] = {}
         self._rng = random.Random(0)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """The result that a worker would send for `step`."""
-        for new in step.new_requests:
-            tokens = count_token_ids(new.prompt_token_ids) + count_token_ids(new.output_token_ids)
-            self._num_known[new.row] = tokens
-            self._num_computed[new.row] = new.num_computed_tokens
-        rows: list[int] = []
-        for row, count in zip(step.rows, step.num_tokens, strict=True):
-            self._num_computed[row] += count
-            if self._num_computed[row] == self._num_known[row]:
-                self._num_known[row] += 1
-                rows.append(row)
+        rows = step.rows if step.sampled_rows is None else step.sampled_rows
         tokens = [self._rng.randrange(_VOCAB_SIZE) for _ in rows]
         return ModelRunnerOutput(step.step_id, rows, tokens)
 

@@ -271,12 +271,14 @@ class FakeWorker:
         rows: list[int] = []
         token_ids: list[int] = []
         logprobs: list[RowLogprobs] = []
+        sampled_rows = step.rows if step.sampled_rows is None else step.sampled_rows
         for row, count in zip(step.rows, step.num_tokens, strict=True):
             state = self.rows[row]
             start = state.num_computed
             state.num_computed += count
             sample, prompt = None, self._prompt_logprobs(state, start)
-            if state.num_computed == len(state.tokens):
+            assert (row in sampled_rows) == (state.num_computed == len(state.tokens)), "who samples"
+            if row in sampled_rows:
                 position = len(state.tokens) - state.num_prompt_tokens
                 token_id = zlib.crc32(position.to_bytes(4, "little"), state.prompt_crc) % VOCAB_SIZE
                 rows.append(row)
@@ -286,6 +288,7 @@ class FakeWorker:
                     sample = make_logprobs([token_id], position)
             if sample is not None or prompt is not None:
                 logprobs.append(RowLogprobs(row, sample, prompt))
+        assert rows == sampled_rows, "in the order of rows"
         bad_rows = [row for row in rows if self.rows[row].request_id in self.bad] if self.bad else []
         return ModelRunnerOutput(step.step_id, rows, token_ids, logprobs, bad_rows)
 
