@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn, cast
 
 _MAX_SHOWN = 120  # characters of a value
-_MAX_NAME = 80  # of a field's name, which may be a caller's own
+_MAX_NAME = 80  # of a name that a caller has made up
 
 
 class QuireError(Exception):
@@ -28,7 +28,7 @@ class InputError(QuireError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(describe_refusal(field, value, allowed))
+        super().__init__(f"{field}={shorten(value)}: {allowed}")
 
 
 class SamplingParamsError(InputError):
@@ -103,7 +103,7 @@ def raise_remote(kind: str, text: str) -> NoReturn:
 
 
 def describe_refusal(field: str, value: object, allowed: str) -> str:
-    """`field=value: allowed`, of which nothing that a caller wrote is longer than fits one line."""
+    """As InputError's text, where a remote caller may have made up the field's name, too."""
     return f"{shorten_name(field)}={shorten(value)}: {allowed}"
 
 
