@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kernels.choice import choose_kernel
 from ..kernels.penalties import penalize_reference
-from .logit_edit import EditedRows, Ids, LogitEdit, RowStart, find_places, join
+from .logit_edit import EditedRows, LogitEdit, RowStart, find_places, join
 from .staging import to_device
 
 
@@ -34,9 +34,7 @@ class Penalties(LogitEdit["Penalties"]):
         seen: list[int] = np.unique(start.prompt).tolist() if params.repetition_penalty != 1.0 else []
         self._place_of = {token: place for place, token in enumerate(seen)}
         self._ids = np.array(seen, dtype=np.int64)
-        self._counts = np.zeros(
-            len(seen), dtype=np.float32
-        )  # in the output; 0 for tokens of the prompt alone
+        self._counts = np.zeros(len(seen), dtype=np.float32)  # in the output; 0 for those of the prompt
         for token in start.output.tolist():
             self.append(token)
 
@@ -61,14 +59,10 @@ class Penalties(LogitEdit["Penalties"]):
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[Penalties]) -> None:
         device, sizes = logits.device, [len(edit._place_of) for _, edit in rows]
-        places = find_places(logits, [(row, edit._seen_ids) for row, edit in rows])
-        counts = join([edit._counts[:size] for (_, edit), size in zip(rows, sizes, strict=True)], device)
+        places = find_places(logits, [(row, edit._ids[: len(edit._place_of)]) for row, edit in rows])
+        counts = join([edit._counts[: len(edit._place_of)] for _, edit in rows], device)
         factors = np.array([edit._factors for _, edit in rows], dtype=np.float32)
         _penalize(logits.view(-1), places, counts, to_device(np.repeat(factors.T, sizes, axis=1), device))
-
-    @property
-    def _seen_ids(self) -> Ids:
-        return self._ids[: len(self._place_of)]
 
 
 def _penalize(logits: Tensor, places: Tensor, counts: Tensor, penalties: Tensor) -> None:

@@ -120,7 +120,7 @@ def test_numbers_are_kept_as_plain_floats(name: str) -> None:
 def test_every_number_is_declared_with_a_range_and_a_text() -> None:
     assert list(SAMPLING_FIELDS) == list(SamplingParams.__struct_fields__)
     numbers = [field for field in SAMPLING_FIELDS.values() if field.kind in (int, float)]
-    assert {*FLOATS, *INTEGERS, "n", "best_of", "seed"} == {field.name for field in numbers}
+    assert {*FLOATS, *INTEGERS, "n", "best_of", "seed"} <= {field.name for field in numbers}
     for field in numbers:
         meta = field.meta
         assert meta.description, field.name
