@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..ipc.messages import Hello
 from .outbox import Outbox
-from .snapshot import AttachedClient
+from .stats_collector import AttachedClient
 
 _CHECKS_AFTER_S = (0.0, 0.05, 0.5)
 _REST = 20  # times the cost of a check before the next: a storm of connections takes 5 % of the core's time

@@ -37,8 +37,8 @@ from .kv_cache_manager import KVCacheManager
 from .remarks import Remarks
 from .request import Request
 from .scheduler import Scheduler
-from .snapshot import Inspector, Surroundings
 from .stats import EngineCounters
+from .stats_collector import StatsCollector, Surroundings
 from .step import Step
 from .tenant import Tenant, TenantLedger
 
@@ -83,10 +83,10 @@ class EngineCore:
         self._blame = Blame(self._scheduler)
         self.failures = Failures(config.scheduler, self._scheduler, self._blame, self._finish)
         self._tenants = TenantLedger()
-        self._inspector = Inspector(
+        self._stats_collector = StatsCollector(
             config, self.counters, self._scheduler, self._blame, self._pool, self._tenants
         )
-        self._window, self._observations = self._inspector.window, self._inspector.observations
+        self._window, self._observations = self._stats_collector.window, self._stats_collector.observations
         self._weights: dict[bytes, float] = {}  # of clients that said one
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
@@ -148,7 +148,7 @@ class EngineCore:
         own = self._ids_of.get(client, set())
         self._finish([self._requests[request_id] for request_id in own], FinishReason.ABORT)
         self._outputs.forget_client(client)
-        self._inspector.forget_client(client)
+        self._stats_collector.forget_client(client)
         self._weights.pop(client, None)
 
     def next_deadline(self) -> float | None:
@@ -238,15 +238,15 @@ class EngineCore:
 
     def stats(self, num_clients: int | None = None) -> SchedulerStats:
         """A look at this moment. `num_clients` are attached; None counts those that have live requests."""
-        return self._inspector.stats(len(self._ids_of) if num_clients is None else num_clients)
+        return self._stats_collector.stats(len(self._ids_of) if num_clients is None else num_clients)
 
     def snapshot(self, surroundings: Surroundings) -> EngineSnapshot:
         """What live views show."""
-        return self._inspector.snapshot(surroundings, self._ids_of, self._clock())
+        return self._stats_collector.snapshot(surroundings, self._ids_of, self._clock())
 
     def metrics(self, num_clients: int | None = None) -> EngineMetrics:
         """Everything that was counted since the start; `num_clients` as for `stats`."""
-        return self._inspector.metrics(self.stats(num_clients))
+        return self._stats_collector.metrics(self.stats(num_clients))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while requests hold blocks."""
@@ -353,7 +353,7 @@ class EngineCore:
         self._scheduler.finish(finished)
         self._blame.note_progress()
         for request in finished:
-            self._inspector.note_end(request)
+            self._stats_collector.note_end(request)
             del self._requests[request.request_id]
             self._tenants.leave(request.tenant, request.held_bytes)
             own = self._ids_of[request.client]

@@ -11,7 +11,7 @@ from ..ipc.config import EngineConfig
 from ..ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
 from ..ipc.step import WorkerReady
 from .engine_core import EngineCore
-from .snapshot import Surroundings
+from .stats_collector import Surroundings
 
 
 class StartupClock:

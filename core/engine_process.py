@@ -49,13 +49,13 @@ from ..ipc.step import (
     WorkerReady,
 )
 from .blame import WorkerDeath
+from .client_registry import ClientRegistry
 from .clients import LeaseWatch
 from .death_journal import DeathJournal
 from .engine_core import EngineCore
 from .engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
 from .executor import ExecutorEvent, WorkerLost, make_executor
 from .listener import Listener
-from .reception import Reception
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class EngineCoreProcess:
             self._faults.reach("core.bind")
         self._router = bind_router(self._context, launch.client_address, max_frame_bytes=max_frame_bytes)
         self._executor = make_executor(launch.config, self._context, launch.worker_address)
-        self._reception = Reception(secrets.token_hex(8), started_at, self._send)
+        self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send)
         self._leases = LeaseWatch(self._router)
         self._listener = Listener(self._router, launch.client_address)
         self._has_worker = False
@@ -115,7 +115,7 @@ class EngineCoreProcess:
     @property
     def _core(self) -> EngineCore | None:
         """The engine once its worker was ready for the first time."""
-        return self._reception.core
+        return self._registry.core
 
     # One turn of the loop.
 
@@ -144,14 +144,14 @@ class EngineCoreProcess:
             self._receive_from_clients()
         has_new_connections = self._leases.monitor in ready and self._leases.read_events()
         self._listener.check(time.monotonic(), has_new_connections)
-        self._leases.check_if_due(self._reception.check_leases)
+        self._leases.check_if_due(self._registry.check_leases)
         for event in self._executor.receive():
             self._on_executor_event(event)
         if self._core is not None:
             self._core.expire(time.monotonic())
         # 3. Keep the worker fed before anything else, then deliver.
         self._submit_steps()
-        self._reception.deliver()
+        self._registry.deliver()
         self._log_requests()
 
     def _wait(self) -> dict[object, int]:
@@ -170,13 +170,13 @@ class EngineCoreProcess:
     def _poll_timeout_ms(self) -> int | None:
         """Until something has to be done though nothing arrives; None if there is no such thing."""
         timeouts: list[int] = []
-        if any(client.outbox for client in self._reception.clients.values()):
+        if any(client.outbox for client in self._registry.clients.values()):
             timeouts.append(OUTBOX_RETRY_MS)
         if (check_at := self._leases.next_check_at) is not None:
             timeouts.append(until_ms(check_at))
         if self._core is not None and (deadline := self._core.next_deadline()) is not None:
             timeouts.append(until_ms(deadline))
-        if (answer_at := self._reception.next_answer_at) is not None:
+        if (answer_at := self._registry.next_answer_at) is not None:
             timeouts.append(until_ms(answer_at))
         if self._core is not None and (submit_at := self._core.next_schedule_at()) is not None:
             timeouts.append(until_ms(submit_at))
@@ -209,9 +209,9 @@ class EngineCoreProcess:
             except zmq.Again:
                 return
             try:
-                self._reception.take(identity, self._codec.decode(frames))
+                self._registry.take(identity, self._codec.decode(frames))
             except ProtocolError as error:
-                self._reception.reply(identity, ProtocolNotice(str(error)))
+                self._registry.reply(identity, ProtocolNotice(str(error)))
             if time.monotonic() >= ends_at:
                 return
 
@@ -293,12 +293,12 @@ class EngineCoreProcess:
         self._has_worker = True
         pids = {"core": os.getpid(), **self._executor.pids}
         if self._core is not None:
-            facts = self._reception.facts
+            facts = self._registry.facts
             assert facts is not None
             if ready.batch_variance_reason != facts.batch_variance_reason:  # a compiler that is gone, for one
                 level = format_level(ready.batch_variance_reason)
                 _log.error("the restarted worker computes in another way: %s from now on", level)
-            self._reception.facts = msgspec.structs.replace(
+            self._registry.facts = msgspec.structs.replace(
                 facts, pids=pids, batch_variance_reason=ready.batch_variance_reason
             )
             if ready.num_gpu_blocks < self._core.stats().kv_blocks_total:
@@ -313,7 +313,7 @@ class EngineCoreProcess:
         for line in format_startup(facts):
             _log.info("%s", line)
         gc.freeze()  # what start-up made lives for ever; the collector need not walk it
-        self._reception.open(core, facts)
+        self._registry.open(core, facts)
 
     # Phases and the end.
 
@@ -321,14 +321,14 @@ class EngineCoreProcess:
         self._startup.begin(phase, at)
         if self._faults is not None:
             self._faults.reach("core.start")
-        self._reception.note_phase(phase)
+        self._registry.note_phase(phase)
 
     def _refuse_all(self, reason: str, kind: str) -> None:
-        if not self._reception.clients:  # a fast failure: the client that started this has not said Hello yet
+        if not self._registry.clients:  # a fast failure: the client that started this has not said Hello yet
             self._router.poll(FIRST_HELLO_TIMEOUT_MS)
             self._receive_from_clients()
-        for identity in self._reception.clients:
-            self._reception.reply(identity, Refusal(reason, kind))
+        for identity in self._registry.clients:
+            self._registry.reply(identity, Refusal(reason, kind))
         self._say_last_words()
         self._exit_code = EXIT_START_FAILED
 
@@ -338,8 +338,8 @@ class EngineCoreProcess:
             self._journal.note_alone(None)
         if code == EXIT_WORKER_LOST:
             _log.error("%s", reason)
-            for identity in list(self._reception.clients):
-                self._reception.reply(identity, EngineDead(reason))
+            for identity in list(self._registry.clients):
+                self._registry.reply(identity, EngineDead(reason))
             self._say_last_words()
         self._exit_code = code
 
@@ -350,11 +350,11 @@ class EngineCoreProcess:
         right after sending would lose the reason in the very case that it is for.
         """
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
-        self._reception.deliver()
-        while self._reception.clients and (left_s := deadline - time.monotonic()) > 0:
+        self._registry.deliver()
+        while self._registry.clients and (left_s := deadline - time.monotonic()) > 0:
             if self._router.poll(int(left_s * 1000)):
                 self._receive_from_clients()
-            self._reception.deliver()
+            self._registry.deliver()
 
 
 def main() -> NoReturn:

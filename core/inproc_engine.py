@@ -16,7 +16,7 @@ from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgre
 from .engine_core import EngineCore
 from .engine_facts import StartupClock, call_utility, format_startup, make_engine_facts
 from .executor import InProcessExecutor
-from .snapshot import AttachedClient, Surroundings
+from .stats_collector import AttachedClient, Surroundings
 
 _log = logging.getLogger(__name__)
 

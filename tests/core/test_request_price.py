@@ -10,11 +10,11 @@ import pytest
 import zmq
 from fakes import FakeEngine, make_config, make_request
 from quire.core import scheduler
+from quire.core.client_registry import ClientRegistry
 from quire.core.clients import LeaseWatch
-from quire.core.reception import Reception
 from quire.core.remarks import PERIOD_S
 from quire.core.request import Request
-from quire.core.snapshot import Surroundings
+from quire.core.stats_collector import Surroundings
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello
 from quire.ipc.request_price import find_held_bytes, find_max_frame_bytes, find_result_price
@@ -134,10 +134,10 @@ def test_the_result_of_a_stream_is_packed_and_a_whole_ones_is_not() -> None:
 
 def test_a_client_cannot_steer_a_terminal_or_a_log() -> None:
     engine = make_engine()
-    reception = Reception("epoch", 0.0, lambda _identity, _message: True)
-    reception.core = engine.core
-    reception.take(b"c", Hello(PROTOCOL_VERSION, "\x1b]0;owned\x07\nquire: \u202eall is well", 1))
-    assert reception.clients[b"c"].describe().kind == "?]0;owned??quire: ?all is well"
+    registry = ClientRegistry("epoch", 0.0, lambda _identity, _message: True)
+    registry.core = engine.core
+    registry.take(b"c", Hello(PROTOCOL_VERSION, "\x1b]0;owned\x07\nquire: \u202eall is well", 1))
+    assert registry.clients[b"c"].describe().kind == "?]0;owned??quire: ?all is well"
     engine.add(make_request("\x1b[2Jr", [1]))
     assert engine.finals["\x1b[2Jr"].error == "request_id: only printable characters"
     (line,) = engine.core.remarks.take()

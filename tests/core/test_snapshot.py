@@ -8,7 +8,7 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.block_pool import BlockPool
 from quire.core.engine_facts import call_utility
-from quire.core.snapshot import (
+from quire.core.stats_collector import (
     MAX_BLOCK_CELLS,
     MAX_REQUEST_VIEWS,
     MIN_WAITING_VIEWS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import FakeEngine, make_config
-from quire.core.reception import Reception
+from quire.core.client_registry import ClientRegistry
 from quire.core.utility_calls import MAX_WAITING_CALLS, UtilityCalls
 from quire.ipc.messages import PROTOCOL_VERSION, Hello, UtilityCall, UtilityMethod, UtilityResult
 from quire.tools.sim.fake_worker import FakeClock
@@ -69,11 +69,11 @@ def test_five_hundred_checks_in_one_turn_are_one(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(core, "check_integrity", check)
     sent: list[object] = []
-    reception = Reception("epoch", 0.0, lambda _, message: sent.append(message) is None)
-    reception.core = core
-    reception.take(b"c", Hello(PROTOCOL_VERSION, "flood", 1))
+    registry = ClientRegistry("epoch", 0.0, lambda _, message: sent.append(message) is None)
+    registry.core = core
+    registry.take(b"c", Hello(PROTOCOL_VERSION, "flood", 1))
     for call_id in range(500):
-        reception.take(b"c", UtilityCall(call_id, CHECK))
-    reception.deliver()
+        registry.take(b"c", UtilityCall(call_id, CHECK))
+    registry.deliver()
     assert num_checks == 1
     assert UtilityResult(0) in sent

@@ -213,7 +213,7 @@ class _Run:
         problems = core.check_integrity()
         _require(not problems, f"integrity: {problems}")
         _require(core.num_unfinished <= len(self._lives), f"{core.num_unfinished} requests live in the core")
-        for client in sim.reception.clients.values():
+        for client in sim.registry.clients.values():
             num_unsent = client.outbox.num_unsent
             _require(num_unsent <= len(self._lives) + _MAX_REPLIES, f"{num_unsent} wait for one client")
         for client in self._clients:

@@ -1,4 +1,4 @@
-"""SimCore: one life of the engine core's process, with the real Reception, EngineCore and Outboxes in it.
+"""SimCore: one life of the engine core's process, around the real ClientRegistry and EngineCore.
 
 It does what `EngineCoreProcess._turn` does, on the simulated network and clock, with a FakeWorker that takes
 its time, has little memory and dies of poison, or takes the core with it.
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from ...core.client_registry import ClientRegistry
 from ...core.death_journal import DeathJournal
 from ...core.engine_core import EngineCore
 from ...core.engine_facts import StartupClock, make_engine_facts
-from ...core.reception import Reception
 from ...ipc.codec import make_client_codec
 from ...ipc.config import EngineConfig
 from ...ipc.errors import ProtocolError
@@ -102,7 +102,7 @@ class SimCore:
         self._on_turn = on_turn
         self._on_poisoned = on_poisoned
         self._codec = make_client_codec()
-        self.reception = Reception(epoch, timeline(), self._send)
+        self.registry = ClientRegistry(epoch, timeline(), self._send)
         self.is_dead = False
         self.num_accidents = 0  # steps and workers lost that no request is to blame for
         self.num_shortages = 0  # of memory, likewise
@@ -113,13 +113,13 @@ class SimCore:
         self._answers: deque[ModelRunnerOutput | StepFailed | str] = deque()  # a text: the worker was lost
         self._must_check_leases = False
         self._turn_at: float | None = None
-        self.reception.note_phase("start worker")
+        self.registry.note_phase("start worker")
         self._start_worker()
 
     @property
     def core(self) -> EngineCore | None:
         """None until the worker was ready for the first time."""
-        return self.reception.core
+        return self.registry.core
 
     # -- the network's side
 
@@ -191,7 +191,7 @@ class SimCore:
             self._take_message(*self._inbox.popleft())
         if self._must_check_leases:
             self._must_check_leases = False
-            self.reception.check_leases()
+            self.registry.check_leases()
         while self._answers:
             self._take_answer(self._answers.popleft())
         core = self.core
@@ -200,10 +200,10 @@ class SimCore:
         # 2. Feed the worker, deliver.
         if core is not None and self._is_worker_known:
             self._submit_steps(core)
-        self.reception.deliver()
+        self.registry.deliver()
         self._on_turn(self)
         # 3. When there is something to do though nothing arrives.
-        if any(client.outbox for client in self.reception.clients.values()):
+        if any(client.outbox for client in self.registry.clients.values()):
             self._turn_by(self._timeline.now + _OUTBOX_RETRY_S)
         if core is not None:
             for at in (core.next_deadline(), core.next_schedule_at()):
@@ -214,9 +214,9 @@ class SimCore:
         message = self._codec.decode(frames)
         num_before = 0 if self.core is None else self.core.num_unfinished
         try:
-            self.reception.take(identity, message)
+            self.registry.take(identity, message)
         except ProtocolError as error:
-            self.reception.reply(identity, ProtocolNotice(str(error)))
+            self.registry.reply(identity, ProtocolNotice(str(error)))
             return
         if isinstance(message, EngineCoreRequest) and self.core is not None:
             self._was_accepted.setdefault(message.request_id, self.core.num_unfinished > num_before)
@@ -247,7 +247,7 @@ class SimCore:
         core = EngineCore(
             self._config, ready.num_gpu_blocks, clock, b"simulated", clock, self._journal.num_deaths
         )
-        self.reception.open(core, facts)
+        self.registry.open(core, facts)
 
     def _submit_steps(self, core: EngineCore) -> None:
         if core.failures.take_reset() and self._executor is not None:

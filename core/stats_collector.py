@@ -1,4 +1,4 @@
-"""Inspector: what a person or a monitor sees of the engine: its stats, a snapshot, its metrics.
+"""StatsCollector: what a person or a monitor sees of the engine: its stats, a snapshot, its metrics.
 
 A look is paid by whoever looks. Its cost is bounded by MAX_REQUEST_VIEWS, MAX_BLOCK_CELLS and the running
 requests, whatever waits: 0.5 ms with 256 running and 10,000 waiting on 2 cores of a Xeon.
@@ -45,7 +45,7 @@ class Surroundings:
     clients: Mapping[bytes, AttachedClient] = field(default_factory=dict[bytes, AttachedClient])
 
 
-class Inspector:
+class StatsCollector:
     """Looks at the parts of a core, and keeps what they do not: rates, histograms, tokens per client."""
 
     def __init__(

@@ -1,6 +1,7 @@
-"""The core's side of messages.py without a socket: who the clients are, what they say and what they are owed.
+"""ClientRegistry: the clients of a core, what they say and what they are owed. messages.py without a socket.
 
-`EngineCoreProcess` brings the frames and the socket, the simulator brings neither. One thread calls it.
+Who owns it brings frames and a way to send: the core's process a ROUTER, the in-process engine and the
+simulator none. One thread calls it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..ipc.messages import (
 from .clients import Client
 from .engine_core import EngineCore
 from .engine_facts import call_utility
-from .snapshot import Surroundings
+from .stats_collector import Surroundings
 from .utility_calls import UtilityCalls
 
 _log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ _log = logging.getLogger(__name__)
 Send = Callable[[bytes, msgspec.Struct], bool]
 
 
-class Reception:
-    """All conversations. `core` and `facts` are None until `open`: then clients wait for their Welcome."""
+class ClientRegistry:
+    """Everybody who has said Hello. `core` and `facts` are None until `open`, which welcomes who waits."""
 
     def __init__(self, epoch: str, started_at: float, send: Send) -> None:
         self.clients: dict[bytes, Client] = {}
