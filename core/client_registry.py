@@ -28,13 +28,15 @@ from ..ipc.messages import (
     UtilityResult,
     Welcome,
 )
-from .clients import Client
+from .clients import Client, LeaseWatch
 from .engine_core import EngineCore
 from .engine_facts import call_utility
 from .stats_collector import Surroundings
 from .utility_calls import UtilityCalls
 
 _log = logging.getLogger(__name__)
+
+OUTBOX_RETRY_S = 0.02  # how soon a client whose queue was full is tried again
 
 # Puts a message into a client's queue. True if queued, False if the queue is full. Raises
 # ConnectionResetError if the client is gone.
@@ -44,7 +46,10 @@ Send = Callable[[bytes, msgspec.Struct], bool]
 class ClientRegistry:
     """Everybody who has said Hello. `core` and `facts` are None until `open`, which welcomes who waits."""
 
-    def __init__(self, epoch: str, started_at: float, send: Send) -> None:
+    def __init__(
+        self, epoch: str, started_at: float, send: Send, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`started_at` is wall clock, `clock` monotonic."""
         self.clients: dict[bytes, Client] = {}
         self.core: EngineCore | None = None
         self.facts: EngineFacts | None = None
@@ -52,7 +57,9 @@ class ClientRegistry:
         self._started_at = started_at
         self._phase = ""
         self._send = send
-        self._calls = UtilityCalls()
+        self._clock = clock
+        self._calls = UtilityCalls(clock)
+        self._leases = LeaseWatch(clock)
 
     def note_phase(self, phase: str) -> None:
         """Tell who waits for the start how far it is."""
@@ -95,13 +102,13 @@ class ClientRegistry:
             self._calls.forget(identity)
             self.core.remove_client(identity)
 
-    def check_leases(self) -> None:
-        """Forget the clients whose connection has ended."""
-        for identity in list(self.clients):
-            try:
-                self._send(identity, LeaseCheck())
-            except ConnectionResetError:
-                self._on_client_gone(identity)
+    def note_disconnect(self) -> None:
+        """Some connection has ended; nobody knows whose."""
+        self._leases.note_disconnect()
+
+    def check_leases_if_due(self) -> None:
+        """After a `note_disconnect`: forget the clients whose connection has ended."""
+        self._leases.check_if_due(self._check_leases)
 
     def reply(self, identity: bytes, message: msgspec.Struct) -> None:
         """Answer, past the outputs that wait; at once to one that is no client, if it is still there."""
@@ -115,14 +122,17 @@ class ClientRegistry:
             _log.debug("nobody is there to be told %s", type(message).__name__)
 
     @property
-    def next_answer_at(self) -> float | None:
-        """When `deliver` has calls to answer, by the monotonic clock; None if no call waits."""
-        return self._calls.next_at
+    def next_turn_at(self) -> float | None:
+        """When something has to be done here though nothing arrives; None if there is no such time."""
+        times = [self._calls.next_at, self._leases.next_check_at]
+        if any(client.outbox for client in self.clients.values()):
+            times.append(self._clock() + OUTBOX_RETRY_S)
+        return min((at for at in times if at is not None), default=None)
 
     def deliver(self) -> None:
         """Send what is owed, as far as each client's queue takes it."""
         if self.core is not None:
-            for identity, result in self._calls.answer(self._ask):
+            for identity, result in self._calls.answer(self.answer):
                 self.reply(identity, result)
             for identity, outputs in self.core.take_outputs().items():
                 client = self.clients.get(identity)
@@ -139,10 +149,19 @@ class ClientRegistry:
         for identity in gone:
             self._on_client_gone(identity)
 
-    def _ask(self, call: UtilityCall) -> UtilityResult:
+    def answer(self, call: UtilityCall) -> UtilityResult:
+        """The answer to a utility call of an open engine, at once."""
         assert self.core is not None
-        clients = {identity: client.describe() for identity, client in self.clients.items()}
+        now = self._clock()
+        clients = {identity: client.describe(now) for identity, client in self.clients.items()}
         return call_utility(self.core, call, Surroundings(self._epoch, self._started_at, clients))
+
+    def _check_leases(self) -> None:
+        for identity in list(self.clients):
+            try:
+                self._send(identity, LeaseCheck())
+            except ConnectionResetError:
+                self._on_client_gone(identity)
 
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
@@ -151,7 +170,7 @@ class ClientRegistry:
             return
         self.forget(identity)  # it begins anew and will add again what it still wants
         hello = msgspec.structs.replace(hello, client_kind=make_printable(hello.client_kind))
-        self.clients[identity] = Client(hello, time.monotonic())
+        self.clients[identity] = Client(hello, self._clock())
         if self.core is not None and self.facts is not None:
             self._welcome(identity, self.core, self.facts)
         else:

@@ -1,4 +1,4 @@
-"""Keeps the core's client socket where clients look for it, and the core within its file descriptors.
+"""Listener: keeps the core's client socket where clients look for it, and the core within its descriptors.
 
 Two things that libzmq does not do. Somebody may remove the socket's file: then it is bound again, beside the
 listener that nobody finds any more. And libzmq ends its process when it is given no descriptor for a new
@@ -16,6 +16,7 @@ import resource
 from pathlib import Path
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from ..ipc.errors import QuireError
 from ..ipc.private_folder import make_socket_folder
@@ -29,19 +30,30 @@ _RESERVED_FRACTION = 0.5
 
 
 class Listener:
-    """A bound ROUTER's address. `check` belongs into every turn; it costs nothing most times."""
+    """A bound ROUTER's address and `monitor`. `check` belongs into every turn, and mostly costs nothing."""
 
     def __init__(self, router: zmq.Socket[bytes], address: str) -> None:
         self._router = router
         self._address = address
         self._path = Path(address.removeprefix("ipc://"))
         self._hidden_path = self._path.with_name(f".{self._path.name}")
+        self.monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
         self._check_at = 0.0
         self._is_closed = False  # for lack of descriptors
 
-    def check(self, now: float, has_new_connections: bool = False) -> None:
+    def read_events(self) -> bool:
+        """Take what the monitor says; True if a connection has ended."""
+        events: set[int] = set()
+        with contextlib.suppress(zmq.Again):
+            while True:
+                events.add(parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"])
+        if zmq.EVENT_ACCEPTED in events:
+            self._check_at = 0.0
+        return zmq.EVENT_DISCONNECTED in events
+
+    def check(self, now: float) -> None:
         """Close, open or restore the address if that is due. Monotonic time."""
-        if now < self._check_at and not has_new_connections:
+        if now < self._check_at:
             return
         self._check_at = now + CHECK_INTERVAL_S
         fraction = _fraction_left()

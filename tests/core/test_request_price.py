@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
 from fakes import FakeEngine, make_config, make_request
 from quire.core import scheduler
 from quire.core.client_registry import ClientRegistry
@@ -137,7 +135,7 @@ def test_a_client_cannot_steer_a_terminal_or_a_log() -> None:
     registry = ClientRegistry("epoch", 0.0, lambda _identity, _message: True)
     registry.core = engine.core
     registry.take(b"c", Hello(PROTOCOL_VERSION, "\x1b]0;owned\x07\nquire: \u202eall is well", 1))
-    assert registry.clients[b"c"].describe().kind == "?]0;owned??quire: ?all is well"
+    assert registry.clients[b"c"].describe(0.0).kind == "?]0;owned??quire: ?all is well"
     engine.add(make_request("\x1b[2Jr", [1]))
     assert engine.finals["\x1b[2Jr"].error == "request_id: only printable characters"
     (line,) = engine.core.remarks.take()
@@ -159,26 +157,9 @@ def test_a_flood_of_refusals_is_one_line_of_the_log() -> None:
 # Connections.
 
 
-class FakeMonitor:
-    """Says that a connection has ended as often as it is asked, once a time."""
-
-    def __init__(self) -> None:
-        self.has_event = True
-
-    def get_monitor_socket(self, _events: int) -> FakeMonitor:
-        return self
-
-    def recv_multipart(self, _flags: int) -> list[bytes]:
-        if not self.has_event:
-            raise zmq.Again
-        self.has_event = False
-        return [struct.pack("=hi", zmq.EVENT_DISCONNECTED, 0), b"ipc://core.sock"]
-
-
 def test_a_storm_of_connections_has_the_clients_checked_within_a_share_of_the_cores_time() -> None:
     clock = FakeClock()
-    monitor = FakeMonitor()
-    leases = LeaseWatch(monitor, clock)  # type: ignore[arg-type]
+    leases = LeaseWatch(clock)
     num_checks = 0
 
     def check() -> None:
@@ -188,8 +169,7 @@ def test_a_storm_of_connections_has_the_clients_checked_within_a_share_of_the_co
 
     began = clock.now
     while clock.now < began + 10.0:
-        monitor.has_event = True
-        leases.read_events()
+        leases.note_disconnect()
         leases.check_if_due(check)
         clock.advance(0.001)
     assert 40 <= num_checks <= 50

@@ -28,7 +28,6 @@ from .scenario import Scenario, SimRequest
 _WORKER_START_S = 0.1
 _LONGEST_STEP_S = 0.01
 _LONGEST_TURN_S = 0.001
-_OUTBOX_RETRY_S = 0.02
 
 
 class WorkerDied(Exception):
@@ -102,7 +101,7 @@ class SimCore:
         self._on_turn = on_turn
         self._on_poisoned = on_poisoned
         self._codec = make_client_codec()
-        self.registry = ClientRegistry(epoch, timeline(), self._send)
+        self.registry = ClientRegistry(epoch, timeline(), self._send, timeline)
         self.is_dead = False
         self.num_accidents = 0  # steps and workers lost that no request is to blame for
         self.num_shortages = 0  # of memory, likewise
@@ -111,7 +110,6 @@ class SimCore:
         self._is_worker_known = False  # the core counts on it; it may be dead already
         self._inbox: deque[tuple[bytes, tuple[bytes, ...]]] = deque()
         self._answers: deque[ModelRunnerOutput | StepFailed | str] = deque()  # a text: the worker was lost
-        self._must_check_leases = False
         self._turn_at: float | None = None
         self.registry.note_phase("start worker")
         self._start_worker()
@@ -130,7 +128,7 @@ class SimCore:
 
     def note_disconnect(self) -> None:
         """The ROUTER's monitor says that a connection has ended."""
-        self._must_check_leases = True
+        self.registry.note_disconnect()
         self._wake()
 
     # -- faults
@@ -189,9 +187,7 @@ class SimCore:
         # 1. Clients, leases, the worker's answers, deadlines.
         while self._inbox:
             self._take_message(*self._inbox.popleft())
-        if self._must_check_leases:
-            self._must_check_leases = False
-            self.registry.check_leases()
+        self.registry.check_leases_if_due()
         while self._answers:
             self._take_answer(self._answers.popleft())
         core = self.core
@@ -203,12 +199,11 @@ class SimCore:
         self.registry.deliver()
         self._on_turn(self)
         # 3. When there is something to do though nothing arrives.
-        if any(client.outbox for client in self.registry.clients.values()):
-            self._turn_by(self._timeline.now + _OUTBOX_RETRY_S)
+        times = [self.registry.next_turn_at]
         if core is not None:
-            for at in (core.next_deadline(), core.next_schedule_at()):
-                if at is not None:
-                    self._turn_by(at)
+            times += [core.next_deadline(), core.next_schedule_at()]
+        if (at := min((at for at in times if at is not None), default=None)) is not None:
+            self._turn_by(at)
 
     def _take_message(self, identity: bytes, frames: tuple[bytes, ...]) -> None:
         message = self._codec.decode(frames)

@@ -1,0 +1,248 @@
+"""EngineLoop: what an engine does in a turn, and in which order.
+
+The core's process, the in-process engine and the simulator run it: each brings its messages, its clock and
+its executor, and has its own way to wait between turns. It decides what follows when a step fails or a worker
+is ready, does not start or is lost, and when the engine cannot go on. It knows no socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..ipc.codec import make_client_codec
+from ..ipc.config import EngineConfig
+from ..ipc.errors import USER_ERRORS, ProtocolError
+from ..ipc.fault_hooks import make_fault_hooks
+from ..ipc.messages import ProtocolNotice
+from ..ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
+from ..ipc.request_price import find_max_frame_bytes
+from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from .blame import WorkerDeath
+from .client_registry import ClientRegistry
+from .death_journal import DeathJournal
+from .engine_core import EngineCore
+from .engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
+from .executor import Executor, ExecutorEvent, WorkerLost
+
+_log = logging.getLogger(__name__)
+
+MAX_RECEIVE_S = 0.005  # taking clients' messages before the next step is scheduled; they come in turn
+
+Messages = Iterable[tuple[bytes, Sequence[bytes]]]  # (client, frames)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnd:
+    """Why the loop does not go on. `exit_code` is for the core's process."""
+
+    exit_code: int
+    reason: str
+    kind: str = ""  # of a failed start: the class of the error
+
+
+class EngineLoop:
+    """One engine from its start to its `end`. `start` comes first, then `run_turn` until `end` is set."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        registry: ClientRegistry,
+        startup: StartupClock,
+        journal_path: str = "",
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        hash_seed: bytes | None = None,
+    ) -> None:
+        """`startup` runs since the engine began to start. The clocks and `hash_seed` are EngineCore's;
+        `journal_path` is DeathJournal's.
+        """
+        self.codec = make_client_codec(find_max_frame_bytes(config.model.max_model_len))
+        self.end: EngineEnd | None = None
+        self._config = config
+        self._executor = executor
+        self._registry = registry
+        self._startup = startup
+        self._journal = DeathJournal(journal_path)
+        self._clock = clock
+        self._monotonic = monotonic
+        self._hash_seed = hash_seed
+        self._faults = make_fault_hooks(config.fault_hooks, "core")
+        self._worker_budget = config.recovery.make_worker_budget()
+        self._has_worker = False
+
+    def start(self) -> None:
+        """Begin to start the worker."""
+        self._note_phase("start worker", self._clock())
+        self._executor.start()
+        self._take_events()
+
+    def run_turn(self, messages: Messages = ()) -> None:
+        """Take what has come, keep the worker fed, deliver. `messages` that are left come in a later turn."""
+        # 1. Clients before results: what an abort ends needs no further token.
+        self.take_messages(messages)
+        self._registry.check_leases_if_due()
+        self._take_events()
+        # 2. The worker before the clients: it idles while they are answered.
+        core = self._registry.core
+        if core is not None:
+            core.expire(self._monotonic())
+            if self._has_worker:
+                self._submit_steps(core)
+        # 3. What is owed.
+        self._registry.deliver()
+        if core is not None:
+            _log_requests(core)
+
+    @property
+    def next_turn_at(self) -> float | None:
+        """When a turn is due though nothing arrives, by the monotonic clock; None if at no time."""
+        core = self._registry.core
+        times = [self._registry.next_turn_at, self._executor.next_check_at]
+        if core is not None:
+            times += [core.next_deadline(), core.next_schedule_at()]
+        return min((at for at in times if at is not None), default=None)
+
+    def take_messages(self, messages: Messages) -> None:
+        """Take messages for at most MAX_RECEIVE_S; one that makes no sense is answered with a notice."""
+        ends_at = self._monotonic() + MAX_RECEIVE_S
+        for identity, frames in messages:
+            try:
+                self._registry.take(identity, self.codec.decode(frames))
+            except ProtocolError as error:
+                self._registry.reply(identity, ProtocolNotice(str(error)))
+            if self._monotonic() >= ends_at:
+                return
+
+    def finish(self, exit_code: int, reason: str, kind: str = "") -> None:
+        """End the loop; no further step is submitted."""
+        if exit_code == EXIT_OK:
+            self._journal.note_alone(None)
+        self._has_worker = False
+        self.end = EngineEnd(exit_code, reason, kind)
+
+    # -- steps
+
+    def _submit_steps(self, core: EngineCore) -> None:
+        if core.failures.take_reset():
+            self._executor.reset_rows()
+        while core.num_in_flight < self._config.scheduler.run_ahead:
+            if self._faults is not None:
+                self._faults.reach("core.schedule")
+            self._journal.note_alone(core.failures.alone)
+            step = core.schedule()
+            if step is None:
+                return
+            self._executor.submit(step)
+
+    def _take_events(self) -> None:
+        for event in self._executor.receive():
+            self._on_event(event)
+
+    def _on_event(self, event: ExecutorEvent) -> None:
+        match event:
+            case ModelRunnerOutput():
+                assert self._registry.core is not None
+                self._registry.core.update(event)
+            case StepFailed():
+                assert self._registry.core is not None
+                _fail_step(self._registry.core, event)
+            case WorkerProgress():
+                self._note_phase(event.phase, event.at)
+            case WorkerReady():
+                self._on_worker_ready(event)
+            case WorkerFailed():
+                self._on_worker_failed(event)
+            case WorkerLost():
+                self._on_worker_lost(event)
+
+    # -- the worker
+
+    def _note_phase(self, phase: str, at: float) -> None:
+        self._startup.begin(phase, at)
+        if self._faults is not None:
+            self._faults.reach("core.start")
+        self._registry.note_phase(phase)
+
+    def _on_worker_ready(self, ready: WorkerReady) -> None:
+        self._has_worker = True
+        pids = {"core": os.getpid(), **self._executor.pids}
+        if self._registry.core is not None:
+            self._go_on_with(ready, self._registry.core, pids)
+            return
+        core = EngineCore(
+            self._config,
+            ready.num_gpu_blocks,
+            self._clock,
+            self._hash_seed,
+            self._monotonic,
+            self._journal.num_deaths,
+        )
+        facts = make_engine_facts(self._config, ready, pids, self._startup)
+        for line in format_startup(facts):
+            _log.info("%s", line)
+        self._registry.open(core, facts)
+
+    def _go_on_with(self, ready: WorkerReady, core: EngineCore, pids: dict[str, int]) -> None:
+        """Another worker is there in the place of a lost one."""
+        facts = self._registry.facts
+        assert facts is not None
+        if ready.batch_variance_reason != facts.batch_variance_reason:  # a compiler that is gone, for one
+            level = format_level(ready.batch_variance_reason)
+            _log.error("the restarted worker computes in another way: %s from now on", level)
+        self._registry.facts = msgspec.structs.replace(
+            facts, pids=pids, batch_variance_reason=ready.batch_variance_reason
+        )
+        if ready.num_gpu_blocks < core.stats().kv_blocks_total:
+            self._journal.note_alone(None)
+            reason = "the restarted worker has room for fewer KV blocks than before; starting anew"
+            _log.error("%s", reason)
+            self.finish(EXIT_CRASHED, reason)  # another core can go on with fewer
+        _log.info("another worker is %s", format_phases(self._startup.measure()))
+
+    def _on_worker_failed(self, failed: WorkerFailed) -> None:
+        """What is wrong with the model stays so; else one in the place of a lost one is tried again."""
+        _log.debug("worker start failed\n%s", failed.details)
+        if self._registry.core is None or failed.kind in USER_ERRORS:
+            self.finish(EXIT_START_FAILED, failed.reason, failed.kind)
+        else:
+            self._on_worker_lost(WorkerLost(f"the worker did not start again: {failed.reason}"))
+
+    def _on_worker_lost(self, lost: WorkerLost) -> None:
+        """Start another worker and compute every running request again; too often, and the engine ends."""
+        core = self._registry.core
+        if core is None:
+            self.finish(EXIT_START_FAILED, f"the engine did not start: {lost.reason}", "EngineStartError")
+            return
+        death = core.failures.lose_worker(lost.reason)
+        if death is WorkerDeath.CONVICTED:
+            self._worker_budget.forgive()
+        elif death is WorkerDeath.UNEXPLAINED and self._worker_budget.note_loss(self._monotonic()) is None:
+            self.finish(EXIT_WORKER_LOST, f"{lost.reason}, {self._worker_budget.excess}")
+            return
+        _log.error("%s; starting another", lost.reason)
+        self._has_worker = False
+        self._startup = StartupClock("start worker", self._clock())
+        self._executor.start()
+
+
+def _fail_step(core: EngineCore, failed: StepFailed) -> None:
+    if not core.failures.fail_step(failed):
+        return
+    _log.error("step %d failed: %s\n%s", failed.step_id, failed.error, failed.details)
+    if failed.is_out_of_memory:
+        max_tokens, max_rows = core.failures.step_limits
+        _log.warning("steps have at most %d tokens and %d requests for a while", max_tokens, max_rows)
+
+
+def _log_requests(core: EngineCore) -> None:
+    for report in core.failures.take_poison_reports():
+        _log.error("poison request %s", msgspec.json.encode(report).decode())
+    for line in core.remarks.take():
+        _log.info("%s", line)
