@@ -332,12 +332,13 @@ def _make_worker_env() -> dict[str, str]:
 
 
 class InProcessExecutor(Executor):
-    """The worker in this process: a step runs inside `submit`. Loads torch here, which nothing else does."""
+    """The worker in this process: `receive` runs one step. Loads torch here, which nothing else does."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._worker: Any = None
-        self._events: deque[ExecutorEvent] = deque()
+        self._events: list[ExecutorEvent] = []  # of the start
+        self._queue: deque[SchedulerOutput | ResetRows] = deque()
         self._is_broken = False
 
     def start(self) -> None:
@@ -352,26 +353,33 @@ class InProcessExecutor(Executor):
             self._events.append(WorkerFailed(str(error), type(error).__name__, traceback.format_exc()))
 
     def submit(self, step: SchedulerOutput) -> None:
-        if self._is_broken:
-            self._events.append(StepFailed(step.step_id, "an earlier step failed"))
-            return
-        try:
-            self._events.append(self._worker.execute(step))
-        except Exception as error:  # any failure of a step is the step's answer, not this process's end
-            self._is_broken = True
-            self._events.append(self._worker.describe_failure(step.step_id, error))
+        self._queue.append(step)
 
     def reset_rows(self) -> None:
-        self._worker.reset_rows()
-        self._is_broken = False
+        self._queue.append(ResetRows())
 
     def receive(self) -> list[ExecutorEvent]:
-        events = list(self._events)
-        self._events.clear()
+        events, self._events = self._events, []
+        while self._queue and not events:
+            message = self._queue.popleft()
+            if isinstance(message, ResetRows):
+                self._worker.reset_rows()
+                self._is_broken = False
+            else:
+                events.append(self._execute(message))
         return events
 
+    def _execute(self, step: SchedulerOutput) -> ExecutorEvent:
+        if self._is_broken:
+            return StepFailed(step.step_id, "an earlier step failed")
+        try:
+            return self._worker.execute(step)
+        except Exception as error:  # any failure of a step is the step's answer, not this process's end
+            self._is_broken = True
+            return self._worker.describe_failure(step.step_id, error)
+
     def register(self, poller: zmq.Poller) -> None:
-        """Nothing to wait for: every event is there when `start` or `submit` returns."""
+        """Nothing to wait for: what was submitted runs when it is asked for."""
 
     def stop(self, grace_s: float) -> None:
         del grace_s

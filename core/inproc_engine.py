@@ -1,24 +1,32 @@
-"""An engine without processes: core and worker in the caller's thread, for debugging. The same EngineCore
-and executor interface as engine_process.py; only the sockets are missing.
+"""An engine without processes: EngineLoop and the worker in the caller's thread, for debugging. The caller is
+its one client, and a turn is run when outputs are asked for.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, raise_remote
-from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, UtilityCall, UtilityResult
-from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
-from .engine_core import EngineCore
-from .engine_facts import StartupClock, call_utility, format_startup, make_engine_facts
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Hello,
+    StartupProgress,
+    UtilityCall,
+    UtilityResult,
+)
+from .client_registry import ClientRegistry
+from .engine_facts import StartupClock
+from .engine_loop import EngineLoop
 from .executor import InProcessExecutor
-from .stats_collector import AttachedClient, Surroundings
-
-_log = logging.getLogger(__name__)
 
 _CLIENT = b"inproc"
 
@@ -27,28 +35,22 @@ class InprocEngine:
     """Runs steps only while somebody waits for outputs."""
 
     def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] | None) -> None:
+        """Load the model and be ready; raises what the worker's start raises."""
         startup = StartupClock("start core", time.time())
-        self._config = config
         self._is_closed = False
         self._owner_pid = os.getpid()
+        self._on_phase = on_phase
+        self._outputs: list[EngineCoreOutput] = []
         self._executor = InProcessExecutor(config)
-        startup.begin("start worker", time.time())
-        self._executor.start()
-        for event in self._executor.receive():
-            match event:
-                case WorkerProgress(phase=phase, at=at):
-                    startup.begin(phase, at)
-                    if on_phase is not None:
-                        on_phase(phase)
-                case WorkerReady():
-                    self._core = EngineCore(config, event.num_gpu_blocks, clock=time.time)
-                    self.facts = make_engine_facts(config, event, {"core": os.getpid()}, startup)
-                    for line in format_startup(self.facts):
-                        _log.info("%s", line)
-                case WorkerFailed():
-                    raise_remote(event.kind, event.reason)
-                case _:
-                    raise AssertionError(f"{event} during start-up")
+        self._registry = ClientRegistry("inproc", startup.started_at, self._take_message)
+        self._loop = EngineLoop(config, self._executor, self._registry, startup)
+        self._registry.take(_CLIENT, Hello(PROTOCOL_VERSION, "inproc", self._owner_pid))
+        self._loop.start()
+        self._registry.deliver()
+        if self._loop.end is not None:
+            raise_remote(self._loop.end.kind, self._loop.end.reason)
+        assert self._registry.facts is not None
+        self.facts = self._registry.facts
 
     def check_usable(self) -> None:
         """Raise EngineDeadError after `close`, and in a fork, as every call does."""
@@ -60,54 +62,40 @@ class InprocEngine:
     def add_request(self, request: EngineCoreRequest) -> None:
         """As EngineCore.add_request."""
         self.check_usable()
-        self._core.add_request(_CLIENT, request)
+        self._registry.take(_CLIENT, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """As EngineCore.abort_requests."""
         self.check_usable()
-        self._core.abort_requests(_CLIENT, request_ids)
+        self._registry.take(_CLIENT, AbortRequests(request_ids))
 
     def run_step(self) -> list[EngineCoreOutput]:
         """What there is to deliver; else run what can run once, and [] if that gave nothing."""
         self.check_usable()
-        if outputs := self._take_outputs():
-            return outputs
-        self._submit_steps()
-        for event in self._executor.receive():
-            self._on_event(event)
-        return self._take_outputs()
+        self._registry.deliver()  # what was refused or aborted
+        for _ in range(2):  # one turn submits the first step, the next one takes its result
+            if not self._outputs:
+                self._loop.run_turn()
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def call_utility(self, call: UtilityCall) -> UtilityResult:
         """Answer at once."""
         self.check_usable()
-        started_at = self.facts.started_at
-        connected_s = time.time() - started_at
-        client = AttachedClient("inproc", os.getpid(), 1.0, num_unsent=0, connected_s=connected_s)
-        return call_utility(self._core, call, Surroundings("inproc", started_at, {_CLIENT: client}))
+        return self._registry.answer(call)
 
     def close(self) -> None:
         """Drop the worker. Idempotent."""
         self._is_closed = True
         self._executor.stop(0.0)
 
-    def _take_outputs(self) -> list[EngineCoreOutput]:
-        self._core.expire(time.monotonic())
-        return self._core.take_outputs().get(_CLIENT, [])
-
-    def _submit_steps(self) -> None:
-        if self._core.failures.take_reset():
-            self._executor.reset_rows()
-        while self._core.num_in_flight < self._config.scheduler.run_ahead:
-            step = self._core.schedule()
-            if step is None:
-                return
-            self._executor.submit(step)
-
-    def _on_event(self, event: object) -> None:
-        match event:
-            case ModelRunnerOutput():
-                self._core.update(event)
-            case StepFailed():
-                self._core.failures.fail_step(event)
+    def _take_message(self, _client: bytes, message: msgspec.Struct) -> bool:
+        """What is delivered to the one client; the queue is never full."""
+        match message:
+            case EngineCoreOutputs(outputs=outputs):
+                self._outputs += outputs
+            case StartupProgress(phase=phase) if self._on_phase is not None and phase:
+                self._on_phase(phase)
             case _:
                 pass
+        return True
