@@ -21,11 +21,10 @@ def run_core() -> None:
     engine_process.main()
 
 
-def run_worker() -> None:
-    """The worker, watched at the door of its model runner."""
+def poison_steps() -> None:
+    """Watch this process's workers at the door of their model runner."""
     from quire.ipc.step import SchedulerOutput
     from quire.ipc.token_ids import decode_token_ids
-    from quire.worker import worker_process
     from quire.worker.model_runner import GPUModelRunner, LaunchedStep
 
     launch = GPUModelRunner.launch
@@ -42,6 +41,13 @@ def run_worker() -> None:
         return launch(self, step)
 
     GPUModelRunner.launch = launch_poisoned
+
+
+def run_worker() -> None:
+    """The worker, watched."""
+    from quire.worker import worker_process
+
+    poison_steps()
     worker_process.main()
 
 

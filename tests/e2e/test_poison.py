@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poisoned import KILLS, RAISES
+from poisoned import KILLS, RAISES, poison_steps
 from quire import LLM, SamplingParams
 from quire.frontend import engine_link
+from quire.worker.model_runner import GPUModelRunner
 
 NUM_REQUESTS = 64
 PARAMS = [
@@ -63,3 +64,17 @@ def test_exactly_the_poison_fails(
         else:
             assert list(output.outputs[0].token_ids) == golden[i]
             assert output.outputs[0].finish_reason == "length"
+
+
+def test_in_the_callers_process_too_exactly_the_poison_fails(
+    golden: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GPUModelRunner, "launch", GPUModelRunner.launch)  # as it is now, afterwards
+    poison_steps()
+    with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, distributed_executor_backend="uni") as llm:
+        outputs = llm.generate(make_prompts({31: RAISES}), PARAMS, use_tqdm=False)
+        assert llm.llm_engine.check_integrity() is None
+    assert outputs[31].error_code == "poison_request"
+    assert "a poisonous prompt" in (outputs[31].error or "")
+    others = [list(output.outputs[0].token_ids) for i, output in enumerate(outputs) if i != 31]
+    assert others == golden[:31] + golden[32:]
