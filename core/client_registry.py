@@ -53,13 +53,13 @@ class ClientRegistry:
         self.clients: dict[bytes, Client] = {}
         self.core: EngineCore | None = None
         self.facts: EngineFacts | None = None
+        self.leases = LeaseWatch(clock)  # says when to `check_leases`
         self._epoch = epoch
         self._started_at = started_at
         self._phase = ""
         self._send = send
         self._clock = clock
         self._calls = UtilityCalls(clock)
-        self._leases = LeaseWatch(clock)
 
     def note_phase(self, phase: str) -> None:
         """Tell who waits for the start how far it is."""
@@ -102,13 +102,13 @@ class ClientRegistry:
             self._calls.forget(identity)
             self.core.remove_client(identity)
 
-    def note_disconnect(self) -> None:
-        """Some connection has ended; nobody knows whose."""
-        self._leases.note_disconnect()
-
-    def check_leases_if_due(self) -> None:
-        """After a `note_disconnect`: forget the clients whose connection has ended."""
-        self._leases.check_if_due(self._check_leases)
+    def check_leases(self) -> None:
+        """Forget the clients whose connection has ended."""
+        for identity in list(self.clients):
+            try:
+                self._send(identity, LeaseCheck())
+            except ConnectionResetError:
+                self._on_client_gone(identity)
 
     def reply(self, identity: bytes, message: msgspec.Struct) -> None:
         """Answer, past the outputs that wait; at once to one that is no client, if it is still there."""
@@ -124,7 +124,7 @@ class ClientRegistry:
     @property
     def next_turn_at(self) -> float | None:
         """When something has to be done here though nothing arrives; None if there is no such time."""
-        times = [self._calls.next_at, self._leases.next_check_at]
+        times = [self._calls.next_at, self.leases.next_check_at]
         if any(client.outbox for client in self.clients.values()):
             times.append(self._clock() + OUTBOX_RETRY_S)
         return min((at for at in times if at is not None), default=None)
@@ -155,13 +155,6 @@ class ClientRegistry:
         now = self._clock()
         clients = {identity: client.describe(now) for identity, client in self.clients.items()}
         return call_utility(self.core, call, Surroundings(self._epoch, self._started_at, clients))
-
-    def _check_leases(self) -> None:
-        for identity in list(self.clients):
-            try:
-                self._send(identity, LeaseCheck())
-            except ConnectionResetError:
-                self._on_client_gone(identity)
 
     def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:

@@ -87,7 +87,7 @@ class EngineLoop:
         """Take what has come, keep the worker fed, deliver. `messages` that are left come in a later turn."""
         # 1. Clients before results: what an abort ends needs no further token.
         self.take_messages(messages)
-        self._registry.check_leases_if_due()
+        self._registry.leases.check_if_due(self._registry.check_leases)
         self._take_events()
         # 2. The worker before the clients: it idles while they are answered.
         core = self._registry.core
@@ -176,14 +176,9 @@ class EngineLoop:
         if self._registry.core is not None:
             self._go_on_with(ready, self._registry.core, pids)
             return
-        core = EngineCore(
-            self._config,
-            ready.num_gpu_blocks,
-            self._clock,
-            self._hash_seed,
-            self._monotonic,
-            self._journal.num_deaths,
-        )
+        num_blocks, num_deaths = ready.num_gpu_blocks, self._journal.num_deaths
+        clock, monotonic = self._clock, self._monotonic
+        core = EngineCore(self._config, num_blocks, clock, self._hash_seed, monotonic, num_deaths)
         facts = make_engine_facts(self._config, ready, pids, self._startup)
         for line in format_startup(facts):
             _log.info("%s", line)

@@ -112,7 +112,7 @@ class EngineCoreProcess:
             self._loop.finish(EXIT_OK, "the engine was stopped")
             return
         if self._listener.monitor in ready and self._listener.read_events():
-            self._registry.note_disconnect()
+            self._registry.leases.note_disconnect()
         self._listener.check(time.monotonic())
         self._loop.run_turn(self._receive() if self._router in ready else ())
 

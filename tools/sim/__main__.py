@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 
 from .simulate import simulate
@@ -16,6 +17,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: at least 1")
+    logging.disable()  # steps that fail and workers that die are what it is about
     return simulate(range(args.first, args.first + args.seeds))
 
 

@@ -150,13 +150,7 @@ class _Run:
                 client.stopped_until = max(client.stopped_until, self._timeline.now + fault.lasts_s)
 
     def _harm_worker(self, core: SimCore, kind: FaultKind) -> None:
-        match kind:
-            case FaultKind.WORKER_CRASH:
-                core.crash_worker()
-            case FaultKind.STEP_FAILURE:
-                core.fail_next_step()
-            case _:
-                core.starve_next_step()
+        core.harm_worker(kind)
         self._num_accidents = max(self._num_accidents, core.num_accidents)
         self._num_shortages = max(self._num_shortages, core.num_shortages)
 

@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, TypeVar, get_args
 
-from ...ipc.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+import msgspec
+
+from ...ipc.config import EngineConfig, RecoveryConfig, SchedulerConfig, SchedulingPolicy
 from .fake_worker import make_config
 
 MAX_MODEL_LEN = 48
 BLOCK_SIZE = 8
 _Item = TypeVar("_Item")
+_NO_LIMIT = 1_000_000
 _BUSY_S = 0.6  # requests arrive and faults happen within this time
 
 
@@ -100,12 +103,14 @@ class Scenario:
             max_num_queued_reqs=self.max_num_queued_reqs,
             run_ahead=self.run_ahead,
         )
-        return make_config(
+        config = make_config(
             max_model_len=MAX_MODEL_LEN,
             block_size=BLOCK_SIZE,
             enable_prefix_caching=self.caching,
             scheduler=scheduler,
         )
+        # The engine's end after too many deaths is not simulated.
+        return msgspec.structs.replace(config, recovery=RecoveryConfig(max_worker_restarts=_NO_LIMIT))
 
     def describe(self) -> str:
         """All options, a request and a fault a line."""

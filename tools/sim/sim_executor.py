@@ -1,0 +1,159 @@
+"""SimExecutor: a worker on the simulated timeline, behind the core's Executor interface.
+
+It takes its time, has little memory and dies of poison, or takes the core with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from ...core.executor import Executor, ExecutorEvent, WorkerLost
+from ...ipc.config import EngineConfig
+from ...ipc.step import SchedulerOutput, StepFailed, WorkerReady
+from .fake_worker import FakeExecutor, FakeWorker
+from .network import Timeline
+from .scenario import FaultKind, Scenario, SimRequest
+
+_WORKER_START_S = 0.1
+_LONGEST_STEP_S = 0.01
+_LONGEST_NOTICE_S = 0.02  # until the core knows that its worker is dead
+
+
+class WorkerDied(Exception):
+    """A step has ended its worker."""
+
+
+class CoreDied(Exception):
+    """A step has ended the engine core."""
+
+
+class PoisonedWorker(FakeWorker):
+    """A FakeWorker for which some requests are poison, and some steps too large."""
+
+    poisons: Mapping[str, SimRequest]
+    capacity: int | None
+    is_short: bool = False  # of memory for the next step, however small
+
+    def find_failure(self, step: SchedulerOutput) -> StepFailed | None:
+        num_tokens = sum(step.num_tokens)
+        if self.is_short or (self.capacity is not None and num_tokens > self.capacity):
+            self.is_short = False
+            return _run_short(step, f"{num_tokens} tokens are too many")
+        for number in step.rows:
+            row = self.rows[number]
+            request = self.poisons.get(row.request_id)
+            num_output = len(row.tokens) - row.num_prompt_tokens
+            if request is None or num_output < request.poison_from:
+                continue
+            match request.poison:
+                case "death":
+                    raise WorkerDied(row.request_id)
+                case "core":
+                    raise CoreDied(row.request_id)
+                case "step":
+                    return StepFailed(step.step_id, f"poisoned by {row.request_id}")
+                case "memory":
+                    return _run_short(step, f"{row.request_id} is too large")
+                case _:
+                    self.bad.add(row.request_id)
+        return None
+
+
+def _run_short(step: SchedulerOutput, cause: str) -> StepFailed:
+    return StepFailed(step.step_id, cause, is_out_of_memory=True)
+
+
+class SimExecutor(Executor):
+    """One worker at a time; all that it does takes a random time."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        scenario: Scenario,
+        timeline: Timeline,
+        rng: random.Random,
+        on_event: Callable[[], None],
+        on_core_poisoned: Callable[[], None],
+    ) -> None:
+        """`on_event`: `receive` has something to return."""
+        self._config = config
+        self._scenario = scenario
+        self._timeline = timeline
+        self._rng = rng
+        self._on_event = on_event
+        self._on_core_poisoned = on_core_poisoned
+        self._worker: PoisonedWorker | None = None
+        self._steps: FakeExecutor | None = None  # of the worker; what is sent to a dead one is lost with it
+        self._events: list[ExecutorEvent] = []
+        self._is_stopped = False
+
+    def start(self) -> None:
+        self._call_within(_WORKER_START_S, self._get_ready)
+
+    def submit(self, step: SchedulerOutput) -> None:
+        if self._steps is not None:
+            self._steps.submit(step)
+            if len(self._steps.pending) == 1:
+                self._run_step(self._steps)
+
+    def reset_rows(self) -> None:
+        if self._steps is not None:
+            self._steps.reset_rows()
+
+    def receive(self) -> list[ExecutorEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def stop(self, grace_s: float) -> None:
+        del grace_s
+        self._is_stopped = True
+        self._steps = self._worker = None
+
+    def harm_worker(self, kind: FaultKind) -> bool:
+        """Let the worker die, or its next step raise or be too large; False if there is none."""
+        if self._worker is None:
+            return False
+        match kind:
+            case FaultKind.WORKER_CRASH:
+                self._lose_worker("the worker was killed")
+            case FaultKind.STEP_FAILURE:
+                self._worker.fail_next = "injected"
+            case _:
+                self._worker.is_short = True
+        return True
+
+    def _call_within(self, longest_s: float, action: Callable[[], None]) -> None:
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, longest_s), action)
+
+    def _tell(self, event: ExecutorEvent) -> None:
+        self._events.append(event)
+        self._on_event()
+
+    def _get_ready(self) -> None:
+        if self._is_stopped:
+            return
+        worker = self._worker = PoisonedWorker(self._config, self._scenario.num_blocks)
+        worker.poisons, worker.capacity = self._scenario.poisons, self._scenario.capacity
+        self._steps = FakeExecutor(worker)
+        self._tell(WorkerReady(self._scenario.num_blocks, "fake", []))
+
+    def _lose_worker(self, reason: str) -> None:
+        self._steps = self._worker = None
+        self._call_within(_LONGEST_NOTICE_S, lambda: self._tell(WorkerLost(reason)))
+
+    def _run_step(self, steps: FakeExecutor) -> None:
+        def finish() -> None:
+            if self._steps is not steps:
+                return
+            try:
+                self._tell(steps.collect())
+            except WorkerDied as died:
+                self._lose_worker(f"the worker died of {died}")
+            except CoreDied:
+                self._on_core_poisoned()
+            else:
+                if steps.pending:
+                    self._run_step(steps)
+
+        self._call_within(_LONGEST_STEP_S, finish)
