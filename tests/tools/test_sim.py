@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,12 @@ from dataclasses import replace
 
 import pytest
 from quire.core.blame import Blame
+from quire.core.client_registry import ClientRegistry
+from quire.core.clients import LeaseWatch
 from quire.core.death_journal import DeathJournal
+from quire.core.engine_loop import EngineLoop
+from quire.core.executor import WorkerLost
+from quire.core.failures import Failures
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.step_limits import StepLimits
 from quire.frontend.engine_link import Conversation
@@ -84,7 +90,7 @@ def test_a_seed_replays_in_another_process_with_other_hashes() -> None:
         text=True,
         timeout=60,
         check=True,
-        env={"PYTHONHASHSEED": "1"},
+        env=os.environ | {"PYTHONHASHSEED": "1"},
     )
     assert done.stdout.strip() == str([repr(run_scenario(draw_scenario(seed))) for seed in seeds])
 
@@ -173,6 +179,32 @@ def break_wait_of_search(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Blame, "note_progress", note_progress)
 
 
+def break_reset_of_rows(patch: pytest.MonkeyPatch) -> None:
+    """The worker is not told that its rows have become void."""
+    patch.setattr(Failures, "take_reset", lambda _self: False)
+
+
+def break_wait_for_worker(patch: pytest.MonkeyPatch) -> None:
+    """Steps are submitted between a worker's death and the next one's start."""
+    original = EngineLoop._on_worker_lost
+
+    def on_worker_lost(self: EngineLoop, lost: WorkerLost) -> None:
+        original(self, lost)
+        self._has_worker = True
+
+    patch.setattr(EngineLoop, "_on_worker_lost", on_worker_lost)
+
+
+def break_leases(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks who has gone when a connection ends."""
+    patch.setattr(LeaseWatch, "note_disconnect", lambda _self: None)
+
+
+def break_retry(patch: pytest.MonkeyPatch) -> None:
+    """What did not fit into a client's queue waits for the next message."""
+    patch.setattr(ClientRegistry, "next_turn_at", property(lambda self: self.leases.next_check_at))
+
+
 def break_second_try(patch: pytest.MonkeyPatch) -> None:
     """Who is in a step that is too large fails at once."""
     patch.setattr(StepLimits, "shrink", lambda _self, _num_tokens, _num_rows: False)
@@ -182,6 +214,10 @@ BREAKS = [
     break_journal,
     break_wait_of_search,
     break_second_try,
+    break_reset_of_rows,
+    break_wait_for_worker,
+    break_leases,
+    break_retry,
     break_number_check,
     break_loss_of_number,
     break_merge_in_ledger,
@@ -214,7 +250,7 @@ def test_a_failing_seed_is_shrunk_and_printed_with_its_options(monkeypatch: pyte
     scenario = draw_scenario(seed)
     small = shrink(scenario)
     assert find_violation(small) is not None
-    assert len(small.requests) <= 2
+    assert len(small.requests) <= 3
     assert len(small.requests) + len(small.faults) < len(scenario.requests) + len(scenario.faults)
     text = describe_failure(seed)
     assert f"rng_seed={scenario.rng_seed}" in text

@@ -219,9 +219,13 @@ class _Run:
     def _check_end(self) -> None:
         unfinished = self._list_unfinished()
         _require(not unfinished, f"nothing more happens, and these have not ended: {unfinished}")
-        core = None if self._core is None else self._core.core
+        sim = self._core
+        core = None if sim is None else sim.core
         _require(core is not None, "the core has not come back")
+        assert sim is not None
         assert core is not None
+        gone = set(sim.registry.clients) - {client.identity for client in self._clients}
+        _require(not gone, f"the core still knows {sorted(gone)}")
         _require(core.num_unfinished == 0, f"the core keeps {core.num_unfinished} requests for nobody")
         _require(core.stats().kv_blocks_used == 0, f"{core.stats().kv_blocks_used} blocks are still in use")
         for life in self._lives.values():
