@@ -135,7 +135,7 @@ class EngineLoop:
         while core.num_in_flight < self._config.scheduler.run_ahead:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
-            self._journal.note_alone(core.failures.alone)
+            self._journal.note_alone(core.failures.alone)  # first: the step may be this core's end
             step = core.schedule()
             if step is None:
                 return
