@@ -36,16 +36,13 @@ from ..ipc.messages import (
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient
 from .engine_link import (
     Conversation,
-    DaemonEngine,
-    Engine,
-    EngineProcess,
     PhaseCallback,
-    PlannedRestart,
     close_all,
     connect,
     read_connection_events,
     say_goodbye,
 )
+from .engines import DaemonEngine, Engine, EngineProcess, PlannedRestart
 
 _LOST_CHECK_S = 0.5  # how often a client without a connection looks whether there is an engine at all
 _MAX_INBOX = 64  # messages read ahead of the consumer; more stay in the socket, whose limit the engine sees

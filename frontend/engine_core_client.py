@@ -39,16 +39,13 @@ from ..ipc.messages import (
 from ..ipc.sockets import until_ms
 from .engine_link import (
     Conversation,
-    DaemonEngine,
-    Engine,
-    EngineProcess,
     PhaseCallback,
-    PlannedRestart,
     close_all,
     connect,
     read_connection_events,
     say_goodbye,
 )
+from .engines import DaemonEngine, Engine, EngineProcess, PlannedRestart
 from .wakeup import Wakeup
 
 UTILITY_TIMEOUT_S = 30.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from quire.frontend import daemon, engine_link
+from quire.frontend import daemon, engines
 from quire.frontend.daemon import start_daemon
 from quire.ipc.config import EngineConfig
 from quire.ipc.daemon_state import read_state
@@ -41,7 +41,7 @@ def fake_modules() -> Iterator[None]:
     """Engines that are started in this block have a FakeWorker, in daemons too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        patch.setattr(engine_link, "CORE_MODULE", "fake_core")
+        patch.setattr(engines, "CORE_MODULE", "fake_core")
         patch.setattr(daemon, "CORE_MODULE", "fake_core")
         yield
 

@@ -17,7 +17,7 @@ import pytest
 import zmq
 from fakes import expected_output, make_config, make_request
 from quire.core.blame import MAX_DEATHS
-from quire.frontend import engine_link
+from quire.frontend import engines
 from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.engine_core_client import SyncClient, SyncMPClient, make_sync_client
 from quire.ipc.codec import make_client_codec
@@ -43,7 +43,7 @@ CONFIG = make_config()
 @pytest.fixture(autouse=True)
 def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
-    monkeypatch.setattr(engine_link, "CORE_MODULE", "fake_core")
+    monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     from quire.ipc.launch import CoreLaunch
 
-    monkeypatch.setattr(engine_link, "CoreLaunch", functools.partial(CoreLaunch, package_dir="/elsewhere"))
+    monkeypatch.setattr(engines, "CoreLaunch", functools.partial(CoreLaunch, package_dir="/elsewhere"))
     with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
         make_sync_client(CONFIG)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from poisoned import KILLS, RAISES, poison_steps
 from quire import LLM, SamplingParams
-from quire.frontend import engine_link
+from quire.frontend import engines
 from quire.worker.model_runner import GPUModelRunner
 
 NUM_REQUESTS = 64
@@ -30,7 +30,7 @@ def make_prompts(poisoned: dict[int, int], count: int = NUM_REQUESTS) -> list[di
 def llm() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
-        patch.setattr(engine_link, "CORE_MODULE", "poisoned")
+        patch.setattr(engines, "CORE_MODULE", "poisoned")
         with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS) as llm:
             yield llm
 

@@ -211,7 +211,7 @@ REAL_WAYS = ("ends", "dies", "ctrl-c")
 PRELUDE = """
 import os, threading, psutil
 from quire import LLM, SamplingParams
-from quire.frontend import engine_link
+from quire.frontend import engines
 def use(llm):
     llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
     print(*(c.pid for c in psutil.Process().children(recursive=True)), flush=True)
@@ -231,7 +231,7 @@ def test_however_a_script_ends_its_children_are_gone_within_two_seconds(
 def check_that_nothing_stays(way: str) -> None:
     core = "quire.core" if way in REAL_WAYS else "fake_core"
     with subprocess.Popen(
-        [sys.executable, "-c", f"{PRELUDE}\nengine_link.CORE_MODULE = {core!r}\n{SCRIPTS[way]}"],
+        [sys.executable, "-c", f"{PRELUDE}\nengines.CORE_MODULE = {core!r}\n{SCRIPTS[way]}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from fakes import make_config, make_request
 from quire.core.engine_facts import StartupClock, make_engine_facts
-from quire.frontend.engine_link import Conversation, Engine
+from quire.frontend.engine_link import Conversation
+from quire.frontend.engines import Engine
 from quire.ipc.codec import make_client_codec
 from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreOutput, EngineCoreOutputs, Welcome
 from quire.ipc.step import WorkerReady

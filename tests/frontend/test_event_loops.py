@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from frontend_fakes import FakeAsyncClient, prompt_ids
 from quire.frontend import async_llm as async_llm_module
-from quire.frontend import engine_link, input_processor
+from quire.frontend import engines, input_processor
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
@@ -211,7 +211,7 @@ def test_an_engine_that_dies_while_a_prompt_is_tokenized_is_told_to_its_reader(
 def real(monkeypatch: pytest.MonkeyPatch) -> AsyncLLM:
     """One whose core is real, with a fake worker that takes 2 ms a step."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-    monkeypatch.setattr(engine_link, "CORE_MODULE", "fake_core")
+    monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")
     args = EngineArgs(skip_tokenizer_init=True, served_model_name="paced", max_model_len=512)
     return AsyncLLM.from_engine_args(args)
 

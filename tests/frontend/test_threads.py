@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire.frontend import engine_link
+from quire.frontend import engines
 from quire.frontend.llm import LLM
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ def start(name: str = "quick") -> LLM:
     """An LLM whose core is real and whose worker is not; "paced" takes 2 ms a step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-        patch.setattr(engine_link, "CORE_MODULE", "fake_core")
+        patch.setattr(engines, "CORE_MODULE", "fake_core")
         return LLM(skip_tokenizer_init=True, served_model_name=name, max_model_len=512)
 
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from ...frontend.engine_link import Conversation, Engine
+from ...frontend.engine_link import Conversation
+from ...frontend.engines import Engine
 from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
 from ...ipc.messages import EngineCoreOutputs, EngineDead, ProtocolNotice, Refusal, make_aborts

@@ -1,0 +1,183 @@
+"""The engines that a client talks to: a private one that it owns, or a daemon's. Knows no message."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ..ipc.config import EngineConfig
+from ..ipc.core_losses import CoreLosses
+from ..ipc.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME
+from ..ipc.errors import DaemonError, EngineDeadError, QuireError
+from ..ipc.launch import CORE_MODULE, CoreLaunch
+from ..ipc.liveness import ChildWatch
+from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
+from ..ipc.run_dir import RunDirectory, find_daemon, find_named
+from ..ipc.sockets import make_ipc_address
+
+STOP_GRACE_S = 1.5  # what the core gets to end itself and its worker before it is killed
+LAST_WORDS_MS = 100
+
+# Another core would end in the same way, or was told to end.
+_FINAL_EXIT_CODES = (EXIT_OK, EXIT_WORKER_LOST)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRestart:
+    """`start()`, to be called `after_s` from now, puts another engine in the place of one that has ended, at
+    the same address with another `exit_fd`.
+    """
+
+    after_s: float
+    start: Callable[[], None]
+
+
+class Engine(ABC):
+    """An engine that a client talks to. `exit_fd` becomes readable when it is gone for good."""
+
+    address: str
+    exit_fd: int
+    started_at: float  # wall clock, when this client asked for it
+    linger_ms: int  # how long what was sent last may take to leave
+    watch: ChildWatch | None = None  # of an engine that this client may kill
+
+    @abstractmethod
+    def check_owner(self) -> None:
+        """Raise EngineDeadError in a fork of the owner: two processes cannot share one conversation."""
+
+    @abstractmethod
+    def describe_end(self) -> str | None:
+        """How it has ended, None while it lives."""
+
+    @property
+    def last_words_ms(self) -> int:
+        """It has ended: how long what it said last may be on its way through the socket."""
+        return LAST_WORDS_MS
+
+    def plan_restart(self) -> PlannedRestart | None:
+        """It has ended: how this client starts another, None if it is gone for good."""
+        return None
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let go of it; a private one ends. Idempotent."""
+
+
+class EngineProcess(Engine):
+    """A private engine core: its run directory, process and the way they end.
+
+    A core that is lost after it was ready once is replaced by another, within limits.
+    """
+
+    linger_ms = 0
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.started_at = time.time()
+        self.run_dir = RunDirectory.create_private()
+        self.address = self.run_dir.address_of(CLIENT_SOCKET_NAME)
+        launch = CoreLaunch(
+            client_address=self.address,
+            worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
+            config=config,
+            journal_path=str(self.run_dir.path / JOURNAL_NAME),
+        )
+        self._watches_core = config.watches_core
+        replacement = msgspec.structs.replace(launch, config=config.for_replacement())
+        self._replacement_launch = msgspec.msgpack.encode(replacement)
+        self._losses = CoreLosses(config.recovery.make_core_budget(), launch.journal_path)
+        self._is_restarting = False
+        self._has_been_lost_too_often = False
+        self._owner_pid = os.getpid()
+        self._start(msgspec.msgpack.encode(launch))
+
+    def check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError("this process is a fork of the engine's owner; make an engine of its own")
+
+    def describe_end(self) -> str | None:
+        if self._is_restarting or self.child.exit_code is None:
+            return None
+        often = f", {self._losses.excess}" if self._has_been_lost_too_often else ""
+        return self.child.describe_exit() + often
+
+    @property
+    def last_words_ms(self) -> int:
+        was_killed = (self.child.exit_code or 0) < 0  # what it had to say the next one will say
+        return 0 if was_killed else LAST_WORDS_MS
+
+    def plan_restart(self) -> PlannedRestart | None:
+        if self.child.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
+            return None
+        backoff_s = self._losses.note_loss(time.monotonic())
+        self._has_been_lost_too_often = backoff_s is None
+        self._is_restarting = backoff_s is not None
+        if backoff_s is None:
+            return None
+        _log.error("%s; starting another", self.child.describe_exit())
+        return PlannedRestart(backoff_s, self._start_again)
+
+    def stop(self) -> None:
+        """End everything, unless this is a fork of the owner: what it inherited is not its own."""
+        if os.getpid() != self._owner_pid:
+            return
+        self.child.stop(STOP_GRACE_S)
+        self.run_dir.remove()
+
+    def _start_again(self) -> None:
+        self.child.stop(0.0)
+        try:
+            self.run_dir.maintain()
+        except QuireError as error:  # the core says what it cannot do without
+            _log.error("%s", error)
+        self._start(self._replacement_launch)
+        self._is_restarting = False
+
+    def _start(self, launch: bytes) -> None:
+        self.child = ChildProcess.start(CORE_MODULE, "engine-core", launch)
+        self.exit_fd = self.child.pid_fd
+        if self._watches_core:
+            self.watch = ChildWatch(self.child, time.monotonic())
+
+
+class DaemonEngine(Engine):
+    """The engine of a running daemon: it stays when this client leaves."""
+
+    linger_ms = 200
+
+    def __init__(self, name: str) -> None:
+        """Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs."""
+        self.started_at = time.time()
+        self._name = name
+        self._owner_pid = os.getpid()
+        directory = find_named(name)
+        self._pid = find_daemon(name)
+        try:
+            self.exit_fd = os.pidfd_open(self._pid)
+        except ProcessLookupError:
+            raise DaemonError(f"the daemon {name!r} has just ended") from None
+        self.address = make_ipc_address(str(directory / CLIENT_SOCKET_NAME))
+
+    def check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError("this process is a fork of an attached one; attach by itself")
+
+    def describe_end(self) -> str | None:
+        if self.exit_fd < 0:  # this client has left
+            return None
+        poller = select.poll()
+        poller.register(self.exit_fd, select.POLLIN)
+        return f"the daemon {self._name!r} (pid {self._pid}) has ended" if poller.poll(0) else None
+
+    def stop(self) -> None:
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
