@@ -26,8 +26,7 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import SPARE_ROLE, WORKER_MODULE, WorkerLaunch
-from ..ipc.process import ChildProcess
-from ..ipc.process_state import is_stopped
+from ..ipc.process import ChildProcess, ProcessHandle
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
 from ..ipc.spare import AdoptedProcess, find_spare_path
 from ..ipc.step import (
@@ -132,7 +131,7 @@ class ProcessExecutor(Executor):
         self._num_starts = 0
         self._socket: zmq.Socket[bytes] | None = None
         self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
-        self._child: ChildProcess | AdoptedProcess | None = None
+        self._child: ProcessHandle | None = None
         self._spare: ChildProcess | None = None
         self._spare_path = find_spare_path(address)
         self._watch = StepWatch(config.step_timeout_s, config.ready_timeout_s)
@@ -203,7 +202,7 @@ class ProcessExecutor(Executor):
         # worker of the core before, which may be late to leave, must not come to this core's.
         return f"{self._address}{self._life}{self._num_starts % 10}"
 
-    def _start_worker(self, launch: bytes) -> ChildProcess | AdoptedProcess:
+    def _start_worker(self, launch: bytes) -> ProcessHandle:
         """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
         if self._config.recovery.warm_spare:
             adopted = AdoptedProcess.adopt(self._spare_path, "worker", launch)
@@ -268,12 +267,12 @@ class ProcessExecutor(Executor):
             events.append(event)
         return events
 
-    def _look_after(self, child: ChildProcess | AdoptedProcess) -> None:
+    def _look_after(self, child: ProcessHandle) -> None:
         """Give a worker up that does not get on; kill it when its stacks are written."""
         now = time.monotonic()
         if (
             self._doom is None
-            and (overdue := self._watch.find_overdue(now, lambda: is_stopped(child.pid))) is not None
+            and (overdue := self._watch.find_overdue(now, lambda: child.is_stopped)) is not None
         ):
             self._give_up(overdue)
         if self._doom is None and self._has_lost_connection() and not self._is_leaving:

@@ -20,9 +20,10 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 
 from .process_limits import open_closed_streams
-from .process_state import has_handler
+from .process_state import has_handler, is_computing, is_stopped
 
 EXIT_OK = 0
 EXIT_CRASHED = 1  # an exception that nobody expected; the traceback is on stderr
@@ -30,7 +31,7 @@ EXIT_START_FAILED = 10  # told to the parent in a Refusal or WorkerFailed before
 EXIT_PARENT_LOST = 11
 EXIT_WORKER_LOST = 12
 EXIT_CORE_LOST = 13
-EXIT_NAMES = {
+_EXIT_NAMES = {
     EXIT_CRASHED: "crashed",
     EXIT_START_FAILED: "start failed",
     EXIT_PARENT_LOST: "lost its parent",
@@ -43,27 +44,91 @@ _PARENT_CHECK_INTERVAL_S = 0.5
 _STACK_DUMP_SIGNAL = signal.SIGUSR1
 
 
-def describe_exit(role: str, pid: int, exit_code: int | None, killed_because: str | None) -> str:
-    """How a child process ended, for a log line; `killed_because` is what its owner killed it for."""
-    who = f"{role} (pid {pid})"
-    if exit_code is None:
-        return f"{who} is running"
-    because = "" if killed_because is None else f": {killed_because}"
-    if exit_code < 0:
-        return f"{who} was killed by {signal.Signals(-exit_code).name}{because}"
-    name = EXIT_NAMES.get(exit_code)
-    return f"{who} exited with code {exit_code}" + (f" ({name})" if name else "")
+class ProcessHandle(ABC):
+    """A process that this one may end. `pid_fd` becomes readable when it has ended (for a poller)."""
+
+    def __init__(self, role: str, pid: int) -> None:
+        self.role = role
+        self.pid = pid
+        self.pid_fd: int = os.pidfd_open(pid)
+        self._killed_because: str | None = None
+
+    @property
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal."""
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether any of its threads runs or is ready to."""
+        return is_computing(self.pid)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return is_stopped(self.pid)
+
+    def describe_exit(self) -> str:
+        """'worker (pid 7) was killed by SIGKILL' or '... exited with code 1 (crashed)'."""
+        who, code = f"{self.role} (pid {self.pid})", self.exit_code
+        if code is None:
+            return f"{who} is running"
+        if code < 0:
+            return f"{who} was killed by {signal.Signals(-code).name}{self._because}"
+        name = _EXIT_NAMES.get(code)
+        return f"{who} exited with code {code}" + (f" ({name})" if name else "")
+
+    @property
+    def _because(self) -> str:
+        return "" if self._killed_because is None else f": {self._killed_because}"
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pid_fd, number)
+
+    def dump_stacks(self) -> None:
+        """Have a process that called `enable_stack_dumps` write its stacks to standard error, no other."""
+        if has_handler(self.pid, _STACK_DUMP_SIGNAL):
+            self.send_signal(_STACK_DUMP_SIGNAL)
+
+    def kill(self, because: str) -> None:
+        """SIGKILL, without waiting; `describe_exit` will give the reason. Unless it has ended by itself."""
+        if self.exit_code is None:
+            self._killed_because = because
+            self.send_signal(signal.SIGKILL)
+
+    @abstractmethod
+    def close_lifeline(self) -> None:
+        """Ask it to end, without waiting. Idempotent."""
+
+    def stop(self, grace_s: float) -> int:
+        """End it: lifeline first, SIGKILL after `grace_s`. Returns its exit code. Idempotent."""
+        self.close_lifeline()
+        if self.pid_fd >= 0:
+            if not wait_readable(self.pid_fd, grace_s):
+                self.send_signal(signal.SIGKILL)
+                wait_readable(self.pid_fd, None)
+            self._reap()
+            self._close_pid_fd()
+        return self._reap()
+
+    @abstractmethod
+    def _reap(self) -> int:
+        """The exit code of a process that has ended."""
+
+    def _close_pid_fd(self) -> None:
+        os.close(self.pid_fd)
+        self.pid_fd = -1
 
 
-class ChildProcess:
-    """A running child. `pid_fd` becomes readable when it ends (for a poller)."""
+class ChildProcess(ProcessHandle):
+    """A process that this one has started."""
 
     def __init__(self, role: str, process: subprocess.Popen[bytes]) -> None:
-        self.role = role
+        super().__init__(role, process.pid)
         self._process = process
-        self.pid = process.pid
-        self.pid_fd: int = os.pidfd_open(process.pid)
-        self._killed_because: str | None = None
 
     @classmethod
     def start(
@@ -102,54 +167,22 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
         return self._process.poll()
 
-    def describe_exit(self) -> str:
-        """'worker (pid 7) was killed by SIGKILL' or '... exited with code 1 (crashed)'."""
-        return describe_exit(self.role, self.pid, self.exit_code, self._killed_because)
-
     def close_lifeline(self) -> None:
-        """Ask the child to end, without waiting. Idempotent."""
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 stdin.close()
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
-        self._process.send_signal(number)
-
-    def dump_stacks(self) -> None:
-        """Have a child that called `enable_stack_dumps` write its stacks to standard error; spare others."""
-        if has_handler(self.pid, _STACK_DUMP_SIGNAL):
-            self.send_signal(_STACK_DUMP_SIGNAL)
-
-    def kill(self, because: str) -> None:
-        """SIGKILL, without waiting; `describe_exit` will give the reason. Unless it has ended by itself."""
-        if self.exit_code is None:
-            self._killed_because = because
-            self._process.kill()
+    def _reap(self) -> int:
+        return self._process.wait()
 
     def detach(self) -> None:
         """Let it live on its own: nobody waits for it here any more."""
         self.close_lifeline()
-        os.close(self.pid_fd)
-        self.pid_fd = -1
+        self._close_pid_fd()
         self._process.returncode = 0  # else Popen warns that it still runs
-
-    def stop(self, grace_s: float) -> int:
-        """End the child: lifeline first, SIGKILL after `grace_s`. Returns its exit code. Idempotent."""
-        self.close_lifeline()
-        try:
-            code = self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        if self.pid_fd >= 0:
-            os.close(self.pid_fd)
-            self.pid_fd = -1
-        return code
 
 
 class Lifeline:

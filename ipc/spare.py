@@ -7,17 +7,15 @@ enough for the next engine core to find it, too short to be left behind. Only th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
 import socket
 import struct
 import threading
 from pathlib import Path
 
 from .daemon_mark import read_peer
-from .process import EXIT_PARENT_LOST, Lifeline, continue_at_end, describe_exit, wait_readable
+from .process import EXIT_PARENT_LOST, Lifeline, ProcessHandle, continue_at_end, wait_readable
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
 _HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
@@ -76,16 +74,13 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-class AdoptedProcess:
-    """A spare in use: as ChildProcess, though this process may not be its parent."""
+class AdoptedProcess(ProcessHandle):
+    """A spare in use, which may be another process's child."""
 
     def __init__(self, role: str, connection: socket.socket) -> None:
-        self.role = role
+        super().__init__(role, read_peer(connection)[0])
         self._connection = connection
-        self.pid, _ = read_peer(connection)
-        self.pid_fd = os.pidfd_open(self.pid)
         self._exit_code: int | None = None
-        self._killed_because: str | None = None
 
     @classmethod
     def adopt(cls, path: str, role: str, launch: bytes) -> AdoptedProcess | None:
@@ -102,44 +97,22 @@ class AdoptedProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal; EXIT_PARENT_LOST if nobody can know."""
+        """As of every process; EXIT_PARENT_LOST if nobody can know."""
         if self._exit_code is None and self.pid_fd >= 0:
             self._exit_code = _find_exit_code(self.pid_fd)
         return self._exit_code
 
     def describe_exit(self) -> str:
-        """As ChildProcess.describe_exit."""
         if self.exit_code == EXIT_PARENT_LOST:  # another process's child: how it ended is not known
-            because = "" if self._killed_because is None else f": {self._killed_because}"
-            return f"{self.role} (pid {self.pid}) has ended{because}"
-        return describe_exit(self.role, self.pid, self.exit_code, self._killed_because)
+            return f"{self.role} (pid {self.pid}) has ended{self._because}"
+        return super().describe_exit()
 
-    def dump_stacks(self) -> None:
-        """As ChildProcess.dump_stacks."""
-        self._signal(signal.SIGUSR1)
-
-    def kill(self, because: str) -> None:
-        """As ChildProcess.kill."""
-        if self.exit_code is None:
-            self._killed_because = because
-            self._signal(signal.SIGKILL)
-
-    def stop(self, grace_s: float) -> int:
-        """As ChildProcess.stop."""
+    def close_lifeline(self) -> None:
         self._connection.close()
-        if self.pid_fd >= 0:
-            if not wait_readable(self.pid_fd, grace_s):
-                self._signal(signal.SIGKILL)
-                wait_readable(self.pid_fd, None)
-            self._exit_code = self.exit_code
-            os.close(self.pid_fd)
-            self.pid_fd = -1
-        assert self._exit_code is not None
-        return self._exit_code
 
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pid_fd, number)
+    def _reap(self) -> int:
+        assert self.exit_code is not None
+        return self.exit_code
 
 
 def _find_exit_code(pid_fd: int) -> int | None:
