@@ -26,9 +26,10 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.launch import SPARE_ROLE, WORKER_MODULE, WorkerLaunch
+from ..ipc.managed_child import ManagedChild
 from ..ipc.process import ChildProcess, ProcessHandle
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
-from ..ipc.spare import AdoptedProcess, find_spare_path
+from ..ipc.spare import WarmSpare, find_spare_path
 from ..ipc.step import (
     ModelRunnerOutput,
     ResetRows,
@@ -44,7 +45,6 @@ _log = logging.getLogger(__name__)
 
 WORKER_IDENTITY = b"worker-0"
 _LIFE_BYTES = 3
-DUMP_GRACE_S = 0.2  # what a hung worker gets to write its stacks; 40 threads take 10 ms
 # Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning
 # threads took 7 to 10 times as long, and sleeping costs nothing measurable on an idle machine.
 WORKER_ENV = {"OMP_WAIT_POLICY": "passive"}
@@ -117,7 +117,7 @@ class ProcessExecutor(Executor):
 
     What an earlier worker has sent or is sent is gone with its socket. A worker that is there and does not
     get on (a step or the start takes too long, its connection has ended, it sends what does not decode) is
-    given up: it writes its stacks, is killed, and is then lost like any other.
+    given up by its ChildWatch, and is then lost like any other.
     """
 
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
@@ -131,70 +131,67 @@ class ProcessExecutor(Executor):
         self._num_starts = 0
         self._socket: zmq.Socket[bytes] | None = None
         self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
-        self._child: ProcessHandle | None = None
-        self._spare: ChildProcess | None = None
-        self._spare_path = find_spare_path(address)
-        self._watch = StepWatch(config.step_timeout_s, config.ready_timeout_s)
-        self._doom: str | None = None  # why the worker was given up
-        self._kill_at: float | None = None  # when it will be killed for that; None once it was
-        self._is_garbled = False  # nothing that the worker says counts any more
+        self._worker: ManagedChild[ProcessHandle] = ManagedChild(self._start_worker)
+        self._spare = WarmSpare(find_spare_path(address), self._start_spare)
+        self._steps: StepWatch | None = None  # of the worker that there is
+        self._is_muted = False  # nothing that the worker says counts any more
         self._is_leaving = False  # it has said that its start failed: its connection ends before its process
         self._poller: zmq.Poller | None = None
 
     def start(self) -> None:
-        self._forget_child(grace_s=0.0)  # one that failed to start may still be about to leave
+        self._forget_worker(grace_s=0.0)  # one that failed to start may still be about to leave
         self._unbind()
         self._num_starts += 1
         self._bind()
-        config = self._config if self._num_starts == 1 else self._config.for_replacement()
-        launch = WorkerLaunch(address=self._worker_address, rank=0, config=config)
-        self._child = self._start_worker(msgspec.msgpack.encode(launch))
-        self._watch.begin_start(time.monotonic())
-        self._doom = self._kill_at = None
-        self._is_garbled = self._is_leaving = False
-        if self._poller is not None:
-            self._poller.register(self._child.pid_fd, zmq.POLLIN)
+        watch = self._worker.start()
+        self._steps = StepWatch(watch.deadline, self._config.step_timeout_s)
+        self._steps.begin_start(self._config.ready_timeout_s, time.monotonic())
+        self._is_muted = self._is_leaving = False
+        if self._poller is not None and self._worker.process is not None:
+            self._poller.register(self._worker.process.pid_fd, zmq.POLLIN)
 
     def submit(self, step: SchedulerOutput) -> None:
-        self._watch.add_step(step.step_id, time.monotonic())
+        if self._steps is not None:
+            self._steps.add_step(step.step_id, time.monotonic())
         self._send(step)
 
     def reset_rows(self) -> None:
-        self._watch.forget_steps()
+        if self._steps is not None:
+            self._steps.forget_steps()
         self._send(ResetRows())
 
     def receive(self) -> list[ExecutorEvent]:
         events = self._receive_frames()
         # Looked at after the drain: what the worker said before it ended is not lost.
-        if self._child is not None and self._child.exit_code is not None:
-            reason = self._child.describe_exit()
-            self._forget_child(grace_s=0.0)
+        process, watch = self._worker.process, self._worker.watch
+        if process is not None and process.exit_code is not None:
+            reason = self._forget_worker(grace_s=0.0)
             if not any(isinstance(event, WorkerFailed) for event in events):
                 events.append(WorkerLost(reason))
-        elif self._child is not None:
-            self._look_after(self._child)
+        elif watch is not None:
+            watch.look(time.monotonic())
+            if watch.kill_reason is None and self._has_lost_connection() and not self._is_leaving:
+                watch.give_up("its connection has ended, or it answered no heartbeat", time.monotonic())
         return events
 
     @property
     def next_check_at(self) -> float | None:
-        return self._watch.next_check_at if self._doom is None else self._kill_at
+        return self._worker.next_check_at
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
-        for one in (self._socket, self._connection, self._child and self._child.pid_fd):
+        for one in (self._socket, self._connection, self._worker.process and self._worker.process.pid_fd):
             if one is not None:
                 poller.register(one, zmq.POLLIN)
 
     def stop(self, grace_s: float) -> None:
-        if self._spare is not None:
-            self._spare.stop(0.0)
-            self._spare = None
-        self._forget_child(grace_s)
+        self._spare.stop()
+        self._forget_worker(grace_s)
         self._unbind()
 
     @property
     def pids(self) -> dict[str, int]:
-        return {} if self._child is None else {"worker": self._child.pid}
+        return {} if self._worker.process is None else {"worker": self._worker.process.pid}
 
     @property
     def _worker_address(self) -> str:
@@ -202,27 +199,15 @@ class ProcessExecutor(Executor):
         # worker of the core before, which may be late to leave, must not come to this core's.
         return f"{self._address}{self._life}{self._num_starts % 10}"
 
-    def _start_worker(self, launch: bytes) -> ProcessHandle:
+    def _start_worker(self) -> ProcessHandle:
         """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
-        if self._config.recovery.warm_spare:
-            adopted = AdoptedProcess.adopt(self._spare_path, "worker", launch)
-            if adopted is not None:
-                if self._spare is not None and self._spare.pid == adopted.pid:
-                    self._spare.detach()
-                    self._spare = None
-                return adopted
-        return ChildProcess.start(WORKER_MODULE, "worker", launch, _make_worker_env())
+        config = self._config if self._num_starts == 1 else self._config.for_replacement()
+        launch = msgspec.msgpack.encode(WorkerLaunch(address=self._worker_address, rank=0, config=config))
+        spare = self._spare.adopt("worker", launch) if config.recovery.warm_spare else None
+        return spare or ChildProcess.start(WORKER_MODULE, "worker", launch, _make_worker_env())
 
-    def _keep_spare(self) -> None:
-        """See to it that a spare starts or waits."""
-        if not self._config.recovery.warm_spare:
-            return
-        if self._spare is not None and self._spare.exit_code is not None:
-            self._spare.stop(0.0)
-            self._spare = None
-        if self._spare is None:
-            path = self._spare_path.encode()
-            self._spare = ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path, _make_worker_env())
+    def _start_spare(self, path: str) -> ChildProcess:
+        return ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path.encode(), _make_worker_env())
 
     def _bind(self) -> None:
         timeout_ms = WORKER_HEARTBEAT_TIMEOUT_MS if self._config.step_timeout_s else None
@@ -252,41 +237,26 @@ class ProcessExecutor(Executor):
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            if identity != WORKER_IDENTITY or self._is_garbled:
+            if identity != WORKER_IDENTITY or self._is_muted:
                 continue
             try:
                 event = self._codec.decode(frames)
             except ProtocolError as error:
-                self._is_garbled = True
-                self._give_up(f"it sent a frame that does not decode: {error}")
+                self._is_muted = True
+                if self._worker.watch is not None:
+                    because = f"it sent a frame that does not decode: {error}"
+                    self._worker.watch.give_up(because, time.monotonic())
                 break
-            self._watch.note(event, time.monotonic())
-            if isinstance(event, WorkerReady):
-                self._keep_spare()
-            self._is_leaving |= isinstance(event, WorkerFailed)
+            self._note(event)
             events.append(event)
         return events
 
-    def _look_after(self, child: ProcessHandle) -> None:
-        """Give a worker up that does not get on; kill it when its stacks are written."""
-        now = time.monotonic()
-        if (
-            self._doom is None
-            and (overdue := self._watch.find_overdue(now, lambda: child.is_stopped)) is not None
-        ):
-            self._give_up(overdue)
-        if self._doom is None and self._has_lost_connection() and not self._is_leaving:
-            self._give_up("its connection has ended, or it answered no heartbeat")
-        if self._doom is not None and self._kill_at is not None and now >= self._kill_at:
-            child.kill(self._doom)
-            self._kill_at = None  # its end is what the poller waits for
-
-    def _give_up(self, because: str) -> None:
-        if self._child is not None and self._doom is None:
-            self._child.dump_stacks()
-            self._watch.forget_steps()
-            self._doom = because
-            self._kill_at = time.monotonic() + DUMP_GRACE_S
+    def _note(self, event: ExecutorEvent) -> None:
+        if self._steps is not None:
+            self._steps.note(event, time.monotonic())
+        if isinstance(event, WorkerReady) and self._config.recovery.warm_spare:
+            self._spare.keep()
+        self._is_leaving |= isinstance(event, WorkerFailed)
 
     def _has_lost_connection(self) -> bool:
         if self._connection is None:
@@ -297,15 +267,12 @@ class ProcessExecutor(Executor):
             return False
         return True
 
-    def _forget_child(self, grace_s: float) -> None:
-        self._watch.forget_steps()
-        self._doom = self._kill_at = None
-        if self._child is None:
-            return
-        if self._poller is not None:
-            self._poller.unregister(self._child.pid_fd)
-        self._child.stop(grace_s)
-        self._child = None
+    def _forget_worker(self, grace_s: float) -> str:
+        """End the worker if there is one; returns how it has ended."""
+        if self._poller is not None and self._worker.process is not None:
+            self._poller.unregister(self._worker.process.pid_fd)
+        self._steps = None
+        return self._worker.stop(grace_s)
 
     def _send(self, message: msgspec.Struct) -> None:
         frames = self._codec.encode(message)

@@ -38,6 +38,7 @@ from ..ipc.daemon_state import (
 from ..ipc.errors import USER_ERRORS, EngineStartError, ProtocolError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.liveness import ChildWatch
+from ..ipc.managed_child import ManagedChild
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     EngineDead,
@@ -81,30 +82,25 @@ class Reporter:
 
 
 class CoreLink:
-    """A core process and the conversation with it."""
+    """The conversation with one core process; `watch` is told what it says."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], launch: CoreLaunch) -> None:
-        self.child = ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(launch))
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], launch: CoreLaunch, watch: ChildWatch
+    ) -> None:
         self.socket = connect_dealer(context.socket(zmq.DEALER), launch.client_address)
         self._codec = make_client_codec()
         self._has_said_hello = False
-        self._watch = ChildWatch(self.child, time.monotonic()) if launch.config.watches_core else None
-
-    @property
-    def next_check_at(self) -> float | None:
-        """When `check_silence` has something to do, None if never. Monotonic."""
-        return None if self._watch is None else self._watch.next_check_at
+        self._watch = watch
+        self._is_watched = launch.config.watches_core
+        if self._is_watched:
+            watch.expect_listening(time.monotonic())
 
     def check_silence(self) -> None:
         """Ask a core that has said nothing for a while; kill one that does not answer, or never listened.
 
         An idle daemon does so 1.4 times a second, which takes 0.05 % of a core in each of the two processes.
         """
-        now = time.monotonic()
-        if self._watch is None:
-            return
-        self._watch.check_listening(now)
-        if self._watch.look(now):
+        if self._watch.look(time.monotonic()):
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.send_multipart(PING, zmq.NOBLOCK)
 
@@ -119,8 +115,8 @@ class CoreLink:
             hello = Hello(PROTOCOL_VERSION, SUPERVISOR_ROLE, os.getpid())
             self.socket.send_multipart(self._codec.encode(hello), zmq.NOBLOCK)
             self._has_said_hello = True
-            if self._watch is not None:
-                self._watch.note_listening()
+            self._watch.note_listening()
+            if self._is_watched:
                 self._watch.start(time.monotonic())
 
     def receive(self) -> msgspec.Struct | None:
@@ -128,8 +124,7 @@ class CoreLink:
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
-                if self._watch is not None:
-                    self._watch.note_heard(time.monotonic())
+                self._watch.note_heard(time.monotonic())
                 return self._codec.decode(frames)
             except zmq.Again:
                 return None
@@ -140,11 +135,6 @@ class CoreLink:
         """Answer a refusal, so that the core need not wait."""
         with contextlib.suppress(zmq.ZMQError):
             self.socket.send_multipart(self._codec.encode(Goodbye()), zmq.NOBLOCK)
-
-    def stop(self) -> None:
-        """End the core and its worker."""
-        self.child.stop(STOP_GRACE_S)
-        self.socket.close(linger=0)
 
 
 class Supervisor:
@@ -168,9 +158,10 @@ class Supervisor:
             journal_path=str(run_dir.path / JOURNAL_NAME),
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._losses = CoreLosses(launch.config.recovery.make_core_budget(), self._core_launch.journal_path)
-        self._core: CoreLink | None = None
-        self._start_at: float | None = time.monotonic()  # when the next core is started
+        losses = CoreLosses(launch.config.recovery.make_core_budget(), self._core_launch.journal_path)
+        self._core = ManagedChild(self._start_process, losses)
+        self._core.start_at = time.monotonic()
+        self._link: CoreLink | None = None  # while there is a core
         self._has_been_ready = False
         self._final_words: FailedReport | None = None  # why the core will not run again
         self._exit_code: int | None = None
@@ -197,15 +188,14 @@ class Supervisor:
             while self._exit_code is None:
                 self._turn()
         finally:
-            if self._core is not None:
-                self._core.stop()
+            self._core.stop(STOP_GRACE_S)
             self._context.destroy(linger=0)
             self._run_dir.remove()
         return self._exit_code
 
     def _turn(self) -> None:
         # 1. Start a core when it is time.
-        if self._core is None and self._start_at is not None and time.monotonic() >= self._start_at:
+        if self._core.is_due(time.monotonic()):
             self._start_core()
         # 2. Wait until something arrives.
         ready = dict(self._poller.poll(self._timeout_ms()))
@@ -219,13 +209,13 @@ class Supervisor:
         if mark is not None and mark.fileno() in ready:
             mark.answer(encode_state(self._state))
         self._maintain_run_dir()
-        if self._core is not None:
-            self._follow_core(self._core, ready)
+        if self._link is not None:
+            self._follow_core(self._link, ready)
 
     def _timeout_ms(self) -> int | None:
-        if self._core is not None and self._core.must_say_hello:
+        if self._link is not None and self._link.must_say_hello:
             return _HELLO_RETRY_MS
-        wake_at = self._start_at if self._core is None else self._core.next_check_at
+        wake_at = self._core.next_check_at
         return until_ms(self._maintain_at if wake_at is None else wake_at)
 
     def _maintain_run_dir(self) -> None:
@@ -244,25 +234,29 @@ class Supervisor:
 
     # The core.
 
+    def _start_process(self) -> ChildProcess:
+        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._core_launch))
+
     def _start_core(self) -> None:
-        launch = self._core_launch
-        self._core = CoreLink(self._context, launch)
+        watch, process, launch = self._core.start(), self._core.process, self._core_launch
+        assert process is not None
+        self._link = CoreLink(self._context, launch, watch)
         self._core_launch = msgspec.structs.replace(launch, config=launch.config.for_replacement())
-        self._poller.register(self._core.socket, zmq.POLLIN)
-        self._poller.register(self._core.child.pid_fd, zmq.POLLIN)
-        self._state.core_pid = self._core.child.pid
+        self._poller.register(self._link.socket, zmq.POLLIN)
+        self._poller.register(process.pid_fd, zmq.POLLIN)
+        self._state.core_pid = process.pid
         self._write_state()
 
-    def _follow_core(self, core: CoreLink, ready: dict[object, int]) -> None:
-        if core.must_say_hello:
-            core.say_hello()
-        while (message := core.receive()) is not None:
-            self._on_message(core, message)
-        core.check_silence()
-        if core.child.pid_fd in ready:
-            self._on_core_lost(core)
+    def _follow_core(self, link: CoreLink, ready: dict[object, int]) -> None:
+        if link.must_say_hello:
+            link.say_hello()
+        while (message := link.receive()) is not None:
+            self._on_message(link, message)
+        link.check_silence()
+        if self._core.process is not None and self._core.process.pid_fd in ready:
+            self._on_core_lost()
 
-    def _on_message(self, core: CoreLink, message: msgspec.Struct) -> None:
+    def _on_message(self, link: CoreLink, message: msgspec.Struct) -> None:
         match message:
             case StartupProgress(phase=phase):
                 self._reporter.report(PhaseReport(phase))
@@ -275,39 +269,39 @@ class Supervisor:
                 # After a good start only what is wrong with the model or its options is final.
                 if not self._has_been_ready or kind in USER_ERRORS:
                     self._final_words = FailedReport(reason, kind)
-                core.say_goodbye()
+                link.say_goodbye()
             case EngineDead(reason=reason):
                 self._final_words = FailedReport(reason)
-                core.say_goodbye()
+                link.say_goodbye()
             case _:
                 pass
 
-    def _on_core_lost(self, core: CoreLink) -> None:
-        reason = core.child.describe_exit()
-        self._forget_core(core)
+    def _on_core_lost(self) -> None:
+        reason = self._forget_core()
         if self._final_words is not None:  # what cannot go on now cannot in a second either
             self._fail(self._final_words, EXIT_START_FAILED)
-            return
-        backoff_s = self._losses.note_loss(time.monotonic())
-        if backoff_s is None:
-            self._fail(FailedReport(f"{reason}, {self._losses.excess}"), EXIT_CORE_LOST)
-            return
-        _log.error("%s; starting another", reason)
-        self._state.last_loss = reason
-        self._restart_after(backoff_s)
+        elif self._core.replace(reason, time.monotonic()):
+            self._state.last_loss = reason
+            self._note_restart()
+        else:
+            self._fail(FailedReport(self._core.end_reason or reason), EXIT_CORE_LOST)
 
-    def _restart_after(self, backoff_s: float) -> None:
-        self._start_at = time.monotonic() + backoff_s
+    def _note_restart(self) -> None:
         self._state.num_restarts += 1
         self._state.state = "restarting"
         self._write_state()
 
-    def _forget_core(self, core: CoreLink) -> None:
-        self._poller.unregister(core.socket)
-        self._poller.unregister(core.child.pid_fd)
-        core.stop()
-        self._core = None
+    def _forget_core(self) -> str:
+        """End the core and its worker, if there are any; returns how it has ended."""
+        link, self._link = self._link, None
+        if link is None or self._core.process is None:
+            return ""
+        self._poller.unregister(link.socket)
+        self._poller.unregister(self._core.process.pid_fd)
         self._state.core_pid = None
+        reason = self._core.stop(STOP_GRACE_S)
+        link.socket.close(linger=0)
+        return reason
 
     # The end.
 
@@ -316,13 +310,13 @@ class Supervisor:
             self._end(EXIT_OK)
         elif signal.SIGHUP in numbers:
             _log.info("restarting the engine core")
-            if self._core is not None:
-                self._forget_core(self._core)
-            self._restart_after(0.0)
+            self._forget_core()
+            self._core.start_at = time.monotonic()
+            self._note_restart()
 
     def _end(self, code: int) -> None:
         self._exit_code = code
-        self._start_at = None
+        self._core.start_at = None
         self._state.state = "stopping"
         self._write_state()
 

@@ -202,7 +202,7 @@ class Conversation:
     def raise_if_away_too_long(self, error_class: type[Exception]) -> None:
         """Raise when there has been no conversation for longer than any restart takes."""
         if self._engine.watch is not None:
-            self._engine.watch.check_listening(time.monotonic())
+            self._engine.watch.check_deadline(time.monotonic())
         if self._lost_at is not None and self._clock() - self._lost_at > RECONNECT_TIMEOUT_S:
             raise error_class(f"no connection to the engine for {RECONNECT_TIMEOUT_S:g} s")
 

@@ -18,6 +18,7 @@ from ..ipc.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_N
 from ..ipc.errors import DaemonError, EngineDeadError, QuireError
 from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.liveness import ChildWatch
+from ..ipc.managed_child import ManagedChild
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
 from ..ipc.run_dir import RunDirectory, find_daemon, find_named
 from ..ipc.sockets import make_ipc_address
@@ -84,68 +85,69 @@ class EngineProcess(Engine):
         self.started_at = time.time()
         self.run_dir = RunDirectory.create_private()
         self.address = self.run_dir.address_of(CLIENT_SOCKET_NAME)
-        launch = CoreLaunch(
+        self._launch = CoreLaunch(
             client_address=self.address,
             worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
             config=config,
             journal_path=str(self.run_dir.path / JOURNAL_NAME),
         )
-        self._watches_core = config.watches_core
-        replacement = msgspec.structs.replace(launch, config=config.for_replacement())
-        self._replacement_launch = msgspec.msgpack.encode(replacement)
-        self._losses = CoreLosses(config.recovery.make_core_budget(), launch.journal_path)
-        self._is_restarting = False
-        self._has_been_lost_too_often = False
+        losses = CoreLosses(config.recovery.make_core_budget(), self._launch.journal_path)
+        self._core = ManagedChild(self._start_process, losses)
         self._owner_pid = os.getpid()
-        self._start(msgspec.msgpack.encode(launch))
+        self._start()
 
     def check_owner(self) -> None:
         if os.getpid() != self._owner_pid:
             raise EngineDeadError("this process is a fork of the engine's owner; make an engine of its own")
 
     def describe_end(self) -> str | None:
-        if self._is_restarting or self.child.exit_code is None:
+        if self._core.start_at is not None or self.process.exit_code is None:
             return None
-        often = f", {self._losses.excess}" if self._has_been_lost_too_often else ""
-        return self.child.describe_exit() + often
+        return self._core.end_reason or self.process.describe_exit()
 
     @property
     def last_words_ms(self) -> int:
-        was_killed = (self.child.exit_code or 0) < 0  # what it had to say the next one will say
+        was_killed = (self.process.exit_code or 0) < 0  # what it had to say the next one will say
         return 0 if was_killed else LAST_WORDS_MS
 
     def plan_restart(self) -> PlannedRestart | None:
-        if self.child.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
+        if self.process.exit_code in _FINAL_EXIT_CODES or os.getpid() != self._owner_pid:
             return None
-        backoff_s = self._losses.note_loss(time.monotonic())
-        self._has_been_lost_too_often = backoff_s is None
-        self._is_restarting = backoff_s is not None
-        if backoff_s is None:
+        now = time.monotonic()
+        if not self._core.replace(self.process.describe_exit(), now) or self._core.start_at is None:
             return None
-        _log.error("%s; starting another", self.child.describe_exit())
-        return PlannedRestart(backoff_s, self._start_again)
+        return PlannedRestart(self._core.start_at - now, self._start_again)
 
     def stop(self) -> None:
         """End everything, unless this is a fork of the owner: what it inherited is not its own."""
         if os.getpid() != self._owner_pid:
             return
-        self.child.stop(STOP_GRACE_S)
+        self.process.stop(STOP_GRACE_S)
         self.run_dir.remove()
 
     def _start_again(self) -> None:
-        self.child.stop(0.0)
         try:
             self.run_dir.maintain()
         except QuireError as error:  # the core says what it cannot do without
             _log.error("%s", error)
-        self._start(self._replacement_launch)
-        self._is_restarting = False
+        self._start()
 
-    def _start(self, launch: bytes) -> None:
-        self.child = ChildProcess.start(CORE_MODULE, "engine-core", launch)
-        self.exit_fd = self.child.pid_fd
-        if self._watches_core:
-            self.watch = ChildWatch(self.child, time.monotonic())
+    def _start(self) -> None:
+        watch = self._core.start()
+        self.exit_fd = self.process.pid_fd
+        if self._launch.config.watches_core:
+            self.watch = watch
+            watch.expect_listening(time.monotonic())
+        self._launch = msgspec.structs.replace(self._launch, config=self._launch.config.for_replacement())
+
+    def _start_process(self) -> ChildProcess:
+        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._launch))
+
+    @property
+    def process(self) -> ChildProcess:
+        """The core, also when it has ended and was not replaced."""
+        assert self._core.process is not None
+        return self._core.process
 
 
 class DaemonEngine(Engine):

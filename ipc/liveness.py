@@ -1,7 +1,6 @@
-"""SilenceWatch: when to ask a process whether it is there, and when to give it up. Pure: time is passed in.
+"""Whether a process that is there also gets on: when to ask, when to give it up. Time is passed in.
 
-Whoever owns an engine core watches it this way. ZeroMQ's heartbeats cannot do it: they come from the core's
-side only (sockets.py says why), and a hung main thread would not stop them.
+LivenessMonitor judges silence and Deadline what is owed; both only decide. ChildWatch acts on one process.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
-
-from .process_state import is_computing
 
 
 class Verdict(Enum):
@@ -27,12 +24,20 @@ class Verdict(Enum):
 ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S, KILL_BUSY_AFTER_S = 0.7, 1.6, 1.8, 10.0
 LOOK_INTERVAL_S = 0.25
 _STAGES = ((ASK_AFTER_S, Verdict.ASK), (DUMP_AFTER_S, Verdict.DUMP), (KILL_AFTER_S, Verdict.KILL))
-LISTEN_TIMEOUT_S = 15.0  # a core that was started and does not listen by then; it takes 0.3 s if left alone
 _LATE_S = 0.5  # a watcher that comes this late was away itself, and has not listened
 
+STOPPED_LOOK_INTERVAL_S = 0.5
+MAX_LOOKS_STOPPED = 3  # in a row: it is given up within 2 s, and may be stopped and continued for a second
+LISTEN_TIMEOUT_S = 15.0  # a core that was started and does not listen by then; it takes 0.3 s if left alone
+DUMP_GRACE_S = 0.2  # what a process gets to write its stacks before it is killed; 40 threads take 10 ms
 
-class SilenceWatch:
-    """One process, watched from `start` to `stop`. `is_busy` says whether it computes now."""
+
+class LivenessMonitor:
+    """Judges the silence of one process, from `start` to `stop`. `is_busy` says whether it computes now.
+
+    ZeroMQ's heartbeats cannot judge it: they come from the core's side only (sockets.py says why), and a main
+    thread that hangs would not stop them.
+    """
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
@@ -92,12 +97,62 @@ class SilenceWatch:
         return now - self._heard_at < KILL_BUSY_AFTER_S and (is_busy or was_busy)
 
 
-class WatchedChild(Protocol):
-    """The child process that a ChildWatch is of; ChildProcess is one."""
+class Deadline:
+    """By when a process owes something, and what is said of it if that does not come.
+
+    The process is looked at meanwhile: one that is stopped by a signal will not answer, and is given up sooner.
+    """
+
+    def __init__(self, is_stopped: Callable[[], bool]) -> None:
+        self._is_stopped = is_stopped
+        self.due_at: float | None = None  # None: it owes nothing
+        self._otherwise = ""
+        self._look_at = 0.0
+        self._num_looks_stopped = 0
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
+    def next_check_at(self) -> float | None:
+        """When `find_overdue` has something to do, None while nothing is owed."""
+        return None if self.due_at is None else min(self.due_at, self._look_at)
+
+    def set(self, now: float, limit_s: float, otherwise: str) -> None:
+        """It owes something within `limit_s`, and nothing that it owed before."""
+        self.due_at = now + limit_s
+        self._otherwise = otherwise
+        self._look_at = now + STOPPED_LOOK_INTERVAL_S
+        self._num_looks_stopped = 0
+
+    def clear(self) -> None:
+        """It has come, or is not asked for any more."""
+        self.due_at = None
+
+    def find_overdue(self, now: float) -> str | None:
+        """Why the process is to be given up, once; None if it is not."""
+        if self.due_at is None:
+            return None
+        if now >= self.due_at:
+            self.due_at = None
+            return self._otherwise
+        if now >= self._look_at:
+            self._look_at = now + STOPPED_LOOK_INTERVAL_S
+            self._num_looks_stopped = self._num_looks_stopped + 1 if self._is_stopped() else 0
+            if self._num_looks_stopped == MAX_LOOKS_STOPPED:
+                self.due_at = None
+                return "it is stopped"
+        return None
+
+
+class WatchedProcess(Protocol):
+    """What a ChildWatch needs of a process; process.py's ProcessHandle is one."""
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether any of its threads runs or is ready to."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
         ...
 
     def dump_stacks(self) -> None:
@@ -109,28 +164,75 @@ class WatchedChild(Protocol):
         ...
 
 
-class ChildWatch(SilenceWatch):
-    """A SilenceWatch that does what silence calls for, all but the asking. `child` has just been started."""
+class ChildWatch:
+    """One process from its start to its end: who does not get on writes its stacks and is killed.
 
-    def __init__(self, child: WatchedChild, now: float) -> None:
-        super().__init__(lambda: is_computing(child.pid))
-        self._child = child
-        self._must_listen_by: float | None = now + LISTEN_TIMEOUT_S
+    It is given up when it owes something too long (`deadline`), does not answer when it is asked (between
+    `start` and `stop`), or for what else its owner knows (`give_up`).
+    """
+
+    def __init__(self, process: WatchedProcess) -> None:
+        self._process = process
+        self._liveness = LivenessMonitor(lambda: process.is_computing)
+        self.deadline = Deadline(lambda: process.is_stopped)
+        self.kill_reason: str | None = None  # why it was given up
+        self._kill_at: float | None = None  # when it will be killed for that; None once it was
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `look` has something to do, None if never."""
+        if self.kill_reason is not None:
+            return self._kill_at
+        ask_at, due_at = self._liveness.next_check_at, self.deadline.next_check_at
+        if ask_at is None or due_at is None:
+            return due_at if ask_at is None else ask_at
+        return min(ask_at, due_at)
+
+    def expect_listening(self, now: float) -> None:
+        """It was started, and is to be reached soon."""
+        self.deadline.set(now, LISTEN_TIMEOUT_S, f"it did not listen within {LISTEN_TIMEOUT_S:g} s")
 
     def note_listening(self) -> None:
-        """The child can be reached."""
-        self._must_listen_by = None
+        """It can be reached."""
+        self.deadline.clear()
 
-    def check_listening(self, now: float) -> None:
-        """End a child that was to be reached long ago."""
-        if self._must_listen_by is not None and now > self._must_listen_by:
-            self._child.kill(f"it did not listen within {LISTEN_TIMEOUT_S:g} s")
+    def start(self, now: float) -> None:
+        """It listens from now on, and is asked after a silence."""
+        self._liveness.start(now)
+
+    def stop(self) -> None:
+        """Nobody listens to it for a while."""
+        self._liveness.stop()
+
+    def note_heard(self, now: float) -> None:
+        """It has said something, whatever it was."""
+        self._liveness.note_heard(now)
+
+    def give_up(self, because: str, now: float) -> None:
+        """Have it write its stacks, and kill it a moment later. Once given up, it stays so."""
+        if self.kill_reason is None:
+            self._process.dump_stacks()
+            self.stop()
+            self.deadline.clear()
+            self.kill_reason, self._kill_at = because, now + DUMP_GRACE_S
 
     def look(self, now: float) -> bool:
-        """Dump or kill the child if that is due. True: send it a PING."""
-        verdict = self.check(now)
+        """Do what is due. True: send it a PING."""
+        check_at = self.next_check_at
+        if check_at is None or now < check_at:
+            return False
+        self.check_deadline(now)
+        verdict = self._liveness.check(now)
         if verdict is Verdict.DUMP:
-            self._child.dump_stacks()
+            self._process.dump_stacks()
         elif verdict is Verdict.KILL:
-            self._child.kill("it did not answer")
+            self._process.kill("it did not answer")
         return verdict is Verdict.ASK
+
+    def check_deadline(self, now: float) -> None:
+        """As `look`, by who cannot send a PING at the moment."""
+        if (overdue := self.deadline.find_overdue(now)) is not None:
+            self.give_up(overdue, now)
+        if self.kill_reason is not None and self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._process.kill(self.kill_reason)

@@ -12,10 +12,12 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from .daemon_mark import read_peer
-from .process import EXIT_PARENT_LOST, Lifeline, ProcessHandle, continue_at_end, wait_readable
+from .managed_child import ManagedChild
+from .process import EXIT_PARENT_LOST, ChildProcess, Lifeline, ProcessHandle, continue_at_end, wait_readable
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
 _HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
@@ -113,6 +115,31 @@ class AdoptedProcess(ProcessHandle):
     def _reap(self) -> int:
         assert self.exit_code is not None
         return self.exit_code
+
+
+class WarmSpare:
+    """Keeps one spare waiting at `path`; `start_spare(path)` starts the process."""
+
+    def __init__(self, path: str, start_spare: Callable[[str], ChildProcess]) -> None:
+        self._path = path
+        self._child = ManagedChild(lambda: start_spare(path))
+
+    def keep(self) -> None:
+        """See to it that a spare starts or waits."""
+        if self._child.process is None or self._child.process.exit_code is not None:
+            self._child.start()
+
+    def adopt(self, role: str, launch: bytes) -> AdoptedProcess | None:
+        """Take the spare that waits, whoever has started it; None if there is none."""
+        adopted, own = AdoptedProcess.adopt(self._path, role, launch), self._child.process
+        if adopted is not None and own is not None and own.pid == adopted.pid:
+            own.detach()
+            self._child.stop(0.0)
+        return adopted
+
+    def stop(self) -> None:
+        """End the spare, unless it was adopted. Idempotent."""
+        self._child.stop(0.0)
 
 
 def _find_exit_code(pid_fd: int) -> int | None:

@@ -26,15 +26,7 @@ from quire.ipc import liveness
 from quire.ipc.codec import make_step_codec
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, EngineStartError
-from quire.ipc.liveness import (
-    ASK_AFTER_S,
-    DUMP_AFTER_S,
-    KILL_AFTER_S,
-    KILL_BUSY_AFTER_S,
-    LOOK_INTERVAL_S,
-    SilenceWatch,
-    Verdict,
-)
+from quire.ipc.liveness import Deadline
 from quire.ipc.messages import EngineCoreOutput
 from quire.ipc.process_state import is_computing, is_stopped
 from quire.ipc.sockets import connect_dealer
@@ -56,145 +48,68 @@ def configure(fault_hooks: str = "", name: str = "fake", **changes: object) -> E
     return msgspec.structs.replace(config, model=model, fault_hooks=fault_hooks, **changes)
 
 
-# The two watches, with time as a number.
-
-
-def watch(is_busy: Callable[[], bool] = lambda: False) -> SilenceWatch:
-    silence = SilenceWatch(is_busy)
-    silence.start(100.0)
-    return silence
-
-
-def test_silence_is_asked_about_then_dumped_then_killed() -> None:
-    silence = watch()
-    assert silence.check(100.5) is Verdict.WAIT
-    for after_s, verdict in [
-        (ASK_AFTER_S, Verdict.ASK),
-        (DUMP_AFTER_S, Verdict.DUMP),
-        (KILL_AFTER_S, Verdict.KILL),
-    ]:
-        assert silence.next_check_at == 100.0 + after_s
-        assert silence.check(100.0 + after_s) is verdict
-    assert silence.next_check_at is None
-    assert silence.check(500.0) is Verdict.WAIT
-
-
-def test_an_answer_begins_anew() -> None:
-    silence = watch()
-    silence.check(100.0 + ASK_AFTER_S)
-    silence.note_heard(101.0)
-    assert silence.check(102.0) is Verdict.ASK
-
-
-def test_a_main_thread_that_computes_gets_longer() -> None:
-    silence = watch(lambda: True)
-    verdicts = [silence.check(100.0 + s) for s in (ASK_AFTER_S, DUMP_AFTER_S)]
-    assert verdicts == [Verdict.ASK, Verdict.DUMP]
-    looks = 0
-    while (now := silence.next_check_at) is not None and silence.check(now) is Verdict.WAIT:
-        looks += 1
-    assert now == pytest.approx(100.0 + KILL_BUSY_AFTER_S, abs=LOOK_INTERVAL_S)
-    assert looks == pytest.approx((KILL_BUSY_AFTER_S - KILL_AFTER_S) / LOOK_INTERVAL_S, abs=1)
-
-
-def test_one_that_stops_computing_and_stays_silent_is_killed_at_the_second_look() -> None:
-    states = iter([True, True, False, True, False, False])
-    silence = watch(lambda: next(states))
-    for after_s in (ASK_AFTER_S, DUMP_AFTER_S):
-        silence.check(100.0 + after_s)
-    verdicts = [silence.check(100.0 + KILL_AFTER_S + i * LOOK_INTERVAL_S) for i in range(6)]
-    assert verdicts == [Verdict.WAIT] * 5 + [Verdict.KILL]
-
-
-def test_a_busy_one_that_answers_is_watched_from_the_beginning() -> None:
-    silence = watch(lambda: True)
-    for after_s in (ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S):
-        silence.check(100.0 + after_s)
-    silence.note_heard(102.0)
-    assert silence.next_check_at == 102.0 + ASK_AFTER_S
-
-
-def test_a_watcher_that_was_away_itself_asks_again_first() -> None:
-    silence = watch()
-    assert silence.check(100.0 + ASK_AFTER_S) is Verdict.ASK
-    assert silence.check(1000.0) is Verdict.ASK
-    assert silence.check(1000.0 + DUMP_AFTER_S - ASK_AFTER_S) is Verdict.DUMP
-
-
-def test_nothing_is_due_while_nothing_is_watched() -> None:
-    silence = SilenceWatch(lambda: False)
-    silence.note_heard(1.0)
-    assert silence.next_check_at is None
-    silence.start(1.0)
-    silence.stop()
-    assert silence.check(99.0) is Verdict.WAIT
+# What a worker owes, with time as a number.
 
 
 def answer(step_id: int) -> ModelRunnerOutput:
     return ModelRunnerOutput(step_id, [], [])
 
 
+def watch_steps(step_timeout_s: float) -> tuple[StepWatch, Deadline]:
+    deadline = Deadline(lambda: False)
+    return StepWatch(deadline, step_timeout_s), deadline
+
+
 def test_a_steps_time_runs_from_the_answer_before_it() -> None:
-    steps = StepWatch(5.0, 60.0)
+    steps, deadline = watch_steps(5.0)
     steps.add_step(1, 100.0)
     steps.add_step(2, 101.0)
-    assert steps.due_at == 105.0
+    assert deadline.due_at == 105.0
     steps.note(answer(1), 104.0)
-    assert steps.due_at == 109.0
-    assert steps.find_overdue(108.0, lambda: False) is None
-    assert steps.find_overdue(109.0, lambda: False) == "step 2 took longer than step_timeout_s=5"
+    assert deadline.due_at == 109.0
+    assert deadline.find_overdue(108.0) is None
+    assert deadline.find_overdue(109.0) == "step 2 took longer than step_timeout_s=5"
     steps.note(StepFailed(2, "late"), 110.0)
-    assert steps.due_at is None
+    assert deadline.due_at is None
 
 
 def test_forgotten_steps_and_their_late_answers_owe_nothing() -> None:
-    steps = StepWatch(5.0, 60.0)
+    steps, deadline = watch_steps(5.0)
     steps.add_step(1, 100.0)
     steps.forget_steps()
-    assert steps.due_at is None
+    assert deadline.due_at is None
     steps.add_step(2, 103.0)
     steps.note(answer(1), 104.0)
-    assert steps.due_at == 108.0
-
-
-def test_a_worker_that_owes_an_answer_is_given_up_when_it_stays_stopped() -> None:
-    steps = StepWatch(300.0, 60.0)
-    steps.add_step(1, 100.0)
-    assert steps.next_check_at == 100.5
-    assert steps.find_overdue(100.4, lambda: True) is None, "looked too early"
-    looks = [True, True, False, True, True, True]
-    verdicts = [steps.find_overdue(100.5 + 0.5 * i, lambda look=look: look) for i, look in enumerate(looks)]
-    assert verdicts == [None] * 5 + ["it is stopped"]
-    assert steps.next_check_at is None
+    assert deadline.due_at == 108.0
 
 
 def test_answers_put_off_the_look_and_an_idle_worker_is_not_looked_at() -> None:
-    steps = StepWatch(300.0, 60.0)
-    assert steps.next_check_at is None
+    steps, deadline = watch_steps(300.0)
+    assert deadline.next_check_at is None
     steps.add_step(1, 100.0)
     steps.add_step(2, 100.0)
     steps.note(answer(1), 100.4)
-    assert steps.next_check_at == 100.9
+    assert deadline.next_check_at == 100.9
     steps.note(answer(2), 100.5)
-    assert steps.next_check_at is None
+    assert deadline.next_check_at is None
 
 
 def test_a_start_has_a_deadline_until_the_worker_is_ready() -> None:
-    steps = StepWatch(5.0, 60.0)
-    steps.begin_start(100.0)
+    steps, deadline = watch_steps(5.0)
+    steps.begin_start(60.0, 100.0)
     steps.note(WorkerProgress("load weights", 1.0), 101.0)
-    assert steps.due_at == 160.0
-    assert steps.find_overdue(160.0, lambda: False) == "it was not ready within 60 s"
-    steps.begin_start(200.0)
+    assert deadline.due_at == 160.0
+    assert deadline.find_overdue(160.0) == "it was not ready within 60 s"
+    steps.begin_start(60.0, 200.0)
     steps.note(WorkerReady(1, "cpu", []), 201.0)
-    assert steps.due_at is None
+    assert deadline.due_at is None
 
 
 def test_zero_turns_every_watch_off() -> None:
-    steps = StepWatch(0.0, 60.0)
-    steps.begin_start(100.0)
+    steps, deadline = watch_steps(0.0)
+    steps.begin_start(60.0, 100.0)
     steps.add_step(1, 100.0)
-    assert steps.due_at is None
+    assert deadline.due_at is None
     assert not configure(step_timeout_s=0.0).watches_core
     assert configure().watches_core
 

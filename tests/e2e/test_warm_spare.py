@@ -37,7 +37,7 @@ def find_spare(core_pid: int, others: tuple[int, ...]) -> int | None:
 
 def wait_for_spare(engine: EngineProcess, *others: int) -> int:
     """The pid of a spare that waits to be adopted and is none of these."""
-    socket, core_pid = engine.run_dir.path / "spare.sock", engine.child.pid
+    socket, core_pid = engine.run_dir.path / "spare.sock", engine.process.pid
     assert wait_until(lambda: socket.exists() and find_spare(core_pid, others) is not None, 90.0)
     pid = find_spare(core_pid, others)
     assert pid is not None
@@ -52,7 +52,7 @@ def test_a_spare_replaces_a_lost_worker_and_another_one_starts(capfd: pytest.Cap
         os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
         assert generate(llm) == expected
         second = wait_for_spare(engine, first)
-        core = engine.child.pid
+        core = engine.process.pid
     for pid in (first, second, core):
         wait_for_end(pid)
     log = capfd.readouterr().err
@@ -65,7 +65,7 @@ def test_a_spare_is_the_worker_of_the_core_that_replaces_a_lost_one() -> None:
     with LLM(max_model_len=512, warm_spare=True) as llm:
         engine = find_engine(llm)
         expected = generate(llm)
-        spare, core = wait_for_spare(engine), engine.child.pid
+        spare, core = wait_for_spare(engine), engine.process.pid
         os.kill(core, signal.SIGKILL)
         assert generate(llm) == expected
         assert llm.llm_engine.facts.pids["worker"] == spare
