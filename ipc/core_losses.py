@@ -1,9 +1,8 @@
-"""CoreLosses: how the owner of an engine core counts lost cores, until there are too many for another start.
+"""CoreLosses: decides after the loss of an engine core whether its owner starts another.
 
-A death is not counted if a request explains it. A request that was in the engine when two cores in a row died
-is suspected, and the next core runs it alone, after noting that in a file (core/death_journal.py). If this
-core dies too, the request did it and not the engine. After two such deaths it ends with an error, so deaths
-that are not counted come to an end.
+Losses count against a RestartBudget, but for those that are a request's fault and not the engine's. A core
+runs a suspect request alone and first writes its id into a file (core/death_journal.py). If the file of a
+lost core names one, the loss is the suspect's. A suspect fails after two such losses, so they come to an end.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ def read_death_record(path: Path) -> DeathRecord:
 
 
 class CoreLosses:
-    """The losses of one core after the other."""
+    """Counts the lost cores of one owner. `journal_path` is the file in which a core names its suspect."""
 
     def __init__(self, budget: RestartBudget, journal_path: str) -> None:
         self._budget = budget
         self._journal_path = Path(journal_path)
-        self._explained = DeathRecord()  # what the last death that was not counted had left
+        self._explained = DeathRecord()  # what the file said at the last loss that was not counted
 
     def note_loss(self, now: float) -> float | None:
         """Seconds to wait before the next start; None when there were too many losses lately."""
         record = read_death_record(self._journal_path)
-        if record.alone is not None and record != self._explained:  # else it died before it got so far
+        if record.alone is not None and record != self._explained:  # else it is the file of an earlier core
             self._explained = record
             return 0.0
         return self._budget.note_loss(now)
