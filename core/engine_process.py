@@ -20,8 +20,8 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from ..ipc.child_args import PACKAGE_DIR, CoreArgs
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.launch import PACKAGE_DIR, CoreLaunch
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
 from ..ipc.process import (
     EXIT_CRASHED,
@@ -52,20 +52,20 @@ PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
 class EngineCoreProcess:
     """Serves clients until the lifeline closes or the engine cannot go on."""
 
-    def __init__(self, launch: CoreLaunch, lifeline_fd: int, started_at: float) -> None:
-        config = launch.config
-        self._starter_package_dir = launch.package_dir
+    def __init__(self, args: CoreArgs, lifeline_fd: int, started_at: float) -> None:
+        config = args.config
+        self._starter_package_dir = args.package_dir
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         if self._faults is not None:
             self._faults.reach("core.bind")
         max_frame_bytes = find_max_frame_bytes(config.model.max_model_len)
-        self._router = bind_router(self._context, launch.client_address, max_frame_bytes=max_frame_bytes)
-        self._listener = Listener(self._router, launch.client_address)
-        self._executor = make_executor(config, self._context, launch.worker_address)
+        self._router = bind_router(self._context, args.client_address, max_frame_bytes=max_frame_bytes)
+        self._listener = Listener(self._router, args.client_address)
+        self._executor = make_executor(config, self._context, args.worker_address)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send)
         startup = StartupClock("start core", started_at)
-        self._loop = EngineLoop(config, self._executor, self._registry, startup, launch.journal_path)
+        self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd
         self._signals = catch_signals(signal.SIGTERM)
         self._poller = zmq.Poller()
@@ -188,6 +188,6 @@ def main() -> NoReturn:
     lifeline.watch(grace_s=PARENT_LOST_GRACE_S)
     enable_stack_dumps()
     raise_file_limit()
-    launch = msgspec.msgpack.decode(lifeline.launch, type=CoreLaunch)
-    logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
-    sys.exit(EngineCoreProcess(launch, lifeline.fd, started_at).run())
+    args = msgspec.msgpack.decode(lifeline.args, type=CoreArgs)
+    logging.basicConfig(level=args.config.log_level, format="quire: %(message)s")
+    sys.exit(EngineCoreProcess(args, lifeline.fd, started_at).run())

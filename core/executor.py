@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 import zmq
 
+from ..ipc.child_args import SPARE_ROLE, WORKER_MODULE, WorkerArgs
 from ..ipc.codec import make_step_codec
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.launch import SPARE_ROLE, WORKER_MODULE, WorkerLaunch
 from ..ipc.managed_child import ManagedChild
 from ..ipc.process import ChildProcess, ProcessHandle
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
@@ -202,9 +202,9 @@ class ProcessExecutor(Executor):
     def _start_worker(self) -> ProcessHandle:
         """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
         config = self._config if self._num_starts == 1 else self._config.for_replacement()
-        launch = msgspec.msgpack.encode(WorkerLaunch(address=self._worker_address, rank=0, config=config))
-        spare = self._spare.adopt("worker", launch) if config.recovery.warm_spare else None
-        return spare or ChildProcess.start(WORKER_MODULE, "worker", launch, _make_worker_env())
+        args = msgspec.msgpack.encode(WorkerArgs(address=self._worker_address, rank=0, config=config))
+        spare = self._spare.adopt("worker", args) if config.recovery.warm_spare else None
+        return spare or ChildProcess.start(WORKER_MODULE, "worker", args, _make_worker_env())
 
     def _start_spare(self, path: str) -> ChildProcess:
         return ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path.encode(), _make_worker_env())

@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from ..ipc.child_args import CORE_MODULE, CoreArgs
 from ..ipc.codec import PING, make_client_codec
 from ..ipc.core_losses import CoreLosses
 from ..ipc.daemon_state import (
@@ -30,13 +31,12 @@ from ..ipc.daemon_state import (
     FailedReport,
     PhaseReport,
     ReadyReport,
-    SupervisorLaunch,
+    SupervisorArgs,
     SupervisorReport,
     encode_state,
     write_state,
 )
 from ..ipc.errors import USER_ERRORS, EngineStartError, ProtocolError, QuireError
-from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.liveness import ChildWatch
 from ..ipc.managed_child import ManagedChild
 from ..ipc.messages import (
@@ -84,14 +84,12 @@ class Reporter:
 class CoreLink:
     """The conversation with one core process; `watch` is told what it says."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], launch: CoreLaunch, watch: ChildWatch
-    ) -> None:
-        self.socket = connect_dealer(context.socket(zmq.DEALER), launch.client_address)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], args: CoreArgs, watch: ChildWatch) -> None:
+        self.socket = connect_dealer(context.socket(zmq.DEALER), args.client_address)
         self._codec = make_client_codec()
         self._has_said_hello = False
         self._watch = watch
-        self._is_watched = launch.config.watches_core
+        self._is_watched = args.config.watches_core
         if self._is_watched:
             watch.expect_listening(time.monotonic())
 
@@ -142,23 +140,23 @@ class Supervisor:
 
     def __init__(
         self,
-        launch: SupervisorLaunch,
+        args: SupervisorArgs,
         run_dir: RunDirectory,
         reporter: Reporter,
         signals: socket.socket,
         lifeline_fd: int | None,
     ) -> None:
-        self._launch = launch
+        self._args = args
         self._reporter = reporter
         self._run_dir = run_dir
-        self._core_launch = CoreLaunch(
+        self._core_args = CoreArgs(
             client_address=run_dir.address_of(CLIENT_SOCKET_NAME),
             worker_address=run_dir.address_of(WORKER_SOCKET_NAME),
-            config=launch.config,
+            config=args.config,
             journal_path=str(run_dir.path / JOURNAL_NAME),
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        losses = CoreLosses(launch.config.recovery.make_core_budget(), self._core_launch.journal_path)
+        losses = CoreLosses(args.config.recovery.make_core_budget(), self._core_args.journal_path)
         self._core = ManagedChild(self._start_process, losses)
         self._core.start_at = time.monotonic()
         self._link: CoreLink | None = None  # while there is a core
@@ -175,11 +173,11 @@ class Supervisor:
         if lifeline_fd is not None:
             self._poller.register(lifeline_fd, zmq.POLLIN)
         self._state = DaemonState(
-            name=launch.name,
-            model=launch.config.model.served_model_name,
+            name=args.name,
+            model=args.config.model.served_model_name,
             pid=os.getpid(),
             started_at=time.time(),
-            fault_hooks=launch.config.fault_hooks,
+            fault_hooks=args.config.fault_hooks,
         )
 
     def run(self) -> int:
@@ -235,13 +233,13 @@ class Supervisor:
     # The core.
 
     def _start_process(self) -> ChildProcess:
-        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._core_launch))
+        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._core_args))
 
     def _start_core(self) -> None:
-        watch, process, launch = self._core.start(), self._core.process, self._core_launch
+        watch, process, args = self._core.start(), self._core.process, self._core_args
         assert process is not None
-        self._link = CoreLink(self._context, launch, watch)
-        self._core_launch = msgspec.structs.replace(launch, config=launch.config.for_replacement())
+        self._link = CoreLink(self._context, args, watch)
+        self._core_args = msgspec.structs.replace(args, config=args.config.for_replacement())
         self._poller.register(self._link.socket, zmq.POLLIN)
         self._poller.register(process.pid_fd, zmq.POLLIN)
         self._state.core_pid = process.pid
@@ -324,7 +322,7 @@ class Supervisor:
         """End with one line that says why, which is the last of the log."""
         self._reporter.report(report)
         self._end(code)
-        _log.error("the daemon %r has failed: %s", self._launch.name, report.reason)
+        _log.error("the daemon %r has failed: %s", self._args.name, report.reason)
 
     def _write_state(self) -> None:
         try:
@@ -337,15 +335,15 @@ def run_supervisor() -> NoReturn:
     """Entry point of `python -m quire.core supervisor`."""
     lifeline = Lifeline()
     raise_file_limit()
-    launch = msgspec.msgpack.decode(lifeline.launch, type=SupervisorLaunch)
-    logging.basicConfig(level=launch.config.log_level, format="quire: %(message)s")
+    args = msgspec.msgpack.decode(lifeline.args, type=SupervisorArgs)
+    logging.basicConfig(level=args.config.log_level, format="quire: %(message)s")
     reporter = Reporter()
     # Before the directory is made: a signal from now on ends in the way that removes it.
     signals = catch_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     try:
-        run_dir = RunDirectory.create_named(launch.name)
+        run_dir = RunDirectory.create_named(args.name)
     except QuireError as error:
         reporter.report(FailedReport(str(error), type(error).__name__))
         sys.exit(EXIT_START_FAILED)
-    lifeline_fd = lifeline.fd if launch.ends_with_parent else None
-    sys.exit(Supervisor(launch, run_dir, reporter, signals, lifeline_fd).run())
+    lifeline_fd = lifeline.fd if args.ends_with_parent else None
+    sys.exit(Supervisor(args, run_dir, reporter, signals, lifeline_fd).run())

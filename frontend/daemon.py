@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ..ipc.child_args import CORE_MODULE
 from ..ipc.config import EngineConfig
 from ..ipc.daemon_state import (
     SUPERVISOR_ROLE,
@@ -19,12 +20,11 @@ from ..ipc.daemon_state import (
     FailedReport,
     PhaseReport,
     ReadyReport,
-    SupervisorLaunch,
+    SupervisorArgs,
     SupervisorReport,
     read_state,
 )
 from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
-from ..ipc.launch import CORE_MODULE
 from ..ipc.messages import OBSERVER_KINDS, UtilityMethod
 from ..ipc.process import EXIT_OK, ChildProcess, wait_readable
 from ..ipc.process_state import is_stopped
@@ -65,11 +65,11 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
 class DaemonStarter:
     """A supervisor that has just been started, until it is ready and on its own."""
 
-    def __init__(self, launch: SupervisorLaunch, stderr: int | None = None) -> None:
+    def __init__(self, args: SupervisorArgs, stderr: int | None = None) -> None:
         reader, writer = os.pipe()
         try:
             self.child = ChildProcess.start(
-                CORE_MODULE, SUPERVISOR_ROLE, msgspec.msgpack.encode(launch), stdout=writer, stderr=stderr
+                CORE_MODULE, SUPERVISOR_ROLE, msgspec.msgpack.encode(args), stdout=writer, stderr=stderr
             )
         except BaseException:
             os.close(reader)
@@ -78,7 +78,7 @@ class DaemonStarter:
             os.close(writer)
         self._reader = reader
         self._buffer = b""
-        self._ready_timeout_s = launch.config.ready_timeout_s
+        self._ready_timeout_s = args.config.ready_timeout_s
 
     def wait_until_ready(self, on_phase: Callable[[str], None] | None = None) -> None:
         """Raises ConfigError, ModelError, DaemonError or EngineStartError; then the supervisor has ended."""
@@ -140,7 +140,7 @@ def start_daemon(name: str, config: EngineConfig, on_phase: Callable[[str], None
     check_name_is_free(name)
     log = _open_log(name)
     try:
-        starter = DaemonStarter(SupervisorLaunch(name=name, config=config), stderr=log)
+        starter = DaemonStarter(SupervisorArgs(name=name, config=config), stderr=log)
     finally:
         os.close(log)
     starter.wait_until_ready(on_phase)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..ipc.child_args import CORE_MODULE, CoreArgs
 from ..ipc.config import EngineConfig
 from ..ipc.core_losses import CoreLosses
 from ..ipc.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME
 from ..ipc.errors import DaemonError, EngineDeadError, QuireError
-from ..ipc.launch import CORE_MODULE, CoreLaunch
 from ..ipc.liveness import ChildWatch
 from ..ipc.managed_child import ManagedChild
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
@@ -85,13 +85,13 @@ class EngineProcess(Engine):
         self.started_at = time.time()
         self.run_dir = RunDirectory.create_private()
         self.address = self.run_dir.address_of(CLIENT_SOCKET_NAME)
-        self._launch = CoreLaunch(
+        self._args = CoreArgs(
             client_address=self.address,
             worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
             config=config,
             journal_path=str(self.run_dir.path / JOURNAL_NAME),
         )
-        losses = CoreLosses(config.recovery.make_core_budget(), self._launch.journal_path)
+        losses = CoreLosses(config.recovery.make_core_budget(), self._args.journal_path)
         self._core = ManagedChild(self._start_process, losses)
         self._owner_pid = os.getpid()
         self._start()
@@ -135,13 +135,13 @@ class EngineProcess(Engine):
     def _start(self) -> None:
         watch = self._core.start()
         self.exit_fd = self.process.pid_fd
-        if self._launch.config.watches_core:
+        if self._args.config.watches_core:
             self.watch = watch
             watch.expect_listening(time.monotonic())
-        self._launch = msgspec.structs.replace(self._launch, config=self._launch.config.for_replacement())
+        self._args = msgspec.structs.replace(self._args, config=self._args.config.for_replacement())
 
     def _start_process(self) -> ChildProcess:
-        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._launch))
+        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._args))
 
     @property
     def process(self) -> ChildProcess:

@@ -20,7 +20,7 @@ _STATE_NAME = "daemon.json"
 DaemonPhase = Literal["starting", "ready", "restarting", "stopping"]
 
 
-class SupervisorLaunch(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisorArgs(msgspec.Struct, frozen=True, kw_only=True):
     """A supervisor: which daemon to be, and whether it ends with the process that started it."""
 
     name: str

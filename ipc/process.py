@@ -1,7 +1,7 @@
 """Child processes: how one is started, told what to do, watched and ended; how a child notices a dead parent.
 
-A child is `python -P -m MODULE` with a pipe as standard input. The parent writes a launch payload into it
-and keeps it open: end-of-file later means that the parent is gone (or wants the child to go). Nothing is
+A child is `python -P -m MODULE` with a pipe as standard input. The parent writes the arguments into it and
+keeps it open: end-of-file later means that the parent is gone (or wants the child to go). Nothing is
 forked and no `__main__` is re-run, so it works in scripts without a guard and in notebooks.
 The kernel's parent-death signal is not used: it fires when the *thread* that started the child ends.
 """
@@ -135,14 +135,14 @@ class ChildProcess(ProcessHandle):
         cls,
         module: str,
         role: str,
-        launch: bytes,
+        args: bytes,
         env: dict[str, str] | None = None,
         *,
         stdout: int | None = None,
         stderr: int | None = None,
         pass_fds: tuple[int, ...] = (),
     ) -> ChildProcess:
-        """Start `python -P -m module role` and hand it `launch`. `env` is added to this process's own.
+        """Start `python -P -m module role` and hand it `args`. `env` is added to this process's own.
 
         The child is in a session of its own: Ctrl-C reaches the user's program only, which then ends it.
         stdout and stderr are file descriptors, None for this process's own; `pass_fds` stay open in it.
@@ -159,7 +159,7 @@ class ChildProcess(ProcessHandle):
         child = cls(role, process)
         assert process.stdin is not None
         try:
-            process.stdin.write(_LENGTH.pack(len(launch)) + launch)
+            process.stdin.write(_LENGTH.pack(len(args)) + args)
             process.stdin.flush()
         except BrokenPipeError:
             pass  # it died at once: whoever waits for it sees that with its exit code
@@ -186,7 +186,7 @@ class ChildProcess(ProcessHandle):
 
 
 class Lifeline:
-    """The child's end of the launch pipe. Make it first thing in a child's main.
+    """The child's end of its standard input. Make it first thing in a child's main.
 
     `fd` becomes readable (end-of-file) when the parent is gone.
     """
@@ -199,7 +199,7 @@ class Lifeline:
         os.close(null)
         self._parent_pid = os.getppid()
         self._is_let_go = False
-        self.launch = self._read_launch()
+        self.args = self._read_args()
         continue_at_end(self.fd)
 
     def watch(self, grace_s: float) -> None:
@@ -223,7 +223,7 @@ class Lifeline:
         if not self._is_let_go:
             os._exit(EXIT_PARENT_LOST)
 
-    def _read_launch(self) -> bytes:
+    def _read_args(self) -> bytes:
         (size,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
         return self._read_exactly(size)
 

@@ -1,6 +1,6 @@
 """A spare process: it has done what takes long at a start, and waits for somebody who needs it.
 
-It listens on a Unix socket. Who connects and sends a launch payload adopts it: the connection is its lifeline
+It listens on a Unix socket. Who connects and sends the arguments adopts it: the connection is its lifeline
 from then on. Until then it belongs to the process that started it, and outlives that by SPARE_GRACE_S: long
 enough for the next engine core to find it, too short to be left behind. Only the same user is served.
 """
@@ -20,12 +20,12 @@ from .managed_child import ManagedChild
 from .process import EXIT_PARENT_LOST, ChildProcess, Lifeline, ProcessHandle, continue_at_end, wait_readable
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
-_HANDOVER_TIMEOUT_S = 1.0  # a launch is written at once by who connects
+_HANDOVER_TIMEOUT_S = 1.0  # who connects writes the arguments at once
 _LENGTH = struct.Struct("<I")
 
 
 def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
-    """In the spare: the launch payload of who adopts it; the process ends with that one from then on."""
+    """In the spare: the arguments of who adopts it; the process ends with that one from then on."""
     hidden = f"{path}{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(hidden)
@@ -33,28 +33,28 @@ def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
         os.replace(hidden, path)  # whoever finds it can connect
         while True:
             connection, _ = listener.accept()  # without a deadline: the lifeline's end is the end
-            launch = _take_launch(connection)
-            if launch is not None:
+            args = _take_args(connection)
+            if args is not None:
                 break
             connection.close()
     os.unlink(path)
     continue_at_end(connection.fileno())
     lifeline.let_go()
     threading.Thread(target=_end_with, args=(connection,), name="adopter", daemon=True).start()
-    return launch
+    return args
 
 
-def _take_launch(connection: socket.socket) -> bytes | None:
+def _take_args(connection: socket.socket) -> bytes | None:
     connection.settimeout(_HANDOVER_TIMEOUT_S)
     try:
         if read_peer(connection)[1] != os.getuid():
             return None
         (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-        launch = _receive(connection, size)
+        args = _receive(connection, size)
     except OSError:
         return None
     connection.settimeout(None)
-    return launch
+    return args
 
 
 def _end_with(connection: socket.socket) -> None:
@@ -71,7 +71,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionResetError("the launch is not complete")
+            raise ConnectionResetError("the arguments are not complete")
         data += part
     return data
 
@@ -85,13 +85,13 @@ class AdoptedProcess(ProcessHandle):
         self._exit_code: int | None = None
 
     @classmethod
-    def adopt(cls, path: str, role: str, launch: bytes) -> AdoptedProcess | None:
+    def adopt(cls, path: str, role: str, args: bytes) -> AdoptedProcess | None:
         """Take the spare that waits at `path`; None if there is none."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_HANDOVER_TIMEOUT_S)
         try:
             connection.connect(path)
-            connection.sendall(_LENGTH.pack(len(launch)) + launch)
+            connection.sendall(_LENGTH.pack(len(args)) + args)
             return cls(role, connection)
         except OSError:
             connection.close()
@@ -129,9 +129,9 @@ class WarmSpare:
         if self._child.process is None or self._child.process.exit_code is not None:
             self._child.start()
 
-    def adopt(self, role: str, launch: bytes) -> AdoptedProcess | None:
+    def adopt(self, role: str, args: bytes) -> AdoptedProcess | None:
         """Take the spare that waits, whoever has started it; None if there is none."""
-        adopted, own = AdoptedProcess.adopt(self._path, role, launch), self._child.process
+        adopted, own = AdoptedProcess.adopt(self._path, role, args), self._child.process
         if adopted is not None and own is not None and own.pid == adopted.pid:
             own.detach()
             self._child.stop(0.0)

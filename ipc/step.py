@@ -5,12 +5,12 @@ per live request. A step carries differences only: a request whole and once, the
 Messages are executed strictly in order and answered in order, so a freed row or block may be given to
 another request in the very next step. Frames are as in `messages.py`: a type byte and a msgpack body.
 
-WorkerLaunch (launch.py): in the worker's launch pipe, before any socket. Answered over the socket by
-  WorkerProgress as phases begin and then WorkerReady, or WorkerFailed.
+WorkerArgs (child_args.py): in the worker's standard input, before any socket. Answered over the socket
+  by WorkerProgress as phases begin and then WorkerReady, or WorkerFailed.
 SchedulerOutput: execute one step. Answered by ModelRunnerOutput with the same step_id, or StepFailed.
   After StepFailed the worker answers every further step with StepFailed until ResetRows comes.
 ResetRows: forget all rows (the KV cache stays allocated). Not answered.
-There is no message to end a worker: its launch pipe is closed.
+There is no message to end a worker: its standard input is closed.
 """
 
 from __future__ import annotations

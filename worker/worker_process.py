@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import zmq
 
+from ..ipc.child_args import SPARE_ROLE, WorkerArgs
 from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.launch import SPARE_ROLE, WorkerLaunch
 from ..ipc.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..ipc.process_limits import raise_file_limit
 from ..ipc.sockets import connect_dealer
@@ -44,17 +44,17 @@ _log = logging.getLogger(__name__)
 class WorkerProcess:
     """One device's server: executes what the core sends, strictly in order."""
 
-    def __init__(self, launch: WorkerLaunch) -> None:
-        self._launch = launch
+    def __init__(self, args: WorkerArgs) -> None:
+        self._args = args
         self._codec = make_step_codec()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_dealer(
             self._context.socket(zmq.DEALER),
-            launch.address,
-            f"worker-{launch.rank}".encode(),
+            args.address,
+            f"worker-{args.rank}".encode(),
         )
         self._failed_step = False
-        self._faults = make_fault_hooks(launch.config.fault_hooks, "worker")
+        self._faults = make_fault_hooks(args.config.fault_hooks, "worker")
 
     def run(self) -> int:
         """Start the worker and serve until the lifeline ends this process; returns only if that failed."""
@@ -62,7 +62,7 @@ class WorkerProcess:
             self._note_phase("import torch")
             from .worker import Worker  # here, so that the core hears of this process before torch loads
 
-            self._worker = Worker(self._launch.config, self._note_phase)
+            self._worker = Worker(self._args.config, self._note_phase)
             ready = self._worker.start()
         except (QuireError, OSError, RuntimeError, MemoryError) as error:
             self._send(WorkerFailed(str(error), type(error).__name__, traceback.format_exc()))
@@ -142,11 +142,11 @@ def main() -> None:
     enable_stack_dumps()
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    payload = lifeline.launch
+    payload = lifeline.args
     if is_spare:
         importlib.import_module(".worker", __package__)  # torch, which takes most of a start
         payload = wait_for_adoption(payload.decode(), lifeline)
-    launch = msgspec.msgpack.decode(payload, type=WorkerLaunch)
-    logging.basicConfig(level=launch.config.log_level, format="quire worker: %(message)s")
-    code = WorkerProcess(launch).run()
+    args = msgspec.msgpack.decode(payload, type=WorkerArgs)
+    logging.basicConfig(level=args.config.log_level, format="quire worker: %(message)s")
+    code = WorkerProcess(args).run()
     os._exit(code)  # torch's teardown takes 0.3 s and frees nothing that the kernel would not

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...ipc.daemon_state import SupervisorLaunch, read_state
+from ...ipc.daemon_state import SupervisorArgs, read_state
 from ...ipc.errors import ConfigError
 from ...ipc.process_limits import discard_unwritable
 from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
@@ -87,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
         name = options.name or f"serve-{port}"
         config = engine_args.create_engine_config()
         check_name_is_free(name)
-        starter = DaemonStarter(SupervisorLaunch(name=name, config=config, ends_with_parent=True))
+        starter = DaemonStarter(SupervisorArgs(name=name, config=config, ends_with_parent=True))
         try:
             starter.wait_until_attachable()
             return _serve(options, server_options, listening_socket, name, box)

@@ -10,7 +10,7 @@ import msgspec
 from ...ipc.errors import QuireError
 from ...ipc.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..async_llm import AsyncLLM
-from .group import ALIVE, EXIT_ENGINE_LOST, SERVES, HttpLaunch
+from .group import ALIVE, EXIT_ENGINE_LOST, SERVES, HttpArgs
 from .options import HTTP_CLIENT_KIND
 from .server import run_server
 
@@ -54,12 +54,12 @@ def main() -> int:
     lifeline = Lifeline()
     enable_stack_dumps()
     lifeline.watch(_PARENT_LOST_GRACE_S)
-    launch = msgspec.msgpack.decode(lifeline.launch, type=HttpLaunch)
-    control = Control(launch.control_fd)
-    llm = AsyncLLM(attach=launch.attach, client_kind=HTTP_CLIENT_KIND)
+    args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
+    control = Control(args.control_fd)
+    llm = AsyncLLM(attach=args.attach, client_kind=HTTP_CLIENT_KIND)
     try:
-        with socket.socket(fileno=launch.listening_fd) as listening_socket:
-            run_server(llm, launch.options, listening_socket, control.note_serving, on_loop=control.begin)
+        with socket.socket(fileno=args.listening_fd) as listening_socket:
+            run_server(llm, args.options, listening_socket, control.note_serving, on_loop=control.begin)
     except QuireError as error:
         if control.has_served:
             return EXIT_ENGINE_LOST  # the group says so, once for all its processes

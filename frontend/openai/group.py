@@ -30,7 +30,7 @@ _SPEAK_TIMEOUT_S = 60.0  # from an HTTP process's start to its first word: a sec
 _STOP_GRACE_S = 5.0  # beyond the drain time
 
 
-class HttpLaunch(msgspec.Struct, frozen=True, kw_only=True):
+class HttpArgs(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP process: which daemon to attach to, where to listen.
 
     control_fd: a socket on which it says ALIVE when its event loop runs and for every PING, and SERVES when
@@ -100,14 +100,14 @@ class HttpProcess:
         self.control, its_end = socket.socketpair()
         self.control.setblocking(False)
         with its_end:
-            launch = HttpLaunch(
+            args = HttpArgs(
                 attach=self._attach,
                 options=self._options,
                 listening_fd=self._listening_socket.fileno(),
                 control_fd=its_end.fileno(),
             )
-            fds = (launch.listening_fd, launch.control_fd)
-            return ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(launch), pass_fds=fds)
+            fds = (args.listening_fd, args.control_fd)
+            return ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(args), pass_fds=fds)
 
 
 class HttpGroup:

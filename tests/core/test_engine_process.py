@@ -263,9 +263,9 @@ def test_a_core_lost_more_often_than_allowed_ends_the_engine_with_its_cause() ->
 def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import functools
 
-    from quire.ipc.launch import CoreLaunch
+    from quire.ipc.child_args import CoreArgs
 
-    monkeypatch.setattr(engines, "CoreLaunch", functools.partial(CoreLaunch, package_dir="/elsewhere"))
+    monkeypatch.setattr(engines, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
     with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
         make_sync_client(CONFIG)
 

@@ -31,7 +31,7 @@ from quire.frontend.daemon import (
 )
 from quire.frontend.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.config import EngineConfig
-from quire.ipc.daemon_state import SupervisorLaunch, read_state
+from quire.ipc.daemon_state import SupervisorArgs, read_state
 from quire.ipc.errors import DaemonError, EngineDeadError, EngineStartError, ModelError
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, UtilityMethod
 from quire.ipc.restarts import MAX_LOSSES
@@ -255,7 +255,7 @@ def test_a_call_that_the_core_did_not_live_to_answer_is_answered_by_the_next(dae
 
 def test_a_core_killed_while_it_starts_is_started_again() -> None:
     config = make_named_config("unready")
-    launch = SupervisorLaunch(name="start", config=config)
+    launch = SupervisorArgs(name="start", config=config)
     starter = DaemonStarter(launch)
     directory = find_named("start")
     killed: list[int] = []
@@ -541,7 +541,7 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_of_two_that_start_at_once_one_wins_and_the_other_names_it() -> None:
-    starters = [DaemonStarter(SupervisorLaunch(name="race", config=PACED)) for _ in range(3)]
+    starters = [DaemonStarter(SupervisorArgs(name="race", config=PACED)) for _ in range(3)]
     errors: list[str] = []
     winners: list[DaemonStarter] = []
     for starter in starters:
@@ -557,7 +557,7 @@ def test_of_two_that_start_at_once_one_wins_and_the_other_names_it() -> None:
 
 
 def test_a_daemon_of_one_program_ends_with_it() -> None:
-    starter = DaemonStarter(SupervisorLaunch(name="mine", config=PACED, ends_with_parent=True))
+    starter = DaemonStarter(SupervisorArgs(name="mine", config=PACED, ends_with_parent=True))
     starter.wait_until_ready()
     starter.child.close_lifeline()
     wait_for_end(starter.child.pid)

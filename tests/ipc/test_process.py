@@ -1,4 +1,4 @@
-"""Child processes: launch payload, lifeline, the ways to end. Real processes."""
+"""Child processes: arguments, lifeline, the ways to end. Real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import sys, time
 from quire.ipc.process import Lifeline
 lifeline = Lifeline()
 lifeline.watch(grace_s=0.0)
-open(sys.argv[1], "w").write(lifeline.launch.decode() + " " + repr(sys.stdin.read()))
+open(sys.argv[1], "w").write(lifeline.args.decode() + " " + repr(sys.stdin.read()))
 time.sleep(60)
 """
 

@@ -24,14 +24,14 @@ from quire.ipc.process import Lifeline
 from quire.ipc.spare import wait_for_adoption
 lifeline = Lifeline()
 lifeline.watch(grace_s=GRACE_S)
-launch = wait_for_adoption(lifeline.launch.decode(), lifeline)
-open(sys.argv[1], "wb").write(launch)
+args = wait_for_adoption(lifeline.args.decode(), lifeline)
+open(sys.argv[1], "wb").write(args)
 time.sleep(60)
 """
 
 
 class Spare:
-    """A spare that waits at `path`, and the file that it writes its launch to."""
+    """A spare that waits at `path`, and the file that it writes its arguments to."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "spare.sock")
@@ -39,7 +39,7 @@ class Spare:
         self.child = ChildProcess.start("spare_child", str(self._seen), self.path.encode())
         assert wait_until(lambda: os.path.exists(self.path), 10.0), self.child.describe_exit()
 
-    def wait_for_launch(self, size: int) -> bytes:
+    def wait_for_args(self, size: int) -> bytes:
         assert wait_until(lambda: self._seen.exists() and self._seen.stat().st_size == size, 10.0)
         return self._seen.read_bytes()
 
@@ -54,10 +54,10 @@ def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
 
 
 def test_who_connects_adopts_it_and_it_ends_with_its_adopter(spare: Spare) -> None:
-    launch = bytes(range(256)) * 1000
-    adopted = AdoptedProcess.adopt(spare.path, "worker", launch)
+    args = bytes(range(256)) * 1000
+    adopted = AdoptedProcess.adopt(spare.path, "worker", args)
     assert adopted is not None
-    assert spare.wait_for_launch(len(launch)) == launch
+    assert spare.wait_for_args(len(args)) == args
     assert (adopted.pid, adopted.exit_code, os.path.exists(spare.path)) == (spare.child.pid, None, False)
     spare.child.close_lifeline()  # its starter no longer counts
     assert not select.select([adopted.pid_fd], [], [], GRACE_S + 0.5)[0]
@@ -68,7 +68,7 @@ def test_who_connects_adopts_it_and_it_ends_with_its_adopter(spare: Spare) -> No
 def test_a_stopped_one_does_not_outlive_its_adopter(spare: Spare) -> None:
     adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
     assert adopted is not None
-    spare.wait_for_launch(1)
+    spare.wait_for_args(1)
     process = psutil.Process(adopted.pid)
     process.suspend()
     assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 5.0)
@@ -78,7 +78,7 @@ def test_a_stopped_one_does_not_outlive_its_adopter(spare: Spare) -> None:
 def test_a_killed_one_says_how(spare: Spare) -> None:
     adopted = AdoptedProcess.adopt(spare.path, "worker", b"x")
     assert adopted is not None
-    spare.wait_for_launch(1)
+    spare.wait_for_args(1)
     os.kill(adopted.pid, signal.SIGKILL)
     assert select.select([adopted.pid_fd], [], [], 5.0)[0]
     assert adopted.stop(grace_s=0.0) == -signal.SIGKILL
@@ -122,7 +122,7 @@ def test_half_a_launch_adopts_nobody(spare: Spare) -> None:
         visitor.sendall(struct.pack("<I", 100) + b"half")
     adopted = AdoptedProcess.adopt(spare.path, "worker", b"whole")
     assert adopted is not None
-    assert spare.wait_for_launch(5) == b"whole"
+    assert spare.wait_for_args(5) == b"whole"
     adopted.stop(0.0)
 
 

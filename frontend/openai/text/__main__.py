@@ -20,7 +20,7 @@ import msgspec
 from ....ipc.process import EXIT_OK, Lifeline
 from ...tokenizer import Tokenizer, load_tokenizer
 from ..limits import MAX_TEXT_MEMORY_BYTES
-from .jobs import FrameReader, Ready, TextLaunch, decode_job, encode_body, make_frame
+from .jobs import FrameReader, Ready, TextArgs, decode_job, encode_body, make_frame
 from .work import do_job
 
 _MAX_LOAD_S = 60.0  # of processor time
@@ -31,17 +31,17 @@ _RECEIVE_BYTES = 1 << 20
 def main() -> int:
     """Answer jobs until the socket ends."""
     lifeline = Lifeline()
-    launch = msgspec.msgpack.decode(lifeline.launch, type=TextLaunch)
+    args = msgspec.msgpack.decode(lifeline.args, type=TextArgs)
     _limit_memory()
     after_job: Callable[[], object] = bool
-    if launch.is_background:
+    if args.is_background:
         # A short job's limit is near; a long one shall not go on for a parent that is gone.
         lifeline.watch(0.0)
         os.nice(_NICENESS)
         after_job = _find_trim()
-    with socket.socket(fileno=launch.socket_fd) as jobs, contextlib.suppress(ConnectionError):
+    with socket.socket(fileno=args.socket_fd) as jobs, contextlib.suppress(ConnectionError):
         _set_time_limit(_MAX_LOAD_S)
-        tokenizer = _load(launch.tokenizer)
+        tokenizer = _load(args.tokenizer)
         _set_time_limit(0.0)
         jobs.sendall(make_frame(encode_body(Ready())))
         _serve(jobs, tokenizer, after_job)

@@ -17,7 +17,7 @@ from ..schema import ChatMessage
 _HEAD = struct.Struct("<If")
 
 
-class TextLaunch(msgspec.Struct, frozen=True, kw_only=True):
+class TextArgs(msgspec.Struct, frozen=True, kw_only=True):
     """One text process: the tokenizer's folder and the socket of its jobs.
 
     is_background: it leaves the processor to others, and gives memory back after each job.

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from ....ipc.process import ChildProcess
-from .jobs import FrameReader, TextLaunch
+from .jobs import FrameReader, TextArgs
 
 TEXT_MODULE = "quire.frontend.openai.text"
 # One thread a process is what its limits are for: threads would reserve address space and hide from the nice.
@@ -41,11 +41,11 @@ class TextProcess(asyncio.Protocol):
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._socket, its_end = socket.socketpair()
-        launch = TextLaunch(tokenizer=tokenizer, socket_fd=its_end.fileno(), is_background=is_background)
-        payload = msgspec.msgpack.encode(launch)
+        args = TextArgs(tokenizer=tokenizer, socket_fd=its_end.fileno(), is_background=is_background)
+        payload = msgspec.msgpack.encode(args)
         try:
             with its_end:
-                fds = (launch.socket_fd,)
+                fds = (args.socket_fd,)
                 self._child = ChildProcess.start(TEXT_MODULE, "text", payload, _ENVIRONMENT, pass_fds=fds)
         except BaseException:
             self._socket.close()

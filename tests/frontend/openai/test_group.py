@@ -20,15 +20,15 @@ from quire.ipc.process import catch_signals
 CHILD = """
 import os, signal, socket, sys
 import msgspec
-from quire.frontend.openai.group import ALIVE, SERVES, HttpLaunch
+from quire.frontend.openai.group import ALIVE, SERVES, HttpArgs
 from quire.ipc.process import Lifeline
 lifeline = Lifeline()
 lifeline.watch(0.0)
-launch = msgspec.msgpack.decode(lifeline.launch, type=HttpLaunch)
+args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-control = socket.socket(fileno=launch.control_fd)
+control = socket.socket(fileno=args.control_fd)
 control.send(ALIVE + SERVES)
-if launch.attach == "lost engine":
+if args.attach == "lost engine":
     os._exit(EXIT_ENGINE_LOST)
 while control.recv(64):
     control.send(ALIVE)

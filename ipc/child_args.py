@@ -1,4 +1,4 @@
-"""What a child process is started with, written into its launch pipe before any socket exists."""
+"""What a child process is started with, written into its standard input before any socket exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPARE_ROLE = "spare-worker"
 PACKAGE_DIR = str(Path(__file__).resolve().parents[1])
 
 
-class CoreLaunch(msgspec.Struct, frozen=True, kw_only=True):
+class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     """An engine core: where to listen for clients and for its worker, and what to run."""
 
     client_address: str
@@ -24,7 +24,7 @@ class CoreLaunch(msgspec.Struct, frozen=True, kw_only=True):
     package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
 
 
-class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """A worker: where the core listens, who it is, what to load."""
 
     address: str
