@@ -22,7 +22,7 @@ from quire.core.step_watch import StepWatch
 from quire.frontend.async_engine_core_client import make_async_client
 from quire.frontend.daemon import find_log
 from quire.frontend.engine_core_client import SyncMPClient, make_sync_client
-from quire.ipc import liveness
+from quire.ipc import liveness, process
 from quire.ipc.codec import make_step_codec
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, EngineStartError
@@ -195,6 +195,25 @@ def test_a_worker_that_says_why_its_start_failed_writes_no_stacks_as_it_leaves(
     assert executor._connection.poll(5000)
     assert executor.receive() == []
     assert executor.next_check_at is None, "it is given up"
+    executor.stop(0.0)
+
+
+def test_a_worker_whose_connection_ends_is_lost_though_its_process_lives(
+    runtime: Path, context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "is_stopped", lambda _pid: False)
+    executor = ProcessExecutor(configure("worker.start:hang"), context, f"ipc://{runtime}/cut")
+    executor.start()
+    os.kill(executor.pids["worker"], signal.SIGSTOP)  # before it connects; this test speaks for it
+    assert executor._socket is not None
+    endpoint = executor._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    worker = connect_dealer(context.socket(zmq.DEALER), endpoint, b"worker-0")
+    worker.send_multipart(make_step_codec().encode(WorkerProgress("load weights", 1.0)))
+    follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
+    worker.close()
+    event = follow(executor, lambda event: isinstance(event, WorkerLost), 5.0)
+    assert isinstance(event, WorkerLost)
+    assert "SIGKILL: its connection has ended" in event.reason
     executor.stop(0.0)
 
 

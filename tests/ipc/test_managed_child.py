@@ -39,6 +39,13 @@ def test_a_lost_process_is_replaced_when_the_budget_says_and_the_next_one_is_wat
     assert started[2].done == []
 
 
+def test_a_process_that_replaces_one_that_was_not_stopped_ends_it_and_has_a_watch_of_its_own() -> None:
+    child, started = manage()
+    watch = child.start()
+    assert child.start() is child.watch is not watch
+    assert [process.done for process in started] == [["stop: 0"], []]
+
+
 def test_a_process_that_is_lost_too_often_has_no_other_and_the_reason_says_so() -> None:
     child, started = manage(max_losses=1)
     for _ in range(2):
