@@ -21,7 +21,6 @@ import zmq
 
 from ..ipc.child_args import CORE_MODULE, CoreArgs
 from ..ipc.codec import PING, make_client_codec
-from ..ipc.core_losses import CoreLosses
 from ..ipc.daemon_state import (
     CLIENT_SOCKET_NAME,
     JOURNAL_NAME,
@@ -156,7 +155,7 @@ class Supervisor:
             journal_path=str(run_dir.path / JOURNAL_NAME),
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        losses = CoreLosses(args.config.recovery.make_core_budget(), self._core_args.journal_path)
+        losses = args.config.recovery.make_core_losses(self._core_args.journal_path)
         self._core = ManagedChild(self._start_process, losses)
         self._core.start_at = time.monotonic()
         self._link: CoreLink | None = None  # while there is a core

@@ -14,7 +14,6 @@ import msgspec
 
 from ..ipc.child_args import CORE_MODULE, CoreArgs
 from ..ipc.config import EngineConfig
-from ..ipc.core_losses import CoreLosses
 from ..ipc.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME
 from ..ipc.errors import DaemonError, EngineDeadError, QuireError
 from ..ipc.liveness import ChildWatch
@@ -91,7 +90,7 @@ class EngineProcess(Engine):
             config=config,
             journal_path=str(self.run_dir.path / JOURNAL_NAME),
         )
-        losses = CoreLosses(config.recovery.make_core_budget(), self._args.journal_path)
+        losses = config.recovery.make_core_losses(self._args.journal_path)
         self._core = ManagedChild(self._start_process, losses)
         self._owner_pid = os.getpid()
         self._start()

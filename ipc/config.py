@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from .core_losses import CoreLosses
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
 from .model_spec import Dtype, ModelSpec
@@ -160,9 +161,9 @@ class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("max_worker_restarts", self.max_worker_restarts, 0)
         _check_seconds("restart_window_s", self.restart_window_s, MIN_RESTART_WINDOW_S)
 
-    def make_core_budget(self) -> RestartBudget:
+    def make_core_losses(self, journal_path: str) -> CoreLosses:
         """What the core's owner counts its losses with."""
-        return RestartBudget(self.max_core_restarts, self.restart_window_s)
+        return CoreLosses(journal_path, self.max_core_restarts, self.restart_window_s)
 
     def make_worker_budget(self) -> RestartBudget:
         """What the core counts its worker's losses with."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from .restarts import RestartBudget
+from .restarts import LOSS_WINDOW_S, RestartBudget
 
 MAX_RECORD_BYTES = 1 << 20
 
@@ -32,23 +32,17 @@ def read_death_record(path: Path) -> DeathRecord:
         return DeathRecord()
 
 
-class CoreLosses:
+class CoreLosses(RestartBudget):
     """Counts the lost cores of one owner. `journal_path` is the file in which a core names its suspect."""
 
-    def __init__(self, budget: RestartBudget, journal_path: str) -> None:
-        self._budget = budget
+    def __init__(self, journal_path: str, max_losses: int, window_s: float = LOSS_WINDOW_S) -> None:
+        super().__init__(max_losses, window_s)
         self._journal_path = Path(journal_path)
         self._explained = DeathRecord()  # what the file said at the last loss that was not counted
 
     def note_loss(self, now: float) -> float | None:
-        """Seconds to wait before the next start; None when there were too many losses lately."""
         record = read_death_record(self._journal_path)
         if record.alone is not None and record != self._explained:  # else it is the file of an earlier core
             self._explained = record
             return 0.0
-        return self._budget.note_loss(now)
-
-    @property
-    def excess(self) -> str:
-        """What is too many, for a person."""
-        return self._budget.excess
+        return super().note_loss(now)

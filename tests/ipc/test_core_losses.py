@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 from quire.ipc.core_losses import CoreLosses, DeathRecord, read_death_record
-from quire.ipc.restarts import RestartBudget
 
 
 def leave(path: Path, alone: str | None, **num_deaths: int) -> None:
@@ -15,7 +14,7 @@ def leave(path: Path, alone: str | None, **num_deaths: int) -> None:
 
 def test_a_death_while_a_suspect_ran_alone_is_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "deaths.json"
-    losses = CoreLosses(RestartBudget(max_losses=1), str(path))
+    losses = CoreLosses(str(path), max_losses=1)
     assert losses.note_loss(1.0) == 0.0
     for num_deaths in range(5):
         leave(path, "r", r=num_deaths)
@@ -27,7 +26,7 @@ def test_a_death_while_a_suspect_ran_alone_is_not_counted(tmp_path: Path) -> Non
 
 def test_a_core_that_dies_before_anything_runs_is_counted_whatever_the_last_one_left(tmp_path: Path) -> None:
     path = tmp_path / "deaths.json"
-    losses = CoreLosses(RestartBudget(max_losses=1), str(path))
+    losses = CoreLosses(str(path), max_losses=1)
     leave(path, "r")
     assert [losses.note_loss(1.0) for _ in range(3)] == [0.0, 0.0, None]
 
@@ -36,4 +35,4 @@ def test_what_cannot_be_read_explains_nothing(tmp_path: Path) -> None:
     path = tmp_path / "deaths.json"
     path.write_text('{"alone": 7}')
     assert read_death_record(path) == DeathRecord()
-    assert CoreLosses(RestartBudget(max_losses=0), str(path)).note_loss(1.0) is None
+    assert CoreLosses(str(path), max_losses=0).note_loss(1.0) is None
