@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from .process_limits import open_closed_streams
 from .process_state import has_handler, is_computing, is_stopped
@@ -159,7 +160,7 @@ class ChildProcess(ProcessHandle):
         child = cls(role, process)
         assert process.stdin is not None
         try:
-            process.stdin.write(_LENGTH.pack(len(args)) + args)
+            process.stdin.write(pack_args(args))
             process.stdin.flush()
         except BrokenPipeError:
             pass  # it died at once: whoever waits for it sees that with its exit code
@@ -224,18 +225,32 @@ class Lifeline:
             os._exit(EXIT_PARENT_LOST)
 
     def _read_args(self) -> bytes:
-        (size,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
-        return self._read_exactly(size)
+        try:
+            return read_args(lambda size: os.read(self.fd, size))
+        except ConnectionResetError:
+            os._exit(EXIT_PARENT_LOST)
 
-    def _read_exactly(self, size: int) -> bytes:
-        parts: list[bytes] = []
-        while size:
-            part = os.read(self.fd, size)
-            if not part:
-                os._exit(EXIT_PARENT_LOST)
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+
+def pack_args(args: bytes) -> bytes:
+    """A child's arguments as they are written to it."""
+    return _LENGTH.pack(len(args)) + args
+
+
+def read_args(read: Callable[[int], bytes]) -> bytes:
+    """The arguments that `pack_args` has packed. Raises ConnectionResetError when they end too early."""
+    (size,) = _LENGTH.unpack(_read_exactly(read, _LENGTH.size))
+    return _read_exactly(read, size)
+
+
+def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
+    parts: list[bytes] = []
+    while size:
+        part = read(size)
+        if not part:
+            raise ConnectionResetError("the arguments are not complete")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def continue_at_end(fd: int) -> None:

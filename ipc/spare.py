@@ -10,18 +10,25 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from .daemon_mark import read_peer
 from .managed_child import ManagedChild
-from .process import EXIT_PARENT_LOST, ChildProcess, Lifeline, ProcessHandle, continue_at_end, wait_readable
+from .process import (
+    EXIT_PARENT_LOST,
+    ChildProcess,
+    Lifeline,
+    ProcessHandle,
+    continue_at_end,
+    pack_args,
+    read_args,
+    wait_readable,
+)
 
 SPARE_GRACE_S = 1.5  # after the end of who started it; a core that replaces another asks within 0.5 s
 _HANDOVER_TIMEOUT_S = 1.0  # who connects writes the arguments at once
-_LENGTH = struct.Struct("<I")
 
 
 def wait_for_adoption(path: str, lifeline: Lifeline) -> bytes:
@@ -49,8 +56,7 @@ def _take_args(connection: socket.socket) -> bytes | None:
     try:
         if read_peer(connection)[1] != os.getuid():
             return None
-        (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-        args = _receive(connection, size)
+        args = read_args(connection.recv)
     except OSError:
         return None
     connection.settimeout(None)
@@ -64,16 +70,6 @@ def _end_with(connection: socket.socket) -> None:
     poller.register(connection, select.POLLIN)
     poller.poll()
     os._exit(EXIT_PARENT_LOST)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionResetError("the arguments are not complete")
-        data += part
-    return data
 
 
 class AdoptedProcess(ProcessHandle):
@@ -91,7 +87,7 @@ class AdoptedProcess(ProcessHandle):
         connection.settimeout(_HANDOVER_TIMEOUT_S)
         try:
             connection.connect(path)
-            connection.sendall(_LENGTH.pack(len(args)) + args)
+            connection.sendall(pack_args(args))
             return cls(role, connection)
         except OSError:
             connection.close()
