@@ -26,6 +26,7 @@ from ..ipc.codec import make_step_codec
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
+from ..ipc.liveness import Deadline
 from ..ipc.managed_child import ManagedChild
 from ..ipc.process import ChildProcess, ProcessHandle
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
@@ -133,7 +134,7 @@ class ProcessExecutor(Executor):
         self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
         self._worker: ManagedChild[ProcessHandle] = ManagedChild(self._start_worker)
         self._spare = WarmSpare(find_spare_path(address), self._start_spare)
-        self._steps: StepWatch | None = None  # of the worker that there is
+        self._steps = StepWatch(Deadline(lambda: False), 0.0)  # of the worker, when there is one
         self._is_muted = False  # nothing that the worker says counts any more
         self._is_leaving = False  # it has said that its start failed: its connection ends before its process
         self._poller: zmq.Poller | None = None
@@ -151,13 +152,11 @@ class ProcessExecutor(Executor):
             self._poller.register(self._worker.process.pid_fd, zmq.POLLIN)
 
     def submit(self, step: SchedulerOutput) -> None:
-        if self._steps is not None:
-            self._steps.add_step(step.step_id, time.monotonic())
+        self._steps.add_step(step.step_id, time.monotonic())
         self._send(step)
 
     def reset_rows(self) -> None:
-        if self._steps is not None:
-            self._steps.forget_steps()
+        self._steps.forget_steps()
         self._send(ResetRows())
 
     def receive(self) -> list[ExecutorEvent]:
@@ -252,8 +251,7 @@ class ProcessExecutor(Executor):
         return events
 
     def _note(self, event: ExecutorEvent) -> None:
-        if self._steps is not None:
-            self._steps.note(event, time.monotonic())
+        self._steps.note(event, time.monotonic())
         if isinstance(event, WorkerReady) and self._config.recovery.warm_spare:
             self._spare.keep()
         self._is_leaving |= isinstance(event, WorkerFailed)
@@ -271,7 +269,6 @@ class ProcessExecutor(Executor):
         """End the worker if there is one; returns how it has ended."""
         if self._poller is not None and self._worker.process is not None:
             self._poller.unregister(self._worker.process.pid_fd)
-        self._steps = None
         return self._worker.stop(grace_s)
 
     def _send(self, message: msgspec.Struct) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Protocol
+
+from .process import ProcessHandle
 
 
 class Verdict(Enum):
@@ -47,15 +48,18 @@ class LivenessMonitor:
         self._was_busy = False  # at the last look
 
     @property
-    def next_check_at(self) -> float | None:
+    def silence_due_at(self) -> float | None:
         """When `check` has something to say, None while nothing is watched. Monotonic clock, as all times."""
         if self._heard_at is None:
             return None
         return max(self._look_at, self._heard_at + _STAGES[self._stage][0])
 
     def start(self, now: float) -> None:
-        """It listens from now on."""
-        self._begin(now)
+        """It listens from now on, and is asked after a silence."""
+        self._heard_at = now
+        self._stage = 0
+        self._look_at = 0.0
+        self._was_busy = False
 
     def stop(self) -> None:
         """It is gone, or nobody listens to it for a while."""
@@ -64,21 +68,15 @@ class LivenessMonitor:
     def note_heard(self, now: float) -> None:
         """It has said something, whatever it was."""
         if self._heard_at is not None:
-            self._begin(now)
-
-    def _begin(self, heard_at: float) -> None:
-        self._heard_at = heard_at
-        self._stage = 0
-        self._look_at = 0.0
-        self._was_busy = False
+            self.start(now)
 
     def check(self, now: float) -> Verdict:
         """What to do now; each verdict comes once in a silence, and nothing after KILL."""
-        due_at = self.next_check_at
+        due_at = self.silence_due_at
         if due_at is None or now < due_at:
             return Verdict.WAIT
         if now - due_at > _LATE_S:  # begin anew: it may have answered while nobody listened
-            self._begin(now - ASK_AFTER_S)
+            self.start(now - ASK_AFTER_S)
         verdict = _STAGES[self._stage][1]
         if verdict is not Verdict.KILL:
             self._stage += 1
@@ -100,7 +98,7 @@ class LivenessMonitor:
 class Deadline:
     """By when a process owes something, and what is said of it if that does not come.
 
-    The process is looked at meanwhile: one that is stopped by a signal will not answer, and is given up sooner.
+    The process is looked at meanwhile: one that a signal has stopped will not answer, and is given up sooner.
     """
 
     def __init__(self, is_stopped: Callable[[], bool]) -> None:
@@ -142,38 +140,16 @@ class Deadline:
         return None
 
 
-class WatchedProcess(Protocol):
-    """What a ChildWatch needs of a process; process.py's ProcessHandle is one."""
-
-    @property
-    def is_computing(self) -> bool:
-        """Whether any of its threads runs or is ready to."""
-        ...
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal has stopped it."""
-        ...
-
-    def dump_stacks(self) -> None:
-        """Have it write what it is doing into its log."""
-        ...
-
-    def kill(self, because: str) -> None:
-        """End it, as if it had crashed."""
-        ...
-
-
-class ChildWatch:
+class ChildWatch(LivenessMonitor):
     """One process from its start to its end: who does not get on writes its stacks and is killed.
 
     It is given up when it owes something too long (`deadline`), does not answer when it is asked (between
     `start` and `stop`), or for what else its owner knows (`give_up`).
     """
 
-    def __init__(self, process: WatchedProcess) -> None:
+    def __init__(self, process: ProcessHandle) -> None:
+        super().__init__(lambda: process.is_computing)
         self._process = process
-        self._liveness = LivenessMonitor(lambda: process.is_computing)
         self.deadline = Deadline(lambda: process.is_stopped)
         self.kill_reason: str | None = None  # why it was given up
         self._kill_at: float | None = None  # when it will be killed for that; None once it was
@@ -183,7 +159,7 @@ class ChildWatch:
         """When `look` has something to do, None if never."""
         if self.kill_reason is not None:
             return self._kill_at
-        ask_at, due_at = self._liveness.next_check_at, self.deadline.next_check_at
+        ask_at, due_at = self.silence_due_at, self.deadline.next_check_at
         if ask_at is None or due_at is None:
             return due_at if ask_at is None else ask_at
         return min(ask_at, due_at)
@@ -195,18 +171,6 @@ class ChildWatch:
     def note_listening(self) -> None:
         """It can be reached."""
         self.deadline.clear()
-
-    def start(self, now: float) -> None:
-        """It listens from now on, and is asked after a silence."""
-        self._liveness.start(now)
-
-    def stop(self) -> None:
-        """Nobody listens to it for a while."""
-        self._liveness.stop()
-
-    def note_heard(self, now: float) -> None:
-        """It has said something, whatever it was."""
-        self._liveness.note_heard(now)
 
     def give_up(self, because: str, now: float) -> None:
         """Have it write its stacks, and kill it a moment later. Once given up, it stays so."""
@@ -222,7 +186,7 @@ class ChildWatch:
         if check_at is None or now < check_at:
             return False
         self.check_deadline(now)
-        verdict = self._liveness.check(now)
+        verdict = self.check(now)
         if verdict is Verdict.DUMP:
             self._process.dump_stacks()
         elif verdict is Verdict.KILL:

@@ -8,39 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from .liveness import ChildWatch, WatchedProcess
+from .liveness import ChildWatch
+from .process import ProcessHandle
+from .restarts import RestartBudget
 
 _log = logging.getLogger(__name__)
 
 
-class Process(WatchedProcess, Protocol):
-    """What a place needs of a process; process.py's ProcessHandle is one."""
-
-    def describe_exit(self) -> str:
-        """How it has ended."""
-        ...
-
-    def stop(self, grace_s: float) -> int:
-        """End it, with SIGKILL after `grace_s`; idempotent."""
-        ...
-
-
-class LossBudget(Protocol):
-    """How many losses are too many: a RestartBudget or CoreLosses."""
-
-    def note_loss(self, now: float) -> float | None:
-        """Seconds to wait before the next start; None when there were too many losses lately."""
-        ...
-
-    @property
-    def excess(self) -> str:
-        """What is too many, for a person."""
-        ...
-
-
-P = TypeVar("P", bound=Process)
+P = TypeVar("P", bound=ProcessHandle)
 
 
 class ManagedChild(Generic[P]):
@@ -50,7 +27,7 @@ class ManagedChild(Generic[P]):
     is to be started, None if none is.
     """
 
-    def __init__(self, start_process: Callable[[], P], budget: LossBudget | None = None) -> None:
+    def __init__(self, start_process: Callable[[], P], budget: RestartBudget | None = None) -> None:
         """Without a `budget` the owner counts the losses."""
         self._start_process = start_process
         self._budget = budget

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from quire.ipc.process import ProcessHandle
 
-class FakeProcess:
+
+class FakeProcess(ProcessHandle):
     """A process without one. `done` is what its owner did to it."""
 
-    def __init__(self) -> None:
-        self.is_computing = False
-        self.is_stopped = False
+    is_computing = False
+    is_stopped = False
+    exit_code = None
+
+    def __init__(self) -> None:  # of a handle it has nothing: there is no process to open
         self.done: list[str] = []
 
     def dump_stacks(self) -> None:
@@ -20,6 +24,12 @@ class FakeProcess:
     def describe_exit(self) -> str:
         return "child (pid 7) was killed by SIGKILL"
 
+    def close_lifeline(self) -> None:
+        """There is none."""
+
     def stop(self, grace_s: float) -> int:
         self.done.append(f"stop: {grace_s:g}")
+        return -9
+
+    def _reap(self) -> int:
         return -9

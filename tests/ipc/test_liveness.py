@@ -35,9 +35,9 @@ def test_silence_is_asked_about_then_dumped_then_killed() -> None:
         (DUMP_AFTER_S, Verdict.DUMP),
         (KILL_AFTER_S, Verdict.KILL),
     ]:
-        assert silence.next_check_at == 100.0 + after_s
+        assert silence.silence_due_at == 100.0 + after_s
         assert silence.check(100.0 + after_s) is verdict
-    assert silence.next_check_at is None
+    assert silence.silence_due_at is None
     assert silence.check(500.0) is Verdict.WAIT
 
 
@@ -53,7 +53,7 @@ def test_a_main_thread_that_computes_gets_longer() -> None:
     verdicts = [silence.check(100.0 + s) for s in (ASK_AFTER_S, DUMP_AFTER_S)]
     assert verdicts == [Verdict.ASK, Verdict.DUMP]
     looks = 0
-    while (now := silence.next_check_at) is not None and silence.check(now) is Verdict.WAIT:
+    while (now := silence.silence_due_at) is not None and silence.check(now) is Verdict.WAIT:
         looks += 1
     assert now == pytest.approx(100.0 + KILL_BUSY_AFTER_S, abs=LOOK_INTERVAL_S)
     assert looks == pytest.approx((KILL_BUSY_AFTER_S - KILL_AFTER_S) / LOOK_INTERVAL_S, abs=1)
@@ -73,7 +73,7 @@ def test_a_busy_one_that_answers_is_watched_from_the_beginning() -> None:
     for after_s in (ASK_AFTER_S, DUMP_AFTER_S, KILL_AFTER_S):
         silence.check(100.0 + after_s)
     silence.note_heard(102.0)
-    assert silence.next_check_at == 102.0 + ASK_AFTER_S
+    assert silence.silence_due_at == 102.0 + ASK_AFTER_S
 
 
 def test_a_watcher_that_was_away_itself_asks_again_first() -> None:
@@ -86,7 +86,7 @@ def test_a_watcher_that_was_away_itself_asks_again_first() -> None:
 def test_nothing_is_due_while_nothing_is_watched() -> None:
     silence = LivenessMonitor(lambda: False)
     silence.note_heard(1.0)
-    assert silence.next_check_at is None
+    assert silence.silence_due_at is None
     silence.start(1.0)
     silence.stop()
     assert silence.check(99.0) is Verdict.WAIT
