@@ -19,13 +19,11 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ..ipc.child_args import CORE_MODULE, CoreArgs
+from ..ipc.child_args import CORE_MODULE
 from ..ipc.codec import PING, make_client_codec
+from ..ipc.core_child import STOP_GRACE_S, CoreChild
 from ..ipc.daemon_state import (
-    CLIENT_SOCKET_NAME,
-    JOURNAL_NAME,
     SUPERVISOR_ROLE,
-    WORKER_SOCKET_NAME,
     DaemonState,
     FailedReport,
     PhaseReport,
@@ -36,8 +34,6 @@ from ..ipc.daemon_state import (
     write_state,
 )
 from ..ipc.errors import USER_ERRORS, EngineStartError, ProtocolError, QuireError
-from ..ipc.liveness import ChildWatch
-from ..ipc.managed_child import ManagedChild
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     EngineDead,
@@ -47,14 +43,13 @@ from ..ipc.messages import (
     StartupProgress,
     Welcome,
 )
-from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, ChildProcess, Lifeline, catch_signals
+from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
 from ..ipc.process_limits import raise_file_limit
 from ..ipc.run_dir import RunDirectory
 from ..ipc.sockets import connect_dealer, until_ms
 
 _log = logging.getLogger(__name__)
 
-STOP_GRACE_S = 1.5
 MAINTENANCE_INTERVAL_S = 0.6  # less than the silence after which an idle core is asked: no wake of its own
 _HELLO_RETRY_MS = 20
 
@@ -81,16 +76,15 @@ class Reporter:
 
 
 class CoreLink:
-    """The conversation with one core process; `watch` is told what it says."""
+    """The conversation with one core process; its watch is told what it says."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], args: CoreArgs, watch: ChildWatch) -> None:
-        self.socket = connect_dealer(context.socket(zmq.DEALER), args.client_address)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], core: CoreChild) -> None:
+        assert core.watch is not None
+        self.socket = connect_dealer(context.socket(zmq.DEALER), core.address)
         self._codec = make_client_codec()
         self._has_said_hello = False
-        self._watch = watch
-        self._is_watched = args.config.watches_core
-        if self._is_watched:
-            watch.expect_listening(time.monotonic())
+        self._watch = core.watch
+        self._is_watched = core.is_watched
 
     def check_silence(self) -> None:
         """Ask a core that has said nothing for a while; kill one that does not answer, or never listened.
@@ -148,15 +142,8 @@ class Supervisor:
         self._args = args
         self._reporter = reporter
         self._run_dir = run_dir
-        self._core_args = CoreArgs(
-            client_address=run_dir.address_of(CLIENT_SOCKET_NAME),
-            worker_address=run_dir.address_of(WORKER_SOCKET_NAME),
-            config=args.config,
-            journal_path=str(run_dir.path / JOURNAL_NAME),
-        )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        losses = args.config.recovery.make_core_losses(self._core_args.journal_path)
-        self._core = ManagedChild(self._start_process, losses)
+        self._core = CoreChild(run_dir, args.config, CORE_MODULE)
         self._core.start_at = time.monotonic()
         self._link: CoreLink | None = None  # while there is a core
         self._has_been_ready = False
@@ -231,14 +218,11 @@ class Supervisor:
 
     # The core.
 
-    def _start_process(self) -> ChildProcess:
-        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._core_args))
-
     def _start_core(self) -> None:
-        watch, process, args = self._core.start(), self._core.process, self._core_args
+        self._core.start()
+        process = self._core.process
         assert process is not None
-        self._link = CoreLink(self._context, args, watch)
-        self._core_args = msgspec.structs.replace(args, config=args.config.for_replacement())
+        self._link = CoreLink(self._context, self._core)
         self._poller.register(self._link.socket, zmq.POLLIN)
         self._poller.register(process.pid_fd, zmq.POLLIN)
         self._state.core_pid = process.pid

@@ -10,19 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
-from ..ipc.child_args import CORE_MODULE, CoreArgs
+from ..ipc.child_args import CORE_MODULE
 from ..ipc.config import EngineConfig
-from ..ipc.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME
+from ..ipc.core_child import STOP_GRACE_S, CoreChild
+from ..ipc.daemon_state import CLIENT_SOCKET_NAME
 from ..ipc.errors import DaemonError, EngineDeadError, QuireError
 from ..ipc.liveness import ChildWatch
-from ..ipc.managed_child import ManagedChild
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
 from ..ipc.run_dir import RunDirectory, find_daemon, find_named
 from ..ipc.sockets import make_ipc_address
 
-STOP_GRACE_S = 1.5  # what the core gets to end itself and its worker before it is killed
 LAST_WORDS_MS = 100
 
 # Another core would end in the same way, or was told to end.
@@ -83,15 +80,8 @@ class EngineProcess(Engine):
     def __init__(self, config: EngineConfig) -> None:
         self.started_at = time.time()
         self.run_dir = RunDirectory.create_private()
-        self.address = self.run_dir.address_of(CLIENT_SOCKET_NAME)
-        self._args = CoreArgs(
-            client_address=self.address,
-            worker_address=self.run_dir.address_of(WORKER_SOCKET_NAME),
-            config=config,
-            journal_path=str(self.run_dir.path / JOURNAL_NAME),
-        )
-        losses = config.recovery.make_core_losses(self._args.journal_path)
-        self._core = ManagedChild(self._start_process, losses)
+        self._core = CoreChild(self.run_dir, config, CORE_MODULE)
+        self.address = self._core.address
         self._owner_pid = os.getpid()
         self._start()
 
@@ -134,13 +124,7 @@ class EngineProcess(Engine):
     def _start(self) -> None:
         watch = self._core.start()
         self.exit_fd = self.process.pid_fd
-        if self._args.config.watches_core:
-            self.watch = watch
-            watch.expect_listening(time.monotonic())
-        self._args = msgspec.structs.replace(self._args, config=self._args.config.for_replacement())
-
-    def _start_process(self) -> ChildProcess:
-        return ChildProcess.start(CORE_MODULE, "engine-core", msgspec.msgpack.encode(self._args))
+        self.watch = watch if self._core.is_watched else None
 
     @property
     def process(self) -> ChildProcess:

@@ -20,6 +20,7 @@ from quire.core.blame import MAX_DEATHS
 from quire.frontend import engines
 from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.engine_core_client import SyncClient, SyncMPClient, make_sync_client
+from quire.ipc import core_child
 from quire.ipc.codec import make_client_codec
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError, ProtocolError
@@ -265,7 +266,7 @@ def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     from quire.ipc.child_args import CoreArgs
 
-    monkeypatch.setattr(engines, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
+    monkeypatch.setattr(core_child, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
     with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):
         make_sync_client(CONFIG)
 
