@@ -8,51 +8,34 @@ A client knows requests and outputs, not what they mean: text, parents and delta
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import select
 import time
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import zmq
 
-from ..ipc.codec import PING
 from ..ipc.config import EngineConfig
-from ..ipc.errors import EngineDeadError, EngineStartError, ProtocolError, QuireError
+from ..ipc.errors import EngineDeadError, EngineStartError
 from ..ipc.messages import (
     EngineCoreOutput,
-    EngineCoreOutputs,
     EngineCoreRequest,
-    EngineDead,
     EngineFacts,
-    ProtocolNotice,
-    Refusal,
     UtilityCall,
     UtilityMethod,
     UtilityResult,
-    make_aborts,
 )
 from ..ipc.sockets import until_ms
-from .engine_link import (
-    Conversation,
-    PhaseCallback,
-    close_all,
-    connect,
-    read_connection_events,
-    say_goodbye,
-)
-from .engines import DaemonEngine, Engine, EngineProcess, PlannedRestart
+from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
+from .engines import DaemonEngine, Engine, EngineProcess
 from .wakeup import Wakeup
 
 UTILITY_TIMEOUT_S = 30.0
 ATTACH_TIMEOUT_S = 600.0  # to a daemon whose engine is starting
-_SEND_RETRY_MS = 5
-_HELLO_RETRY_MS = 2  # the connection stands and its queue is about to
-_LOST_CHECK_MS = 500
+_SEND_RETRY_MS = 2  # a full queue, or that of a connection that was made just now
 
 
 class EngineCoreClient(ABC):
@@ -183,11 +166,7 @@ def attach_sync_client(
 
 
 class SyncMPClient(SyncClient):
-    """Speaks with an engine core process.
-
-    When the connection ends and the engine (or another one in its place) can be reached again, every
-    unfinished request is added again with the tokens that it has, and goes on.
-    """
+    """Speaks with an engine core process, which may be replaced by another: client_protocol.py says how."""
 
     def __init__(
         self,
@@ -200,75 +179,55 @@ class SyncMPClient(SyncClient):
     ) -> None:
         super().__init__()
         self._engine = engine
-        self._conversation = Conversation(engine, client_kind, weight)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket, self._monitor = connect(self._context, engine)
-        self._finalizer = weakref.finalize(self, close_all, self._context, self._socket, engine)
-        self._ledger = self._conversation.ledger
-        self._codec = self._conversation.codec
-        self._call_ids = itertools.count(1)
-        self._calls: dict[int, UtilityCall] = {}
-        self._answers: dict[int, UtilityResult] = {}
-        self._must_say_hello = False
-        self._dead_reason: str | None = None
-        self._restart: tuple[float, PlannedRestart] | None = None  # when it is due
+        self._socket = EngineSocket(engine.address)
+        self._finalizer = weakref.finalize(self, close_connection, engine, self._socket)
         self._wakeup = Wakeup()
-        self._socket_fd, self._monitor_fd = (
-            cast(int, socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)
-        )
-        self._ready_fds = {self._monitor_fd}  # by the last `wait`
+        self._ready_fds = {self._socket.monitor_fd}  # by the last `wait`
         try:
+            self._connection = EngineConnection(engine, self._socket, client_kind, weight)
+            self._protocol = self._connection.protocol
             self._wait_until_ready(ready_timeout_s, on_phase)
         except BaseException:
-            self.close()
+            self._finalizer()
             raise
+        self.startup = engine.measure_startup(self.facts)
 
     def check_usable(self) -> None:
         self._engine.check_owner()
-        if self._dead_reason is not None:
-            raise EngineDeadError(self._dead_reason)
+        self._protocol.check()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.check_usable()
-        self._ledger.add(request, self._conversation.is_open)
+        self._protocol.add_request(request, time.monotonic())
         try:
-            self._send(request)
+            self._send_all()
         except BaseException:
-            self._ledger.remove(request.request_id)
+            self._protocol.withdraw_request(request.request_id)
             raise
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
             self.check_usable()
-            self._ledger.abort(request_ids)
-            for message in make_aborts(request_ids):
-                self._send(message)
+            self._protocol.abort_requests(request_ids)
+            self._send_all()
 
     def read(self) -> list[EngineCoreOutput]:
         self.check_usable()
-        try:
-            while (frames := self._receive_frames(EngineDeadError)) is not None:
-                if outputs := self._take(frames):
-                    return outputs
-        except EngineDeadError as error:
-            self._dead_reason = str(error)
-            raise
+        while (frames := self._receive()) is not None:
+            if outputs := self._take(frames):
+                return outputs
         return []
 
     def wait(self, timeout_s: float | None = None) -> None:
-        # Not the sockets but their descriptors are asked, which many threads may do. They are readable when
-        # something has happened since somebody last asked the socket itself (edge-triggered).
-        now = time.monotonic()
-        timeouts = [] if timeout_s is None else [until_ms(now + timeout_s)]
-        if (check_at := self._conversation.next_check_at) is not None:
-            timeouts.append(until_ms(check_at))
-        if (restart := self._restart) is not None:
-            timeouts.append(until_ms(restart[0]))
-        if not self._conversation.is_open:
-            timeouts.append(_HELLO_RETRY_MS if self._must_say_hello else _LOST_CHECK_MS)
+        # Not the sockets but their descriptors are asked, which many threads may do.
+        timeouts = [] if timeout_s is None else [until_ms(time.monotonic() + timeout_s)]
+        if (deadline := self._protocol.next_deadline) is not None:
+            timeouts.append(until_ms(deadline))
+        if self._protocol.outbox:
+            timeouts.append(_SEND_RETRY_MS)
         poller = select.poll()
-        exit_fd = -1 if restart is not None else self._engine.exit_fd
-        for fd in (self._socket_fd, self._monitor_fd, self._wakeup.fd, exit_fd):
+        exit_fd = -1 if self._protocol.restart_at is not None else self._engine.exit_fd
+        for fd in (self._socket.fd, self._socket.monitor_fd, self._wakeup.fd, exit_fd):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         self._ready_fds = {fd for fd, _ in poller.poll(min(timeouts, default=None))}
@@ -277,150 +236,89 @@ class SyncMPClient(SyncClient):
 
     @property
     def has_news(self) -> bool:
-        if self._dead_reason is not None or not self._conversation.is_open or self._must_say_hello:
+        protocol = self._protocol
+        if protocol.end_reason is not None or not protocol.is_open or protocol.outbox:
             return True
-        return bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(self._socket.events & zmq.POLLIN)
 
     def wake(self) -> None:
         self._wakeup.set()
 
     def start_call(self, method: UtilityMethod) -> int:
         self.check_usable()
-        call = UtilityCall(next(self._call_ids), method)
-        self._calls[call.call_id] = call
-        self._send(call)
-        return call.call_id
+        call_id = self._protocol.start_call(method)
+        self._send_all()
+        return call_id
 
     def find_answer(self, call_id: int) -> UtilityResult | None:
-        return self._answers.get(call_id)
+        return self._protocol.answers.get(call_id)
 
     def end_call(self, call_id: int) -> None:
-        self._calls.pop(call_id, None)
-        self._answers.pop(call_id, None)
+        self._protocol.end_call(call_id)
 
     def close(self) -> None:
-        self._dead_reason = self._dead_reason or "the engine was closed"
+        self._protocol.end("the engine was closed")
         self._finalizer()
 
     def _wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self._conversation.is_open:
-            frames = self._receive_frames(EngineStartError)
-            if frames is not None:
-                self._conversation.take_welcome(self._socket, frames, on_phase)
+        while not self._protocol.is_open:
+            if (frames := self._receive()) is not None:
+                self._take(frames, on_phase)
                 continue
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise EngineStartError(f"the engine was not ready within {timeout_s:g} s")
             self.wait(left_s)
-        assert self._conversation.facts is not None
-        self.facts = self._conversation.facts
-        self.startup = self._conversation.measure_startup(self.facts)
 
-    # Sending.
-
-    def _send(self, message: msgspec.Struct) -> None:
-        """Send now; while there is no conversation nothing is sent, and `_resume` makes up for it."""
-        frames = self._codec.encode(message)
+    def _send_all(self) -> None:
+        """Send what waits to be sent, however long the engine's queue is full. Raises EngineDeadError."""
         while True:
-            self._follow_connection()
-            if not self._conversation.is_open:
-                self._look_after_engine(EngineDeadError)
+            now = time.monotonic()
+            self._connection.send_waiting(now)
+            if self._protocol.is_open and not self._protocol.outbox:
                 return
-            try:
-                self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._protocol.time_passed(now)
+            self._look_after_engine(now)
+            if not self._protocol.is_open:  # `read` goes on once there is an engine
                 return
-            except zmq.Again:
-                self._check_silence()
-                self._look_after_engine(EngineDeadError)
-                self._socket.poll(_SEND_RETRY_MS, zmq.POLLOUT)
+            self._socket.poll(_SEND_RETRY_MS, zmq.POLLOUT)
 
-    def _follow_connection(self) -> None:
-        """Learn whether the connection has ended or stands again; a new one begins with Hello."""
-        for is_up in read_connection_events(self._monitor):
-            self._must_say_hello = is_up
-            if not is_up:
-                self._conversation.lose()
-        if self._must_say_hello:
-            with contextlib.suppress(zmq.Again):
-                self._socket.send_multipart(self._conversation.hello(), zmq.NOBLOCK)
-                self._must_say_hello = False
-
-    def _resume(self) -> None:
-        assert self._conversation.facts is not None
-        self.facts = self._conversation.facts
-        for message in [*self._conversation.resume(), *list(self._calls.values())]:
-            self._send(message)
-
-    # Receiving.
-
-    def _take(self, frames: list[bytes]) -> list[EngineCoreOutput]:
-        """Outputs of one message. Raises EngineDeadError."""
-        if not self._conversation.is_open:
-            if self._conversation.take_welcome(self._socket, frames, None):
-                self._resume()
-            return []
-        try:
-            message = self._codec.decode(frames)
-        except ProtocolError as error:
-            self._conversation.distrust(error)
-            self._must_say_hello = True
-            return []
-        match message:
-            case EngineCoreOutputs():
-                return self._conversation.take_outputs(message)
-            case UtilityResult(call_id=call_id):
-                if call_id in self._calls:
-                    self._answers[call_id] = message
-            case EngineDead(reason=reason) | Refusal(reason=reason):
-                say_goodbye(self._socket)
-                raise EngineDeadError(reason)
-            case ProtocolNotice(reason=reason):
-                raise ProtocolError(reason)
-            case _:
-                pass
-        return []
-
-    def _receive_frames(self, error_class: type[QuireError]) -> list[bytes] | None:
+    def _receive(self) -> list[bytes] | None:
         """The next message; None if there is none, after a look at the connection and the engine."""
         while True:
-            with contextlib.suppress(zmq.Again):
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                self._conversation.note_heard()
+            now = time.monotonic()
+            if (frames := self._connection.receive(now)) is not None:
                 return frames
             ready, self._ready_fds = self._ready_fds, set[int]()
-            if self._monitor_fd in ready or self._must_say_hello:
-                self._follow_connection()
-            self._check_silence()
+            if self._socket.monitor_fd in ready:
+                self._connection.follow_connection(now)
+            self._protocol.time_passed(now)
+            self._connection.send_waiting(now)
+            has_ended = self._engine.exit_fd in ready
             # What an ended engine said last may still be on its way.
-            if self._engine.exit_fd in ready and self._socket.poll(self._engine.last_words_ms):
+            if has_ended and self._socket.poll(self._engine.last_words_ms, zmq.POLLIN):
                 continue
-            if self._engine.exit_fd in ready or not self._conversation.is_open:
-                self._look_after_engine(error_class)
+            if has_ended or not self._protocol.is_open:
+                self._look_after_engine(now)
             return None
 
-    def _check_silence(self) -> None:
-        if self._conversation.check_silence():
-            with contextlib.suppress(zmq.Again):
-                self._socket.send_multipart(PING, zmq.NOBLOCK)
+    def _take(self, frames: list[bytes], on_phase: PhaseCallback | None = None) -> list[EngineCoreOutput]:
+        now, was_open = time.monotonic(), self._protocol.is_open
+        try:
+            return self._connection.take(frames, now, on_phase)
+        finally:
+            if self._protocol.outbox:
+                self._connection.send_waiting(now)
+            if self._protocol.facts is not None and not was_open:
+                self.facts = self._protocol.facts
 
-    def _look_after_engine(self, error_class: type[QuireError]) -> None:
-        """If the engine has ended, start another if this client may, else raise; its connection then begins
-        as any other. Raises too when there has been no conversation for too long.
-        """
-        if self._restart is None:
-            end = self._engine.describe_end()
-            if end is None:
-                self._conversation.raise_if_away_too_long(error_class)
-                return
-            restart = None if self._conversation.facts is None else self._engine.plan_restart()
-            if restart is None:
-                raise error_class(self._engine.describe_end() or end)
-            self._restart = time.monotonic() + restart.after_s, restart
-        due_at, restart = self._restart
-        if time.monotonic() >= due_at:
-            self._restart = None
-            restart.start()
+    def _look_after_engine(self, now: float) -> None:
+        """If the engine has ended, start another if this client may and it is time, else raise."""
+        self._connection.look_at_engine(now)
+        self._protocol.check()
+        if self._connection.is_restart_due(now):
+            self._connection.start_engine()
 
 
 class InprocClient(SyncClient):

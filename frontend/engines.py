@@ -16,6 +16,7 @@ from ..ipc.core_child import STOP_GRACE_S, CoreChild
 from ..ipc.daemon_state import CLIENT_SOCKET_NAME
 from ..ipc.errors import DaemonError, EngineDeadError, QuireError
 from ..ipc.liveness import ChildWatch
+from ..ipc.messages import EngineFacts
 from ..ipc.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
 from ..ipc.run_dir import RunDirectory, find_daemon, find_named
 from ..ipc.sockets import make_ipc_address
@@ -49,7 +50,7 @@ class Engine(ABC):
 
     @abstractmethod
     def check_owner(self) -> None:
-        """Raise EngineDeadError in a fork of the owner: two processes cannot share one conversation."""
+        """Raise EngineDeadError in a fork of the owner: two processes cannot share one connection."""
 
     @abstractmethod
     def describe_end(self) -> str | None:
@@ -67,6 +68,15 @@ class Engine(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Let go of it; a private one ends. Idempotent."""
+
+    def measure_startup(self, facts: EngineFacts) -> list[tuple[str, float]]:
+        """The start-up table, now that it is ready: rows add up to the time since it was asked for."""
+        elapsed = time.time() - self.started_at
+        if facts.started_at < self.started_at:  # it was there already
+            return [("attach", elapsed)]
+        known = sum(seconds for _, seconds in facts.startup)
+        first = facts.started_at - self.started_at
+        return [("start core process", first), *facts.startup, ("handshake", elapsed - first - known)]
 
 
 class EngineProcess(Engine):

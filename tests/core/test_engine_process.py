@@ -455,6 +455,6 @@ def test_an_async_start_that_fails_raises_the_workers_error() -> None:
 
 
 def test_a_notice_to_the_owner_is_a_protocol_error(client: SyncMPClient) -> None:
-    client._socket.send(b"\x02junk")
+    client._socket.send((b"\x02junk",))
     with pytest.raises(ProtocolError, match="does not decode"):
         client.get_outputs(timeout_s=5.0)

@@ -459,6 +459,6 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
 
 def test_a_notice_to_a_client_is_its_own_error(daemon: Daemon) -> None:
     with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
-        client._socket.send(b"\x02junk")
+        client._socket.send((b"\x02junk",))
         with pytest.raises(ProtocolError, match="does not decode"):
             client.get_outputs(timeout_s=5.0)

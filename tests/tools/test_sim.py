@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from quire.core.blame import Blame
 from quire.core.client_registry import ClientRegistry
@@ -19,10 +20,11 @@ from quire.core.executor import WorkerLost
 from quire.core.failures import Failures
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.step_limits import StepLimits
-from quire.frontend.engine_link import Conversation
+from quire.frontend.engine_connection import EngineConnection
 from quire.frontend.output_processor import RequestState
-from quire.frontend.request_ledger import RequestLedger
-from quire.ipc.messages import EngineCoreOutput, Welcome
+from quire.ipc.client_protocol import ClientProtocol
+from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, Welcome
+from quire.ipc.request_ledger import RequestLedger
 from quire.tools.sim.run import run_scenario
 from quire.tools.sim.scenario import FaultKind, PoisonKind, draw_scenario
 from quire.tools.sim.shrink import find_violation, shrink
@@ -99,25 +101,80 @@ def test_a_seed_replays_in_another_process_with_other_hashes() -> None:
 
 
 def break_number_check(patch: pytest.MonkeyPatch) -> None:
-    """A Welcome of an earlier conversation opens this one."""
-    original = Conversation.take_welcome
+    """A Welcome of an earlier connection opens the protocol."""
+    original = ClientProtocol._take_while_closed
 
-    def take_welcome(self: Conversation, socket: object, frames: list[bytes], on_phase: object) -> bool:
-        message = self.codec.decode(frames)
+    def take(self: ClientProtocol, message: msgspec.Struct, now: float) -> None:
         if isinstance(message, Welcome):
             self._number = message.number
-        return original(self, socket, frames, on_phase)  # pyright: ignore
+        original(self, message, now)
 
-    patch.setattr(Conversation, "take_welcome", take_welcome)
+    patch.setattr(ClientProtocol, "_take_while_closed", take)
 
 
 def break_loss_of_number(patch: pytest.MonkeyPatch) -> None:
-    """A lost connection's Welcome that is read before the next Hello opens the conversation."""
+    """A lost connection's Welcome opens the protocol, and the next connection does not close it again."""
+    lost, made = ClientProtocol.connection_lost, ClientProtocol.connection_made
 
-    def lose(self: Conversation) -> None:
-        self.is_open = False
+    def connection_lost(self: ClientProtocol, now: float) -> None:
+        lost(self, now)
+        self._number -= 1
 
-    patch.setattr(Conversation, "lose", lose)
+    def connection_made(self: ClientProtocol, now: float) -> None:
+        was_open = self.is_open
+        self._number += 1
+        made(self, now)
+        self.is_open = was_open
+
+    patch.setattr(ClientProtocol, "connection_lost", connection_lost)
+    patch.setattr(ClientProtocol, "connection_made", connection_made)
+
+
+def break_look_before_sending(patch: pytest.MonkeyPatch) -> None:
+    """A client sends before it has looked whether its connection still stands."""
+
+    def send_waiting(self: EngineConnection, _now: float) -> None:
+        while self.protocol.outbox and self._transport.send(self.protocol.outbox[0]):
+            self.protocol.outbox.popleft()
+
+    patch.setattr(EngineConnection, "send_waiting", send_waiting)
+
+
+def break_unsent_at_loss(patch: pytest.MonkeyPatch) -> None:
+    """What was not sent before the connection was lost is sent through the next one."""
+    original = ClientProtocol.connection_lost
+
+    def connection_lost(self: ClientProtocol, now: float) -> None:
+        unsent = [*self.outbox]
+        original(self, now)
+        self.outbox.extend(unsent)
+
+    patch.setattr(ClientProtocol, "connection_lost", connection_lost)
+
+
+def break_mark_of_resumed(patch: pytest.MonkeyPatch) -> None:
+    """Requests that an engine has taken on are added to the next one as if they were new."""
+    original = RequestLedger.resume
+
+    def resume(self: RequestLedger, now: float, is_other_engine: bool = False) -> list[object]:
+        messages = original(self, now, is_other_engine)
+        return [
+            msgspec.structs.replace(one, is_resumed=False) if isinstance(one, EngineCoreRequest) else one
+            for one in messages
+        ]
+
+    patch.setattr(RequestLedger, "resume", resume)
+
+
+def break_resumption(patch: pytest.MonkeyPatch) -> None:
+    """An engine that has dropped this client is not told of its requests again."""
+    original = RequestLedger.resume
+
+    def resume(self: RequestLedger, now: float, is_other_engine: bool = False) -> list[object]:
+        messages = original(self, now, is_other_engine)
+        return [*messages] if is_other_engine else []
+
+    patch.setattr(RequestLedger, "resume", resume)
 
 
 def break_merge_in_ledger(patch: pytest.MonkeyPatch) -> None:
@@ -220,6 +277,10 @@ BREAKS = [
     break_retry,
     break_number_check,
     break_loss_of_number,
+    break_look_before_sending,
+    break_unsent_at_loss,
+    break_mark_of_resumed,
+    break_resumption,
     break_merge_in_ledger,
     break_merge_by_position,
     break_block_free,

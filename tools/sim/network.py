@@ -56,7 +56,7 @@ class Peer(Protocol):
     identity: bytes
     stopped_until: float  # nothing reaches it before
 
-    def receive(self, frames: tuple[bytes, ...]) -> None: ...
+    def arrive(self, frames: tuple[bytes, ...]) -> None: ...
     def note_connection(self, connection: Connection, is_up: bool) -> None: ...
 
 
@@ -142,10 +142,10 @@ class Network:
         way = connection.down
         if way.num_sent - way.num_arrived >= self._high_water_mark:
             return False
-        self._send(connection, way, lambda: connection.peer.receive(frames))
+        self._send(connection, way, lambda: connection.peer.arrive(frames))
         if self._rng.random() < self._repeat_share:
             again_at = self._draw_arrival() + self._rng.choice([0.0, 0.3])
-            self._timeline.call_at(again_at, lambda: connection.peer.receive(frames))
+            self._timeline.call_at(again_at, lambda: connection.peer.arrive(frames))
         return True
 
     def _send(self, connection: Connection, way: _Way, arrive: Callable[[], None]) -> None:

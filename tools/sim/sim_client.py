@@ -1,7 +1,7 @@
-"""SimClient: a frontend with the real Conversation, RequestLedger and OutputProcessor in it.
+"""SimClient: a frontend with the real ClientProtocol, EngineConnection and OutputProcessor in it.
 
-What it adds is what SyncMPClient and AsyncMPClient do with a socket. Both look at the connection before they
-send; `sync` reads what has arrived before it looks again, `async` learns of either first.
+It adds a transport over the simulated network, and the order in which it looks: `sync` reads what has arrived
+before it looks at the connection, `async` learns of either first.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Literal
 
-import msgspec
-
-from ...frontend.engine_link import Conversation
+from ...frontend.engine_connection import EngineConnection
 from ...frontend.engines import Engine
 from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
-from ...ipc.messages import EngineCoreOutputs, EngineDead, ProtocolNotice, Refusal, make_aborts
+from ...ipc.errors import QuireError
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 
@@ -62,14 +60,12 @@ class SimClient:
         self._timeline = timeline
         self._rng = rng
         self._find_core = find_core
-        self._conversation = Conversation(_Anchor(), clock=timeline)
-        self._ledger = self._conversation.ledger
+        self._link = EngineConnection(_Anchor(), self, "simulated", 1.0)
+        self._protocol = self._link.protocol
         self._processor = OutputProcessor(None)
         self._connection: Connection | None = None
-        self._events: deque[bool] = deque()  # of the connection, not yet noticed
-        self._must_say_hello = False
+        self._events: list[bool] = []  # of the connection, not yet noticed
         self._inbox: deque[tuple[bytes, ...]] = deque()
-        self._outbox: deque[tuple[bytes, ...]] = deque()
         self._before_attach: list[Callable[[], None]] = []
         self._connect_soon()
 
@@ -81,7 +77,7 @@ class SimClient:
     @property
     def num_resumable(self) -> int:
         """Requests in the ledger."""
-        return len(self._ledger)
+        return len(self._protocol.ledger)
 
     # -- what its user does
 
@@ -91,10 +87,10 @@ class SimClient:
         def add_now() -> None:
             request = make()
             self._processor.add_request(request, sink)
-            self._ledger.add(request.sequences[0], self._conversation.is_open)
-            self._send(request.sequences[0])
+            self._protocol.add_request(request.sequences[0], self._timeline.now)
+            self._link.send_waiting(self._timeline.now)
 
-        if self._conversation.facts is None:
+        if self._protocol.facts is None:
             self._before_attach.append(add_now)
         else:
             self._when_awake(add_now)
@@ -105,9 +101,8 @@ class SimClient:
         def abort_now() -> None:
             ids = self._processor.find_engine_ids([name])
             if ids:
-                self._ledger.abort(ids)
-                for message in make_aborts(ids):
-                    self._send(message)
+                self._protocol.abort_requests(ids)
+                self._link.send_waiting(self._timeline.now)
 
         self._when_awake(abort_now)
 
@@ -123,9 +118,26 @@ class SimClient:
         if self._connection is not None and not self._connection.is_cut:
             self._network.lose(self._connection)
 
+    # -- what EngineConnection sends and receives by
+
+    def send(self, frames: tuple[bytes]) -> bool:
+        """Send if there is a connection."""
+        if self._connection is not None:
+            self._network.send_up(self._connection, frames)
+        return self._connection is not None
+
+    def receive(self) -> list[bytes] | None:
+        """The next message that has arrived."""
+        return list(self._inbox.popleft()) if self._inbox else None
+
+    def read_connection_events(self) -> list[bool]:
+        """What has become of the connection."""
+        events, self._events = self._events, []
+        return events
+
     # -- the network's side
 
-    def receive(self, frames: tuple[bytes, ...]) -> None:
+    def arrive(self, frames: tuple[bytes, ...]) -> None:
         """A message has arrived at the socket."""
         self._inbox.append(frames)
         self._wake()
@@ -177,54 +189,23 @@ class SimClient:
         if self.stopped_until > self._timeline.now:
             self._timeline.call_at(self.stopped_until, self._pump)
             return
+        now = self._timeline.now
         if self._kind == "async" and self._rng.random() < 0.5:
-            self._follow_connection()
-        while self._inbox:
-            self._take(self._inbox.popleft())
-        self._follow_connection()
-        self._flush()
+            self._link.follow_connection(now)
+        while (frames := self._link.receive(now)) is not None:
+            self._take(frames)
+        self._link.follow_connection(now)
+        self._link.send_waiting(now)
 
-    def _follow_connection(self) -> None:
-        while self._events:
-            self._must_say_hello = self._events.popleft()
-            if not self._must_say_hello:
-                self._conversation.lose()
-                self._outbox.clear()
-
-    def _send(self, message: msgspec.Struct) -> None:
-        self._follow_connection()
-        if self._conversation.is_open:
-            self._outbox.append(self._conversation.codec.encode(message))
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._outbox:
-            self._follow_connection()
-        if self._connection is None:
-            return
-        if self._must_say_hello:
-            self._network.send_up(self._connection, self._conversation.hello())
-            self._must_say_hello = False
-        while self._outbox:
-            self._network.send_up(self._connection, self._outbox.popleft())
-
-    def _take(self, frames: tuple[bytes, ...]) -> None:
-        conversation = self._conversation
-        if not conversation.is_open:
-            if conversation.take_welcome(cast(Any, self), list(frames), None):
-                self._outbox.extend(map(conversation.codec.encode, conversation.resume()))
-                actions, self._before_attach = self._before_attach, []
-                for action in actions:
-                    action()
-            return
-        match conversation.codec.decode(frames):
-            case EngineCoreOutputs() as message:
-                processed = self._processor.process_outputs(conversation.take_outputs(message))
-                if processed.ids_to_abort:
-                    raise Violation(f"{processed.ids_to_abort} came with a gap")
-            case ProtocolNotice(reason=reason):
-                raise Violation(f"the client's user gets a ProtocolError: {reason}")
-            case EngineDead(reason=reason) | Refusal(reason=reason):
-                raise Violation(f"the client's user gets an EngineDeadError: {reason}")
-            case _:
-                pass
+    def _take(self, frames: list[bytes]) -> None:
+        try:
+            outputs = self._link.take(frames, self._timeline.now)
+        except QuireError as error:
+            raise Violation(f"the client's user gets a {type(error).__name__}: {error}") from None
+        processed = self._processor.process_outputs(outputs)
+        if processed.ids_to_abort:
+            raise Violation(f"{processed.ids_to_abort} came with a gap")
+        if self._protocol.is_open:
+            actions, self._before_attach = self._before_attach, []
+            for action in actions:
+                action()

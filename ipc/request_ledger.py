@@ -6,13 +6,12 @@ is added again with its tokens and goes on at the next position. Knows no socket
 
 from __future__ import annotations
 
-import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
-from ..ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, drop_positions, make_aborts
+from .messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, drop_positions, make_aborts
 
 _LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there was no engine
 
@@ -52,16 +51,15 @@ class _Entry:
 class RequestLedger:
     """Unfinished requests by id. A call costs in proportion to what it is given, `resume` to what is here."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, request: EngineCoreRequest, is_sent: bool = True) -> None:
+    def add(self, request: EngineCoreRequest, now: float, is_sent: bool = True) -> None:
         """Enter a request that the engine gets now (`is_sent`), or will get when there is one again."""
-        self._entries[request.request_id] = _Entry(request, self._clock(), is_sent)
+        self._entries[request.request_id] = _Entry(request, now, is_sent)
 
     def remove(self, request_id: str) -> None:
         """Forget a request that could not be handed over."""
@@ -97,12 +95,11 @@ class RequestLedger:
             kept.append(output)
         return kept
 
-    def resume(self, is_other_engine: bool = False) -> list[EngineCoreRequest | AbortRequests]:
+    def resume(self, now: float, is_other_engine: bool = False) -> list[EngineCoreRequest | AbortRequests]:
         """What an engine that knows none of these requests must be sent, in order of their arrival.
 
         `is_other_engine`: it is in the place of one that was lost, perhaps through one of them.
         """
-        now = self._clock()
         aborted = [request_id for request_id, entry in self._entries.items() if entry.is_aborted]
         messages: list[EngineCoreRequest | AbortRequests] = []
         for entry in self._entries.values():

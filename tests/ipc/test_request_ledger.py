@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from fakes import FakeClock, make_logprobs, make_request
-from quire.frontend.request_ledger import RequestLedger
+from fakes import make_logprobs, make_request
 from quire.ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, FinishReason
+from quire.ipc.request_ledger import RequestLedger
 from quire.ipc.token_ids import decode_token_ids
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+NOW = 100.0
 
 
 @pytest.fixture
-def ledger(clock: FakeClock) -> RequestLedger:
-    return RequestLedger(clock)
+def ledger() -> RequestLedger:
+    return RequestLedger()
 
 
 def outputs_in(ledger: RequestLedger) -> dict[str, list[int]]:
     """Request id -> the tokens with which it would be added again."""
-    requests = [message for message in ledger.resume() if isinstance(message, EngineCoreRequest)]
+    requests = [message for message in ledger.resume(NOW) if isinstance(message, EngineCoreRequest)]
     return {request.request_id: decode_token_ids(request.output_token_ids) for request in requests}
 
 
@@ -32,41 +29,45 @@ def prompt_positions(outputs: list[EngineCoreOutput]) -> list[int]:
 
 
 def test_a_request_is_resumed_with_the_tokens_it_has_received(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1, 2], max_tokens=9))
-    ledger.add(make_request("b", [3], output=[7, 8]))
+    ledger.add(make_request("a", [1, 2], max_tokens=9), NOW)
+    ledger.add(make_request("b", [3], output=[7, 8]), NOW)
     ledger.take([EngineCoreOutput("a", 0, [4]), EngineCoreOutput("a", 1, [5, 6])])
     ledger.take([EngineCoreOutput("b", 2, [9])])
     assert outputs_in(ledger) == {"a": [4, 5, 6], "b": [7, 8, 9]}
-    resumed = ledger.resume()[0]
+    resumed = ledger.resume(NOW)[0]
     assert isinstance(resumed, EngineCoreRequest)
     assert decode_token_ids(resumed.prompt_token_ids) == [1, 2]
     assert resumed.sampling_params.max_tokens == 9
 
 
 def test_engines_that_are_lost_in_a_row_without_a_token_in_between_are_counted(ledger: RequestLedger) -> None:
-    ledger.add(make_request("stuck", [1]))
-    ledger.add(make_request("moving", [1]))
-    ledger.add(make_request("unsent", [1]), is_sent=False)
+    ledger.add(make_request("stuck", [1]), NOW)
+    ledger.add(make_request("moving", [1]), NOW)
+    ledger.add(make_request("unsent", [1]), NOW, is_sent=False)
 
     def attempts() -> list[int]:
-        return [one.num_attempts for one in ledger.resume(True) if isinstance(one, EngineCoreRequest)]
+        return [
+            one.num_attempts
+            for one in ledger.resume(NOW, is_other_engine=True)
+            if isinstance(one, EngineCoreRequest)
+        ]
 
     assert attempts() == [1, 1, 0]
     ledger.take([EngineCoreOutput("moving", 0, [4])])
     assert attempts() == [2, 1, 1]
-    assert [one.num_attempts for one in ledger.resume() if isinstance(one, EngineCoreRequest)] == [2, 1, 1]
+    assert [one.num_attempts for one in ledger.resume(NOW) if isinstance(one, EngineCoreRequest)] == [2, 1, 1]
     assert attempts() == [3, 2, 2]
 
 
 def test_requests_are_resumed_in_the_order_of_their_arrival(ledger: RequestLedger) -> None:
     for name in ("z", "a", "m"):
-        ledger.add(make_request(name, [1]))
+        ledger.add(make_request(name, [1]), NOW)
     ledger.take([EngineCoreOutput("m", 0, [4])])
     assert list(outputs_in(ledger)) == ["z", "a", "m"]
 
 
 def test_an_overlap_is_entered_once_and_delivered_for_the_reader_to_merge(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]))
+    ledger.add(make_request("a", [1]), NOW)
     ledger.take([EngineCoreOutput("a", 0, [4, 5, 6])])
     again = EngineCoreOutput("a", 1, [5, 6, 7])
     assert ledger.take([again]) == [again]
@@ -75,7 +76,7 @@ def test_an_overlap_is_entered_once_and_delivered_for_the_reader_to_merge(ledger
 
 
 def test_an_output_beyond_a_gap_is_dropped_and_its_request_is_kept(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]))
+    ledger.add(make_request("a", [1]), NOW)
     ledger.take([EngineCoreOutput("a", 0, [4])])
     assert ledger.take([EngineCoreOutput("a", 3, [9], FinishReason.LENGTH)]) == []
     assert outputs_in(ledger) == {"a": [4]}
@@ -83,77 +84,74 @@ def test_an_output_beyond_a_gap_is_dropped_and_its_request_is_kept(ledger: Reque
 
 
 def test_outputs_of_finished_and_unknown_requests_are_dropped(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]))
+    ledger.add(make_request("a", [1]), NOW)
     last = EngineCoreOutput("a", 0, [4], FinishReason.LENGTH)
     assert ledger.take([last, EngineCoreOutput("never", 0, [1])]) == [last]
     assert ledger.take([last, EngineCoreOutput("a", 1, [5])]) == []
     assert len(ledger) == 0
-    assert ledger.resume() == []
+    assert ledger.resume(NOW) == []
 
 
 def test_a_removed_request_is_not_resumed(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", [1]))
+    ledger.add(make_request("a", [1]), NOW)
     ledger.remove("a")
     ledger.remove("never")
-    assert ledger.resume() == []
+    assert ledger.resume(NOW) == []
 
 
 def test_what_was_aborted_while_away_is_added_and_aborted_again(ledger: RequestLedger) -> None:
     for name in ("a", "b", "c"):
-        ledger.add(make_request(name, [1]))
+        ledger.add(make_request(name, [1]), NOW)
     ledger.abort(["b", "c", "never"])
     ledger.take([EngineCoreOutput("c", 0, [], FinishReason.ABORT)])
-    *requests, abort = ledger.resume()
+    *requests, abort = ledger.resume(NOW)
     assert [request.request_id for request in requests if isinstance(request, EngineCoreRequest)] == [
         "a",
         "b",
     ]
     assert abort == AbortRequests(["b"])
-    assert ledger.resume()[-1] == abort  # for as long as its last output has not come
+    assert ledger.resume(NOW)[-1] == abort  # for as long as its last output has not come
 
 
-def test_a_timeout_runs_on_while_there_is_no_engine(ledger: RequestLedger, clock: FakeClock) -> None:
-    ledger.add(make_request("a", [1], timeout_s=10.0))
-    clock.advance(2.0)
-    ledger.add(make_request("b", [1], timeout_s=10.0))
-    ledger.add(make_request("c", [1]))
-    clock.advance(7.0)
+def test_a_timeout_runs_on_while_there_is_no_engine(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1], timeout_s=10.0), NOW)
+    ledger.add(make_request("b", [1], timeout_s=10.0), NOW + 2.0)
+    ledger.add(make_request("c", [1]), NOW + 2.0)
 
-    def timeouts() -> dict[str, float | None]:
-        return {m.request_id: m.timeout_s for m in ledger.resume() if isinstance(m, EngineCoreRequest)}
+    def timeouts(now: float) -> dict[str, float | None]:
+        return {m.request_id: m.timeout_s for m in ledger.resume(now) if isinstance(m, EngineCoreRequest)}
 
-    assert timeouts() == {"a": pytest.approx(1.0), "b": pytest.approx(3.0), "c": None}
-    clock.advance(2.0)
-    late = timeouts()
+    assert timeouts(NOW + 9.0) == {"a": pytest.approx(1.0), "b": pytest.approx(3.0), "c": None}
+    late = timeouts(NOW + 11.0)
     assert late["b"] == pytest.approx(1.0)
     assert late["a"] is not None
     assert 0.0 < late["a"] < 0.01  # a time-out of 0 is not allowed on the wire, and none would be for ever
 
 
 def test_prompt_logprobs_that_a_resumed_engine_says_again_are_cut_off(ledger: RequestLedger) -> None:
-    ledger.add(make_request("a", list(range(9)), prompt_logprobs=0))
+    ledger.add(make_request("a", list(range(9)), prompt_logprobs=0), NOW)
 
     def say(first: int, last: int, tokens: list[int] | None = None) -> EngineCoreOutput:
         block = make_logprobs(list(range(first, last + 1)), first)
         return EngineCoreOutput("a", 0, tokens or [], prompt_logprobs=block)
 
     delivered = ledger.take([say(1, 3)])
-    ledger.resume()
+    ledger.resume(NOW)
     delivered += ledger.take([say(1, 2)])  # all of it known
-    ledger.resume()  # and lost again
+    ledger.resume(NOW)  # and lost again
     delivered += ledger.take([say(1, 5), say(6, 8, [4])])
-    ledger.resume()
+    ledger.resume(NOW)
     delivered += ledger.take([say(1, 8), EngineCoreOutput("a", 1, [5])])
     assert prompt_positions(delivered) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [output.new_token_ids for output in delivered if output.new_token_ids] == [[4], [5]]
 
 
 def test_what_an_engine_was_sent_before_is_resumed_as_such(ledger: RequestLedger) -> None:
-    ledger.add(make_request("sent", [1]))
-    ledger.add(make_request("away", [1]), is_sent=False)
+    ledger.add(make_request("sent", [1]), NOW)
+    ledger.add(make_request("away", [1]), NOW, is_sent=False)
 
     def marks() -> dict[str, bool]:
-        return {m.request_id: m.is_resumed for m in ledger.resume() if isinstance(m, EngineCoreRequest)}
+        return {m.request_id: m.is_resumed for m in ledger.resume(NOW) if isinstance(m, EngineCoreRequest)}
 
     assert marks() == {"sent": True, "away": False}
     assert marks() == {"sent": True, "away": True}

@@ -1,0 +1,279 @@
+"""ClientProtocol: a client's side of messages.py as a state machine without socket, clock or process.
+
+Its driver says what happens (connection made and lost, frames, the engine's end, the time) and sends what is
+in `outbox`. The blocking and the asyncio client, the simulator's and a daemon's supervisor drive it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections import deque
+
+import msgspec
+
+from .codec import PING, make_client_codec
+from .errors import (
+    USER_ERRORS,
+    ConfigError,
+    EngineDeadError,
+    EngineStartError,
+    ProtocolError,
+    raise_remote,
+)
+from .liveness import ChildWatch
+from .messages import (
+    MAX_CLIENT_WEIGHT,
+    PROTOCOL_VERSION,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDead,
+    EngineFacts,
+    Goodbye,
+    Hello,
+    LeaseCheck,
+    ProtocolNotice,
+    Refusal,
+    StartupProgress,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+    Welcome,
+    make_aborts,
+)
+from .request_ledger import RequestLedger
+from .restarts import RestartBudget
+from .sampling_params import make_plain
+
+RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
+GOODBYE = make_client_codec().encode(Goodbye())
+
+_log = logging.getLogger(__name__)
+
+
+class ClientProtocol:
+    """One client of one engine after another, the next in the place of one that was lost.
+
+    `is_open` from a Welcome until the connection is lost; what arrives while it is not is of the past. When
+    it is open again, every unfinished request is added again with the tokens that it has, and goes on.
+    `now` is a monotonic clock's time in every call.
+    """
+
+    def __init__(self, client_kind: str = "private", weight: float = 1.0) -> None:
+        """Raises ConfigError for a weight that the engine would not take."""
+        self._kind, self._weight = make_plain(client_kind), make_plain(weight)
+        if not 0.0 < self._weight <= MAX_CLIENT_WEIGHT:
+            allowed = f"a number above 0 and up to {MAX_CLIENT_WEIGHT:g}"
+            raise ConfigError("client_weight", self._weight, allowed)
+        self.ledger = RequestLedger()
+        self.outbox: deque[tuple[bytes]] = deque()  # to be sent in order; the driver removes what was sent
+        self.answers: dict[int, UtilityResult] = {}  # to utility calls, until `end_call`
+        self.facts: EngineFacts | None = None  # from the first Welcome on
+        self.phase: str | None = None  # of the engine's start, as it said last
+        self.is_open = False
+        self.end_reason: str | None = None  # why there is no engine any more
+        self.restart_at: float | None = None  # when the driver is to start another engine
+        self._codec = make_client_codec()
+        self._number = 0  # of the last Hello; its Welcome repeats it
+        self._epoch = ""
+        self._lost_at: float | None = None
+        self._garbled = RestartBudget()
+        self._watch: ChildWatch | None = None
+        self._calls: dict[int, UtilityCall] = {}  # without an answer
+        self._call_ids = itertools.count(1)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine owes nothing, so that its silence need not be noticed."""
+        return self.is_open and not self.ledger and not self._calls and self.restart_at is None
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `time_passed` or `engine_started` is due; None if never."""
+        if self.end_reason is not None:
+            return None
+        deadlines = [self.restart_at, None if self._lost_at is None else self._lost_at + RECONNECT_TIMEOUT_S]
+        if self._watch is not None:
+            deadlines.append(self._watch.next_check_at)
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def check(self) -> None:
+        """Raise if there is no engine any more: EngineStartError if it was never ready, EngineDeadError."""
+        if self.end_reason is not None:
+            raise (EngineStartError if self.facts is None else EngineDeadError)(self.end_reason)
+
+    def end(self, reason: str) -> None:
+        """Nothing more is expected, sent or started; the first reason counts."""
+        self.end_reason = self.end_reason or reason
+        self.restart_at = None
+        self.outbox.clear()
+
+    # What happens to the engine and the connection.
+
+    def engine_started(self, watch: ChildWatch | None) -> None:
+        """There is an engine, or another one. `watch`: of one that this client may kill."""
+        self._watch = watch
+        self.restart_at = None
+
+    def engine_ended(self, how: str, restart_after_s: float | None, now: float) -> None:
+        """It has ended. `restart_after_s` from now the driver may start another; None: there will be none."""
+        if restart_after_s is None:
+            self.end(how)
+        else:
+            self.restart_at = now + restart_after_s
+
+    def connection_made(self, now: float) -> None:
+        """The engine can be reached, maybe another one: say Hello. No earlier Welcome counts from now on."""
+        self.connection_lost(now)
+        if self._watch is not None:
+            self._watch.note_listening()
+            if self.facts is not None:
+                self._watch.start(now)
+        hello = Hello(PROTOCOL_VERSION, self._kind, os.getpid(), self._weight, self._number)
+        self.outbox.append(self._codec.encode(hello))
+
+    def connection_lost(self, now: float) -> None:
+        """The engine may be restarting, or it has dropped this client."""
+        self.outbox.clear()
+        self._number += 1  # a Welcome that is on its way is of the past, also before the next Hello
+        if self._watch is not None:
+            self._watch.stop()
+        if self.is_open:
+            self.is_open = False
+            self._lost_at = now
+
+    def time_passed(self, now: float) -> None:
+        """Do what the engine's silence calls for, and give up an engine that was away for too long."""
+        if self._watch is not None and self._watch.look(now):
+            self.outbox.append(PING)
+        if self._lost_at is not None and now - self._lost_at >= RECONNECT_TIMEOUT_S:
+            self.end(f"no connection to the engine for {RECONNECT_TIMEOUT_S:g} s")
+
+    # What the client wants.
+
+    def add_request(self, request: EngineCoreRequest, now: float) -> None:
+        """Hand a request to the engine, now or when there is one again."""
+        self._send(request)
+        self.ledger.add(request, now, self.is_open)
+
+    def withdraw_request(self, request_id: str) -> None:
+        """Forget a request whose handing over was broken off; the engine may have it or not."""
+        self.ledger.remove(request_id)
+        self.abort_requests([request_id])
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Ask the engine to end requests; each live one still gets its final output."""
+        self.ledger.abort(request_ids)
+        for message in make_aborts(request_ids):
+            self._send(message)
+
+    def start_call(self, method: UtilityMethod) -> int:
+        """Call the engine; an engine that is resumed meanwhile is called again. The id of its answer."""
+        call = UtilityCall(next(self._call_ids), method)
+        self._calls[call.call_id] = call
+        self._send(call)
+        return call.call_id
+
+    def end_call(self, call_id: int) -> None:
+        """Forget a call and its answer."""
+        self._calls.pop(call_id, None)
+        self.answers.pop(call_id, None)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        """Nothing is sent while it is not open: `_open` makes up for it."""
+        if self.is_open:
+            self.outbox.append(self._codec.encode(message))
+
+    # What the engine says.
+
+    def note_heard(self, now: float) -> None:
+        """The engine has said something, which `frames_received` may be told of later."""
+        if self._watch is not None:
+            self._watch.note_heard(now)
+
+    def frames_received(self, frames: list[bytes], now: float) -> list[EngineCoreOutput]:
+        """Take one message in; the outputs in it that are to be delivered.
+
+        Raises what a refused start stands for, EngineDeadError when an engine that was ready says that it
+        ends, ProtocolError for what makes no sense.
+        """
+        try:
+            message = self._codec.decode(frames)
+        except ProtocolError as error:
+            self._note_garbled(error, now)
+            return []
+        if not self.is_open:
+            self._take_while_closed(message, now)
+            return []
+        match message:
+            case EngineCoreOutputs(outputs=outputs, epoch=epoch):
+                # What another life of the engine has sent was asked for again by `_open`.
+                return self.ledger.take(outputs) if epoch == self._epoch else []
+            case UtilityResult(call_id=call_id):
+                if self._calls.pop(call_id, None) is not None:
+                    self.answers[call_id] = message
+            case EngineDead(reason=reason) | Refusal(reason=reason):
+                self._take_last_words(reason)
+            case ProtocolNotice(reason=reason):
+                raise ProtocolError(reason)
+            case _:
+                pass
+        return []
+
+    def _note_garbled(self, error: ProtocolError, now: float) -> None:
+        """What the frame held is lost: begin anew. Raises EngineDeadError when that happens too often."""
+        if self.facts is None:
+            raise error
+        if not self.is_open:  # left over from before
+            return
+        if self._garbled.note_loss(now) is None:
+            self.end(f"the engine sends frames that do not decode: {error}")
+            self.check()
+        _log.error("from the engine: %s; asking for it again", error)
+        self.connection_made(now)
+
+    def _take_while_closed(self, message: msgspec.Struct, now: float) -> None:
+        match message:
+            case Welcome():
+                if message.number == self._number and self.end_reason is None:
+                    self._open(message, now)
+            case StartupProgress(phase=phase):
+                self.phase = phase
+            case LeaseCheck() | UtilityResult():
+                pass  # another client left just now, or a PING was answered: both are sent before a Welcome
+            case Refusal(kind=kind) if self.facts is not None and kind not in USER_ERRORS:
+                # Its next start may go well; `engine_ended` says so if there will be none.
+                self.outbox.append(GOODBYE)
+            case Refusal(reason=reason, kind=kind) if self.facts is None:
+                self._say_only_goodbye()
+                raise_remote(kind, reason)
+            case Refusal(reason=reason) | EngineDead(reason=reason):
+                self._take_last_words(reason)
+            case _ if self.facts is None:
+                raise ProtocolError(f"{type(message).__name__} came before Welcome")
+            case _:
+                pass  # left over from before the connection was lost
+
+    def _open(self, welcome: Welcome, now: float) -> None:
+        """Bring an engine that knows nothing of this client up to date."""
+        is_other_engine = self.facts is not None and welcome.epoch != self._epoch
+        self.facts, self._epoch = welcome.facts, welcome.epoch
+        self.is_open = True
+        self._lost_at = None
+        if self._watch is not None:
+            self._watch.start(now)
+        for message in [*self.ledger.resume(now, is_other_engine), *self._calls.values()]:
+            self._send(message)
+
+    def _take_last_words(self, reason: str) -> None:
+        """The engine ends for good, and says why: this counts more than how its process has ended."""
+        self.end_reason = reason
+        self._say_only_goodbye()
+        self.check()
+
+    def _say_only_goodbye(self) -> None:
+        """Answer the engine's last words, so that it need not wait."""
+        self.outbox.clear()
+        self.outbox.append(GOODBYE)
