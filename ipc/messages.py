@@ -5,8 +5,8 @@ The engine binds one ROUTER; every frontend is a DEALER with a random identity. 
 frame that does not decode costs its sender a ProtocolNotice and nobody else anything.
 
 Hello: frontend, first thing after connecting, and again after every reconnection. Answered by Welcome when
-  the engine is ready, or by Refusal. While the engine starts, StartupProgress comes in between. It begins a
-  conversation anew: what the engine still held for this client is dropped without an answer.
+  the engine is ready, or by Refusal. While the engine starts, StartupProgress comes in between. The
+  client begins anew: what the engine still held for it is dropped without an answer.
 Welcome: the engine's epoch and facts. After a second Welcome the frontend re-adds every unfinished request
   with the tokens it has (`EngineCoreRequest.output_token_ids`): the engine, restarted (another epoch) or
   not, has none of them.
@@ -120,13 +120,13 @@ class UtilityMethod(IntEnum):
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """Opens a conversation. `client_kind` and `pid` are for people who look at the engine."""
+    """The first message on a connection. `client_kind` and `pid` are for people who look at the engine."""
 
     protocol_version: int
     client_kind: Annotated[str, Meta(max_length=64)]
     pid: int
     weight: Weight = 1.0  # its share under the fair policy, in relation to the others'
-    number: int = 0  # of this conversation; Welcome repeats it, so that an old one is known as old
+    number: int = 0  # of this Hello; Welcome repeats it, so that one of an earlier connection is known
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

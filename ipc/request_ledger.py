@@ -35,7 +35,7 @@ class _Entry:
         self.output = array("i")
         self.output.frombytes(request.output_token_ids)
         self.is_aborted = False
-        self.is_sent = is_sent  # to an engine, in this or an earlier conversation
+        self.is_sent = is_sent  # to an engine, through this or an earlier connection
         self.num_attempts = 0  # engines that were lost with it in a row, without a token in between
         self.num_output_at_loss = -1
         self.num_prompt_logprobs = 0  # positions that were delivered

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ..outputs import CompletionOutput, RequestOutput
 from .errors import FieldError
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
-from .prompts import Conversation, prepare_params, render_chat
+from .prompts import ChatPrompt, prepare_params, render_chat
 from .sampling import make_chat_params
 from .schema import (
     AnswerMessage,
@@ -43,7 +43,7 @@ async def create_chat_completion(
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
     prepared = await prepare_params(serving, params, caller)
-    prompt = await render_chat(serving, _conversation(request), caller)
+    prompt = await render_chat(serving, _make_prompt(request), caller)
     serving.check_room(params, caller, num_prompt_tokens=len(prompt))
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, prepared, caller, request)
@@ -69,10 +69,10 @@ def _check(request: ChatCompletionRequest) -> None:
             raise FieldError(name, 0, "an integer of at least 1")
 
 
-def _conversation(request: ChatCompletionRequest) -> Conversation:
+def _make_prompt(request: ChatCompletionRequest) -> ChatPrompt:
     continues = bool(request.continue_final_message)
     adds = request.add_generation_prompt
-    return Conversation(
+    return ChatPrompt(
         request.messages,
         not continues if adds is None else adds,
         continues,

@@ -32,7 +32,7 @@ _RESERVED_VARIABLES = {
 }
 
 
-class Conversation(NamedTuple):
+class ChatPrompt(NamedTuple):
     """What the chat template renders."""
 
     messages: Sequence[ChatMessage]
@@ -99,7 +99,7 @@ def can_inline(serving: Serving, texts: Sequence[str]) -> bool:
     return sum(map(len, texts)) <= MAX_INLINE_LENGTH and serving.tokenizer.is_predictable
 
 
-async def render_chat(serving: Serving, chat: Conversation, caller: Caller) -> list[int]:
+async def render_chat(serving: Serving, chat: ChatPrompt, caller: Caller) -> list[int]:
     """Token ids of a conversation by the model's chat template.
 
     Raises ApiError for messages that are malformed, refused by the template or too long.
@@ -108,7 +108,7 @@ async def render_chat(serving: Serving, chat: Conversation, caller: Caller) -> l
     return ids
 
 
-def make_render_job(serving: Serving, chat: Conversation, has_limit: bool) -> RenderJob:
+def make_render_job(serving: Serving, chat: ChatPrompt, has_limit: bool) -> RenderJob:
     """The job for a conversation. Raises FieldError for what can be seen at once."""
     limits = serving.options.limits
     if not serving.tokenizer.has_chat_template:

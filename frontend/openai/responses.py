@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..outputs import CompletionOutput, RequestOutput
 from .errors import FieldError, as_api_error
 from .logprobs import as_json, make_beside, make_chat_logprobs
-from .prompts import Conversation, prepare_params, render_chat
+from .prompts import ChatPrompt, prepare_params, render_chat
 from .sampling import make_responses_params
 from .schema import ChatMessage, ResponsesRequest, TokenLogprob
 from .serving import Caller, Serving, make_id
@@ -134,7 +134,7 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
     params = make_responses_params(serving, request, answer.wants_logprobs)
     serving.check_room(params, caller)
     prepared = await prepare_params(serving, params, caller)
-    prompt = await render_chat(serving, Conversation(_messages_of(request), param="input"), caller)
+    prompt = await render_chat(serving, ChatPrompt(_messages_of(request), param="input"), caller)
     outputs = serving.generate(answer.response.id, prompt, prepared, caller, request)
     if request.stream:
         events = answer.stream(outputs)

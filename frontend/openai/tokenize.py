@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from .errors import FieldError
-from .prompts import Conversation, make_render_job
+from .prompts import ChatPrompt, make_render_job
 from .schema import DetokenizeRequest, TokenizeRequest
 from .serving import Caller, Serving
 from .text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
@@ -46,7 +46,7 @@ def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | Enco
         )
     continues = bool(request.continue_final_message)
     adds = request.add_generation_prompt
-    chat = Conversation(
+    chat = ChatPrompt(
         request.messages or [],
         not continues if adds is None else adds,
         continues,

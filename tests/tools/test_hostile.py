@@ -28,7 +28,7 @@ from quire.tools.stress.hostile.judge import (
     measure_memory,
 )
 from quire.tools.stress.hostile.plan import Target, TurnReport, draw_turns
-from quire.tools.stress.hostile.wire import Conversation, converse, make_request
+from quire.tools.stress.hostile.wire import Exchange, converse, make_request
 from quire.tools.stress.open_files import OpenFiles
 from quire.tools.stress.record import Record
 from quire.tools.stress.samples import Sample
@@ -106,8 +106,8 @@ def answer(status: str, body: bytes = b"{}") -> Callable[[socket.socket], None]:
     return handle
 
 
-def ask(target: Target, conversation: Conversation, within_s: float = TIMEOUT_S) -> Counter[str]:
-    return converse(target, [conversation], time.monotonic() + within_s)
+def ask(target: Target, exchange: Exchange, within_s: float = TIMEOUT_S) -> Counter[str]:
+    return converse(target, [exchange], time.monotonic() + within_s)
 
 
 def test_every_attack_has_its_turn_alone_and_in_pairs_and_a_seed_says_when():
@@ -133,12 +133,12 @@ def test_every_attack_can_be_made_and_its_requests_fit_into_a_body():
 def test_what_a_connection_is_told_is_counted():
     request = make_request(make_target(), "/x", b"{}")
     with serve(answer("200 OK")) as target:
-        assert ask(target, Conversation([request])) == {"200": 1}
+        assert ask(target, Exchange([request])) == {"200": 1}
     with serve(answer("400 Bad Request", b"a" * 100_000)) as target:
-        assert ask(target, Conversation([request])) == {"echoed": 1}
+        assert ask(target, Exchange([request])) == {"echoed": 1}
     with serve(lambda connection: connection.close()) as target:
-        assert ask(target, Conversation([request])) == {"cut": 1}
-    assert ask(target, Conversation([request])) == {"not accepted": 1}
+        assert ask(target, Exchange([request])) == {"cut": 1}
+    assert ask(target, Exchange([request])) == {"not accepted": 1}
 
 
 def test_a_stream_without_end_goes_on_until_it_is_cut_off():
@@ -147,8 +147,8 @@ def test_a_stream_without_end_goes_on_until_it_is_cut_off():
             connection.recv(1)
             connection.sendall(b"HTTP/1.1 431 Too Large\r\nContent-Length: 0\r\n\r\n")
 
-    def make() -> Conversation:
-        return Conversation(itertools.repeat(b"a" * 65536, 32), is_endless=True)
+    def make() -> Exchange:
+        return Exchange(itertools.repeat(b"a" * 65536, 32), is_endless=True)
 
     with serve(refuse_and_close) as target:
         assert ask(target, make()) == {"431": 1}

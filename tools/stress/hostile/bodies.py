@@ -16,7 +16,7 @@ import msgspec
 
 from .attack import REFUSALS, Attack
 from .plan import Target
-from .wire import Conversation, converse, make_request
+from .wire import Exchange, converse, make_request
 
 _TEXT_BYTES = 8_000_000  # fits into the largest body
 _WORDS = "one two three four five six seven eight "
@@ -45,7 +45,7 @@ class RequestAttack(Attack):
         self._requests = [make_request(target, request.path, body) for body in bodies]
 
     def play(self, until: float) -> Counter[str]:
-        return converse(self.target, [Conversation([data]) for data in self._requests], until)
+        return converse(self.target, [Exchange([data]) for data in self._requests], until)
 
 
 def _json(**fields: Any) -> MakeBodies:

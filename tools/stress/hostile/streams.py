@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from .attack import REFUSALS, Attack
-from .wire import Conversation, connect, converse, make_head, make_request
+from .wire import Exchange, connect, converse, make_head, make_request
 
 _PATH = "/v1/completions"
 _PIECE_BYTES = 64 * 1024
@@ -37,12 +37,12 @@ class Endless(Attack):
 
     def play(self, until: float) -> Counter[str]:
         keys = (None, None, "wrong", self.target.api_key)
-        return converse(self.target, [self._make_conversation(key) for key in keys], until)
+        return converse(self.target, [self._make_exchange(key) for key in keys], until)
 
-    def _make_conversation(self, key: str | None) -> Conversation:
+    def _make_exchange(self, key: str | None) -> Exchange:
         piece = self.unit * (_PIECE_BYTES // len(self.unit))
         pieces = itertools.repeat(piece, _ENDLESS_BYTES // len(piece))
-        return Conversation(itertools.chain([self._make_head(key)], pieces), is_endless=True)
+        return Exchange(itertools.chain([self._make_head(key)], pieces), is_endless=True)
 
     def _make_head(self, key: str | None) -> bytes:
         return make_head(self.target, self.path, self.headers, key) + b"\r\n" + self.beginning
@@ -103,9 +103,9 @@ class StrangersBodies(Attack):
     allowed = frozenset({"401", "429", "503", "cut", "open", "not accepted"})
 
     def play(self, until: float) -> Counter[str]:
-        def make(key: str | None) -> Conversation:
+        def make(key: str | None) -> Exchange:
             head = make_head(self.target, _PATH, (_JSON, f"Content-Length: {_BODY_BYTES}"), key) + b"\r\n"
-            return Conversation(itertools.chain([head], _fill(_BODY_BYTES)), is_endless=True)
+            return Exchange(itertools.chain([head], _fill(_BODY_BYTES)), is_endless=True)
 
         num_each = self.target.shrink(8)
         return converse(self.target, [make(key) for key in (None, "wrong") for _ in range(num_each)], until)
@@ -168,7 +168,7 @@ class SlowReaders(Attack):
             "stream": True,
         }
         request = make_request(self.target, _PATH, msgspec.json.encode(body))
-        crowd = [Conversation([request], reads=False) for _ in range(self.target.shrink(24))]
+        crowd = [Exchange([request], reads=False) for _ in range(self.target.shrink(24))]
         return converse(self.target, crowd, until)
 
 
@@ -219,9 +219,9 @@ def _drip(data: bytes) -> list[bytes]:
     return [data[place : place + 1] for place in range(len(data))]
 
 
-def _repeat(pieces: Iterable[bytes], count: int, pause_s: float = 0.0) -> Iterator[Conversation]:
+def _repeat(pieces: Iterable[bytes], count: int, pause_s: float = 0.0) -> Iterator[Exchange]:
     once = list(pieces)
-    return (Conversation(once, pause_s=pause_s) for _ in range(count))
+    return (Exchange(once, pause_s=pause_s) for _ in range(count))
 
 
 def _read_until_quiet(connection: socket.socket, until: float) -> bytes:

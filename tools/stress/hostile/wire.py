@@ -23,7 +23,7 @@ _ANSWER_TIME_S = 2.0  # between the last byte of what is to be refused and the e
 _MAX_ERROR_BYTES = 64 * 1024
 
 
-class Conversation:
+class Exchange:
     """One connection. `reads`: whether it takes its answer; `is_endless`: sends on whatever it is told."""
 
     def __init__(
@@ -123,11 +123,11 @@ def connect(target: Target) -> socket.socket:
     return connection
 
 
-def converse(target: Target, conversations: Iterable[Conversation], until: float) -> Counter[str]:
+def converse(target: Target, exchanges: Iterable[Exchange], until: float) -> Counter[str]:
     """Have all of them at once, until each is answered or the time is over."""
     answers: Counter[str] = Counter()
     with _Crowd() as crowd:
-        for one in conversations:
+        for one in exchanges:
             if time.monotonic() >= until:
                 break
             try:
@@ -145,7 +145,7 @@ class _Crowd:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._open: dict[socket.socket, Conversation] = {}
+        self._open: dict[socket.socket, Exchange] = {}
         self._idle: set[socket.socket] = set()  # those that wait for their next piece's time, or for nothing
         self._answers: Counter[str] = Counter()
 
@@ -157,14 +157,14 @@ class _Crowd:
             connection.close()
         self._selector.close()
 
-    def add(self, connection: socket.socket, conversation: Conversation) -> None:
+    def add(self, connection: socket.socket, exchange: Exchange) -> None:
         """One that has just been made."""
         connection.setblocking(False)
-        self._open[connection] = conversation
+        self._open[connection] = exchange
         self._idle.add(connection)
 
     def serve(self, until: float) -> None:
-        """Send and read until the time is over or every conversation is."""
+        """Send and read until the time is over or every exchange is."""
         while self._open and (now := time.monotonic()) < until:
             for connection in [one for one in self._idle if self._open[one].wants(now)]:
                 self._idle.remove(connection)
