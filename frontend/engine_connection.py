@@ -141,7 +141,7 @@ class EngineConnection:
             return protocol.frames_received(frames, now)
         phase = protocol.phase
         outputs = protocol.frames_received(frames, now)
-        if on_phase is not None and protocol.phase is not None and protocol.phase is not phase:
+        if on_phase is not None and protocol.phase is not None and protocol.phase != phase:
             on_phase(protocol.phase)
         if protocol.is_open:  # what has answered may be another daemon of the same name
             self.look_at_engine(now)

@@ -232,7 +232,7 @@ class ClientProtocol:
             self.end(f"the engine sends frames that do not decode: {error}")
             self.check()
         _log.error("from the engine: %s; asking for it again", error)
-        self.connection_made(now)
+        self.connection_made(now)  # Hello again, on the connection that there is
 
     def _take_while_closed(self, message: msgspec.Struct, now: float) -> None:
         match message:
