@@ -295,6 +295,8 @@ class SyncMPClient(SyncClient):
                 self._connection.follow_connection(now)
             self._protocol.time_passed(now)
             self._connection.send_waiting(now)
+            if self._socket.events & zmq.POLLIN:  # a send may take the edge of what has arrived meanwhile
+                continue
             has_ended = self._engine.exit_fd in ready
             # What an ended engine said last may still be on its way.
             if has_ended and self._socket.poll(self._engine.last_words_ms, zmq.POLLIN):
