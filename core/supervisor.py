@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from ..ipc.child_args import CORE_MODULE
-from ..ipc.codec import PING, make_client_codec
+from ..ipc.client_protocol import ClientProtocol
 from ..ipc.core_child import STOP_GRACE_S, CoreChild
 from ..ipc.daemon_state import (
     SUPERVISOR_ROLE,
@@ -34,15 +34,6 @@ from ..ipc.daemon_state import (
     write_state,
 )
 from ..ipc.errors import USER_ERRORS, EngineStartError, ProtocolError, QuireError
-from ..ipc.messages import (
-    PROTOCOL_VERSION,
-    EngineDead,
-    Goodbye,
-    Hello,
-    Refusal,
-    StartupProgress,
-    Welcome,
-)
 from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
 from ..ipc.process_limits import raise_file_limit
 from ..ipc.run_dir import RunDirectory
@@ -76,56 +67,43 @@ class Reporter:
 
 
 class CoreLink:
-    """The conversation with one core process; its watch is told what it says."""
+    """The supervisor's driver of ClientProtocol, with one core process."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], core: CoreChild) -> None:
-        assert core.watch is not None
         self.socket = connect_dealer(context.socket(zmq.DEALER), core.address)
-        self._codec = make_client_codec()
-        self._has_said_hello = False
-        self._watch = core.watch
-        self._is_watched = core.is_watched
+        self.protocol = ClientProtocol(SUPERVISOR_ROLE)
+        self.has_connected = False
+        self._watch = core.watch if core.is_watched else None
+        self.protocol.engine_started(self._watch)
 
-    def check_silence(self) -> None:
-        """Ask a core that has said nothing for a while; kill one that does not answer, or never listened.
+    def connect(self, now: float) -> None:
+        """Say Hello if the core listens by now. It is watched while it starts, too.
 
-        An idle daemon does so 1.4 times a second, which takes 0.05 % of a core in each of the two processes.
+        An idle core is asked 1.4 times a second, which takes 0.05 % of a core in each of the two processes.
         """
-        if self._watch.look(time.monotonic()):
-            with contextlib.suppress(zmq.ZMQError):
-                self.socket.send_multipart(PING, zmq.NOBLOCK)
+        if self.socket.poll(0, zmq.POLLOUT):
+            self.has_connected = True
+            self.protocol.connection_made(now)
+            if self._watch is not None:
+                self._watch.start(now)
 
-    @property
-    def must_say_hello(self) -> bool:
-        """True until the core listens."""
-        return not self._has_said_hello
+    def receive(self, now: float) -> bool:
+        """Take the next message in, False if there is none. Raises what it stands for."""
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self.protocol.note_heard(now)
+        self.protocol.frames_received(frames, now)
+        return True
 
-    def say_hello(self) -> None:
-        """Say it if the core listens by now."""
-        with contextlib.suppress(zmq.Again):
-            hello = Hello(PROTOCOL_VERSION, SUPERVISOR_ROLE, os.getpid())
-            self.socket.send_multipart(self._codec.encode(hello), zmq.NOBLOCK)
-            self._has_said_hello = True
-            self._watch.note_listening()
-            if self._is_watched:
-                self._watch.start(time.monotonic())
-
-    def receive(self) -> msgspec.Struct | None:
-        """The next message that has arrived and decodes, None if there is none."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-                self._watch.note_heard(time.monotonic())
-                return self._codec.decode(frames)
-            except zmq.Again:
-                return None
-            except ProtocolError as error:
-                _log.warning("from the engine core: %s", error)
-
-    def say_goodbye(self) -> None:
-        """Answer a refusal, so that the core need not wait."""
+    def send_waiting(self) -> None:
+        """Send what waits to be sent, as far as the core takes it."""
+        outbox = self.protocol.outbox
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.send_multipart(self._codec.encode(Goodbye()), zmq.NOBLOCK)
+            while outbox:
+                self.socket.send_multipart(outbox[0], zmq.NOBLOCK)
+                outbox.popleft()
 
 
 class Supervisor:
@@ -197,7 +175,7 @@ class Supervisor:
             self._follow_core(self._link, ready)
 
     def _timeout_ms(self) -> int | None:
-        if self._link is not None and self._link.must_say_hello:
+        if self._link is not None and not self._link.has_connected:
             return _HELLO_RETRY_MS
         wake_at = self._core.next_check_at
         return until_ms(self._maintain_at if wake_at is None else wake_at)
@@ -229,33 +207,44 @@ class Supervisor:
         self._write_state()
 
     def _follow_core(self, link: CoreLink, ready: dict[object, int]) -> None:
-        if link.must_say_hello:
-            link.say_hello()
-        while (message := link.receive()) is not None:
-            self._on_message(link, message)
-        link.check_silence()
+        now = time.monotonic()
+        if not link.has_connected:
+            link.connect(now)
+        while self._receive(link, now):
+            pass
+        link.protocol.time_passed(now)
+        link.send_waiting()
         if self._core.process is not None and self._core.process.pid_fd in ready:
             self._on_core_lost()
 
-    def _on_message(self, link: CoreLink, message: msgspec.Struct) -> None:
-        match message:
-            case StartupProgress(phase=phase):
-                self._reporter.report(PhaseReport(phase))
-            case Welcome():
-                self._has_been_ready = True
-                self._state.state = "ready"
-                self._write_state()
-                self._reporter.report(ReadyReport())
-            case Refusal(reason=reason, kind=kind):
-                # After a good start only what is wrong with the model or its options is final.
-                if not self._has_been_ready or kind in USER_ERRORS:
-                    self._final_words = FailedReport(reason, kind)
-                link.say_goodbye()
-            case EngineDead(reason=reason):
-                self._final_words = FailedReport(reason)
-                link.say_goodbye()
-            case _:
-                pass
+    def _receive(self, link: CoreLink, now: float) -> bool:
+        """Take one message, False if there is none."""
+        protocol = link.protocol
+        phase = protocol.phase
+        try:
+            if not link.receive(now):
+                return False
+        except ProtocolError as error:
+            _log.warning("from the engine core: %s", error)
+        except QuireError as error:
+            self._note_refusal(protocol, error)
+        if protocol.phase is not None and protocol.phase != phase:
+            self._reporter.report(PhaseReport(protocol.phase))
+        if protocol.is_open and self._state.state not in ("ready", "stopping"):
+            self._note_ready()
+        return True
+
+    def _note_ready(self) -> None:
+        self._has_been_ready = True
+        self._state.state = "ready"
+        self._write_state()
+        self._reporter.report(ReadyReport())
+
+    def _note_refusal(self, protocol: ClientProtocol, error: QuireError) -> None:
+        """After a good start only what cannot change is final: the model, its options, last words."""
+        kind = type(error).__name__
+        if not self._has_been_ready or kind in USER_ERRORS or protocol.end_reason is not None:
+            self._final_words = FailedReport(str(error), kind)
 
     def _on_core_lost(self) -> None:
         reason = self._forget_core()
