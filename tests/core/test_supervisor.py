@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import zmq
 from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
 from fakes import expected_output, make_config, make_request
 from quire.frontend.async_engine_core_client import attach_async_client
@@ -29,6 +30,7 @@ from quire.frontend.daemon import (
     start_daemon,
     stop_daemon,
 )
+from quire.frontend.engine_connection import EngineSocket
 from quire.frontend.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.config import EngineConfig
 from quire.ipc.daemon_state import SupervisorArgs, read_state
@@ -251,6 +253,21 @@ def test_a_call_that_the_core_did_not_live_to_answer_is_answered_by_the_next(dae
         timer.start()
         assert read_stats(client).num_steps_total == 0
         timer.join()
+
+
+@pytest.mark.timeout(30)
+def test_a_welcome_that_comes_while_a_client_sends_is_not_missed(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = EngineSocket.send
+
+    def send(self: EngineSocket, frames: tuple[bytes]) -> bool:
+        is_sent = original(self, frames)
+        self.poll(5000, zmq.POLLIN)  # the answer arrives, and the descriptor's edge is gone
+        return is_sent
+
+    monkeypatch.setattr(EngineSocket, "send", send)
+    attach_sync_client(daemon.name, "test").close()
 
 
 def test_a_core_killed_while_it_starts_is_started_again() -> None:
