@@ -140,18 +140,6 @@ def break_look_before_sending(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EngineConnection, "send_waiting", send_waiting)
 
 
-def break_unsent_at_loss(patch: pytest.MonkeyPatch) -> None:
-    """What was not sent before the connection was lost is sent through the next one."""
-    original = ClientProtocol.connection_lost
-
-    def connection_lost(self: ClientProtocol, now: float) -> None:
-        unsent = [*self.outbox]
-        original(self, now)
-        self.outbox.extend(unsent)
-
-    patch.setattr(ClientProtocol, "connection_lost", connection_lost)
-
-
 def break_mark_of_resumed(patch: pytest.MonkeyPatch) -> None:
     """Requests that an engine has taken on are added to the next one as if they were new."""
     original = RequestLedger.resume
@@ -278,7 +266,6 @@ BREAKS = [
     break_number_check,
     break_loss_of_number,
     break_look_before_sending,
-    break_unsent_at_loss,
     break_mark_of_resumed,
     break_resumption,
     break_merge_in_ledger,
