@@ -2,7 +2,7 @@
 
 import sys
 
-from ..ipc.daemon_state import SUPERVISOR_ROLE
+from ..ipc.daemon.daemon_state import SUPERVISOR_ROLE
 
 if SUPERVISOR_ROLE in sys.argv[1:]:
     from .supervisor import run_supervisor

@@ -26,21 +26,21 @@ from ..ipc.messages import (
 from ..ipc.request_price import find_held_bytes
 from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from ..ipc.token_ids import count_token_ids
-from .admission import find_refusal
-from .blame import FAILURES_ALONE, Blame
-from .block_hash import BlockHasher
-from .block_pool import BlockPool
-from .deadlines import Deadlines
 from .engine_outputs import EngineOutputs
-from .failures import Failures
-from .kv_cache_manager import KVCacheManager
-from .remarks import Remarks
-from .request import Request
-from .scheduler import Scheduler
-from .stats import EngineCounters
-from .stats_collector import StatsCollector, Surroundings
-from .step import Step
-from .tenant import Tenant, TenantLedger
+from .faults.blame import FAILURES_ALONE, Blame
+from .faults.failures import Failures
+from .kv.block_hash import BlockHasher
+from .kv.block_pool import BlockPool
+from .kv.kv_cache_manager import KVCacheManager
+from .scheduling.admission import find_refusal
+from .scheduling.deadlines import Deadlines
+from .scheduling.request import Request
+from .scheduling.scheduler import Scheduler
+from .scheduling.step import Step
+from .scheduling.tenant import Tenant, TenantLedger
+from .stats.remarks import Remarks
+from .stats.stats import EngineCounters
+from .stats.stats_collector import StatsCollector, Surroundings
 
 EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of
 # The sampler tells neither case from the other: both leave a row without a number to choose.

@@ -20,15 +20,15 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import USER_ERRORS, ProtocolError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import ProtocolNotice
-from ..ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
+from ..ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
 from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
-from .blame import WorkerDeath
-from .client_registry import ClientRegistry
-from .death_journal import DeathJournal
+from .clients.client_registry import ClientRegistry
 from .engine_core import EngineCore
-from .engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
 from .executor import Executor, ExecutorEvent, WorkerLost
+from .faults.blame import WorkerDeath
+from .faults.death_journal import DeathJournal
+from .stats.engine_facts import StartupClock, format_level, format_phases, format_startup, make_engine_facts
 
 _log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from ..ipc.messages import EngineCoreOutput, drop_positions
 from ..ipc.step import RowLogprobs
-from .request import Request
-from .scheduler import Scheduler
-from .stats import EngineCounters, Observations
-from .step import Step
+from .scheduling.request import Request
+from .scheduling.scheduler import Scheduler
+from .scheduling.step import Step
+from .stats.stats import EngineCounters, Observations
 
 
 class EngineOutputs:

@@ -20,10 +20,10 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ..ipc.child_args import PACKAGE_DIR, CoreArgs
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
-from ..ipc.process import (
+from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
+from ..ipc.processes.process import (
     EXIT_CRASHED,
     EXIT_OK,
     EXIT_START_FAILED,
@@ -32,14 +32,14 @@ from ..ipc.process import (
     catch_signals,
     enable_stack_dumps,
 )
-from ..ipc.process_limits import raise_file_limit
+from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.sockets import bind_router, until_ms
-from .client_registry import ClientRegistry
-from .engine_facts import StartupClock
+from .clients.client_registry import ClientRegistry
+from .clients.listener import Listener
 from .engine_loop import EngineEnd, EngineLoop
 from .executor import make_executor
-from .listener import Listener
+from .stats.engine_facts import StartupClock
 
 _log = logging.getLogger(__name__)
 

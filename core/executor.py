@@ -21,16 +21,16 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..ipc.child_args import SPARE_ROLE, WORKER_MODULE, WorkerArgs
 from ..ipc.codec import make_step_codec
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.liveness import Deadline
-from ..ipc.managed_child import ManagedChild
-from ..ipc.process import ChildProcess, ProcessHandle
+from ..ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, WorkerArgs
+from ..ipc.processes.liveness import Deadline
+from ..ipc.processes.managed_child import ManagedChild
+from ..ipc.processes.process import ChildProcess, ProcessHandle
+from ..ipc.processes.spare import WarmSpare, find_spare_path
 from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
-from ..ipc.spare import WarmSpare, find_spare_path
 from ..ipc.step import (
     ModelRunnerOutput,
     ResetRows,
@@ -40,7 +40,7 @@ from ..ipc.step import (
     WorkerProgress,
     WorkerReady,
 )
-from .step_watch import StepWatch
+from .faults.step_watch import StepWatch
 
 _log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from ..ipc.messages import (
     UtilityCall,
     UtilityResult,
 )
-from .client_registry import ClientRegistry
-from .engine_facts import StartupClock
+from .clients.client_registry import ClientRegistry
 from .engine_loop import EngineLoop
 from .executor import InProcessExecutor
+from .stats.engine_facts import StartupClock
 
 _CLIENT = b"inproc"
 

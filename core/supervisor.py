@@ -19,10 +19,8 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from ..ipc.child_args import CORE_MODULE
 from ..ipc.client_protocol import ClientProtocol
-from ..ipc.core_child import STOP_GRACE_S, CoreChild
-from ..ipc.daemon_state import (
+from ..ipc.daemon.daemon_state import (
     SUPERVISOR_ROLE,
     DaemonState,
     FailedReport,
@@ -33,10 +31,12 @@ from ..ipc.daemon_state import (
     encode_state,
     write_state,
 )
+from ..ipc.daemon.run_dir import RunDirectory
 from ..ipc.errors import USER_ERRORS, EngineStartError, ProtocolError, QuireError
-from ..ipc.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
-from ..ipc.process_limits import raise_file_limit
-from ..ipc.run_dir import RunDirectory
+from ..ipc.processes.child_args import CORE_MODULE
+from ..ipc.processes.core_child import STOP_GRACE_S, CoreChild
+from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
+from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.sockets import connect_dealer, until_ms
 
 _log = logging.getLogger(__name__)

@@ -19,15 +19,15 @@ from ..ipc.errors import (
 )
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
-from .async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
+from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
+from .client.owner_loop import OwnerLoop
+from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams, Prompt
 from .llm_engine import load_model_tokenizer, load_served_tokenizer, make_default_sampling_params
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
-from .owner_loop import OwnerLoop
-from .tokenizer import Tokenizer
-from .utility_calls import AsyncUtilityCalls
+from .text.tokenizer import Tokenizer
 
 _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy

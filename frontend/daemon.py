@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from ..ipc.child_args import CORE_MODULE
 from ..ipc.config import EngineConfig
-from ..ipc.daemon_state import (
+from ..ipc.daemon.daemon_state import (
     SUPERVISOR_ROLE,
     DaemonState,
     FailedReport,
@@ -24,12 +23,13 @@ from ..ipc.daemon_state import (
     SupervisorReport,
     read_state,
 )
+from ..ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
 from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
 from ..ipc.messages import OBSERVER_KINDS, UtilityMethod
-from ..ipc.process import EXIT_OK, ChildProcess, wait_readable
-from ..ipc.process_state import is_stopped
-from ..ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
-from .engine_core_client import attach_sync_client
+from ..ipc.processes.child_args import CORE_MODULE
+from ..ipc.processes.process import EXIT_OK, ChildProcess, wait_readable
+from ..ipc.processes.process_state import is_stopped
+from .client.engine_core_client import attach_sync_client
 
 STOP_TIMEOUT_S = 10.0  # then the supervisor is killed; its children see that and leave
 LOOK_TIMEOUT_S = 1.0  # what a look at a daemon may take before it counts as not answering

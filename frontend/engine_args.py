@@ -29,10 +29,10 @@ from ..ipc.config import (
     SchedulingPolicy,
 )
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
-from ..ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
+from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from .families import read_model_spec
-from .hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
-from .model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
+from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
+from .models.model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_SEQS = 256

@@ -27,7 +27,7 @@ from ..ipc.messages import (
 from ..ipc.sampling_params import MAX_SEED, SamplingParams, make_plain
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -14,9 +14,9 @@ from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, Prompt, TokenizedPrompt
 from .llm_engine import LLMEngine
-from .model_folder import POCKET
+from .models.model_folder import POCKET
 from .outputs import RequestOutput
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None

@@ -14,22 +14,22 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, QuireError
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import SamplingParams
-from .engine_args import EngineArgs
-from .engine_core_client import (
+from .client.engine_core_client import (
     UTILITY_TIMEOUT_S,
     SyncClient,
     attach_sync_client,
     make_call_timeout,
     make_sync_client,
 )
-from .hf_config import read_default_sampling
+from .client.turns import Turns
+from .client.utility_calls import UtilityCalls
+from .engine_args import EngineArgs
 from .input_processor import EngineInput, InputProcessor, Prompt
-from .model_files import read_json
+from .models.hf_config import read_default_sampling
+from .models.model_files import read_json
 from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
-from .tokenizer import Tokenizer, load_tokenizer
-from .turns import Turns
-from .utility_calls import UtilityCalls
+from .text.tokenizer import Tokenizer, load_tokenizer
 
 _ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from ..ipc.errors import InputError
 from ..ipc.messages import EngineCoreOutput, FinishReason
 from ..ipc.sampling_params import RequestOutputKind
-from .detokenizer import Detokenizer
 from .input_processor import EngineInput
 from .logprobs import LogprobsList, LogprobsTable
 from .metrics import RequestMetrics, merge_metrics
 from .outputs import CompletionOutput, RequestOutput
-from .tokenizer import Tokenizer
+from .text.detokenizer import Detokenizer
+from .text.tokenizer import Tokenizer
 
 Sink = Callable[[RequestOutput], None]
 

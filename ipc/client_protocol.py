@@ -22,7 +22,6 @@ from .errors import (
     ProtocolError,
     raise_remote,
 )
-from .liveness import ChildWatch
 from .messages import (
     MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
@@ -43,8 +42,9 @@ from .messages import (
     Welcome,
     make_aborts,
 )
+from .processes.liveness import ChildWatch
+from .processes.restarts import RestartBudget
 from .request_ledger import RequestLedger
-from .restarts import RestartBudget
 from .sampling_params import make_plain
 
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine

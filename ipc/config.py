@@ -11,11 +11,11 @@ from typing import Literal, get_args
 
 import msgspec
 
-from .core_losses import CoreLosses
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
 from .model_spec import Dtype, ModelSpec
-from .restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
+from .processes.core_losses import CoreLosses
+from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]

@@ -18,7 +18,7 @@ from enum import Enum
 import msgspec
 
 from .errors import ConfigError
-from .process import EXIT_CRASHED
+from .processes.process import EXIT_CRASHED
 
 SLOW_S = 0.3  # how long `slow` takes
 

@@ -1,9 +1,9 @@
 """SamplingParams: how one request is sampled and when it stops. Names, defaults and ranges are vLLM's.
 
 A field's type, range, default and text stand in its declaration. The checks, the HTTP requests with their
-schema (`frontend/openai/schema.py`) and the options of `quire generate` and `quire chat` are made of it: a
-new number or switch is a line here, and the code that computes with it. What needs a tokenizer or the model's
-vocabulary is checked by `frontend/input_processor.py`. PoolingParams joins this file when Quire pools.
+schema (`frontend/openai/bodies/schema.py`) and the options of `quire generate` and `quire chat` are made of
+it: a new number or switch is a line here, and the code that computes with it. What needs a tokenizer or the
+model's vocabulary is checked by `frontend/input_processor.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _range(low: float, high: float, text: str) -> Meta:
     return Meta(ge=low, le=high, description=text)
 
 
-# These are said of requests in `frontend/openai/schema.py` too.
+# These are said of requests in `frontend/openai/bodies/schema.py` too.
 Temperature = Annotated[float, _range(0.0, 2.0, "0 takes the likeliest token always; higher is livelier")]
 TopP = Annotated[
     float, Meta(gt=0.0, le=1.0, description="only the likeliest tokens that together have this probability")

@@ -21,8 +21,8 @@ from typing import TypeVar
 import zmq
 
 from .codec import MAX_BODY_BYTES
+from .daemon.private_folder import make_socket_folder
 from .errors import ConfigError
-from .private_folder import make_socket_folder
 
 HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees EAGAIN
 ROUTER_RECEIVE_HIGH_WATER_MARK = 262_144

@@ -79,7 +79,7 @@ def has_unpacked(params: SamplingParams) -> bool:
 
 
 def unpack_bad_words(lists: TokenLists) -> list[bytes]:
-    """The packed ids of each bad word. Lengths must add up (`core/admission.py` sees to it)."""
+    """The packed ids of each bad word. Lengths must add up (`core/scheduling/admission.py` sees to it)."""
     words: list[bytes] = []
     start = 0
     for length in decode_token_ids(lists.bad_word_lengths):

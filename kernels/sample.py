@@ -2,8 +2,9 @@
 
 A weight is exp((logit - largest) / temperature), in float32. min-p, top-k and top-p, in this order, are
 thresholds on it: equal weights stay together. The token is the noise's quantile of what is left, in the order
-of ids; sums are float32 within blocks of 128 tokens, float64 over blocks. The torch path of worker/sampler.py
-rounds some weights otherwise: the same noise then gives another token in about one draw of a million.
+of ids; sums are float32 within blocks of 128 tokens, float64 over blocks. The torch path
+(worker/sampling/sampler.py) rounds some weights otherwise: the same noise then gives another token in about
+one draw of a million.
 Bytes: the logits once from memory, once more from the cache. Legend: S rows, V vocabulary.
 """
 

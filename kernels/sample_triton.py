@@ -1,4 +1,4 @@
-"""One token a row on a GPU, as worker/sampler.py defines it: the noise's quantile of what the filters leave.
+"""One token a row on a GPU, as worker/sampling/sampler.py has it: the noise's quantile of what filters leave.
 
 Weights are w = exp((x - max) scale), 1 at the top. Sums run over blocks of 128 in float32 and over blocks in
 float64; a row's numbers depend on the row alone. `_summarize` reads the logits once, all rows at once, and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.ipc.process import ProcessHandle
+from quire.ipc.processes.process import ProcessHandle
 
 
 class FakeProcess(ProcessHandle):

@@ -10,7 +10,7 @@ import json
 import sys
 
 from fakes import make_request
-from quire.frontend.engine_core_client import attach_sync_client
+from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.ipc.messages import EngineCoreRequest
 
 

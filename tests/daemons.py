@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from quire.frontend import daemon, engines
+from quire.frontend import daemon
+from quire.frontend.client import engines
 from quire.frontend.daemon import start_daemon
 from quire.ipc.config import EngineConfig
-from quire.ipc.daemon_state import read_state
-from quire.ipc.run_dir import find_daemon, find_named
+from quire.ipc.daemon.daemon_state import read_state
+from quire.ipc.daemon.run_dir import find_daemon, find_named
 
 
 @contextlib.contextmanager

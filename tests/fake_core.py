@@ -19,9 +19,9 @@ import zmq
 from fakes import FakeWorker
 from quire.core import engine_process, supervisor
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
-from quire.ipc import liveness
 from quire.ipc.config import EngineConfig
-from quire.ipc.daemon_state import SUPERVISOR_ROLE
+from quire.ipc.daemon.daemon_state import SUPERVISOR_ROLE
+from quire.ipc.processes import liveness
 from quire.ipc.step import LedgerEntry, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
 
 NUM_BLOCKS = 256

@@ -32,13 +32,13 @@ ARROWS = {
 LAZY_ARROWS = {
     ("", "frontend"),  # the command, and the lazy face
     ("", "ipc"),
-    ("frontend.cli.bench", "tools"),
-    ("frontend.cli.stress", "tools"),
-    ("frontend.cli.doctor", "tools"),
+    ("frontend.cli.commands.bench", "tools"),
+    ("frontend.cli.commands.stress", "tools"),
+    ("frontend.cli.commands.doctor", "tools"),
     ("frontend.cli.entry", ""),  # its __version__
-    ("frontend.cli.doctor", ""),
-    ("frontend.engine_core_client", "core"),  # the in-process engine, for debugging
-    ("frontend.engine_core_client", "worker"),
+    ("frontend.cli.commands.doctor", ""),
+    ("frontend.client.engine_core_client", "core"),  # the in-process engine, for debugging
+    ("frontend.client.engine_core_client", "worker"),
     ("core.executor", "worker"),
 }
 SCRIPTS = (ROOT / "tools" / "check", ROOT / "tools" / "gpu_check")  # run from a checkout only

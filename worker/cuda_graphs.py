@@ -21,8 +21,8 @@ from torch import Tensor
 from ..ipc.config import EngineConfig
 from .attention.metadata import AttentionMetadata, KVCaches
 from .models.causal_lm import CausalLM
-from .staging import StagingRing
-from .step_inputs import StepInputs
+from .rows.staging import StagingRing
+from .rows.step_inputs import StepInputs
 
 _log = logging.getLogger(__name__)
 

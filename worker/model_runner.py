@@ -26,15 +26,15 @@ from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
-from .block_tables import BlockTables
 from .cuda_graphs import make_decode_graphs
-from .logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
 from .models.causal_lm import CausalLM
 from .native_steps import NativeSteps
-from .request_rows import RequestRows
-from .sampler import SampledTokens, sample
-from .staging import HostCopies, to_device
-from .step_inputs import StepInputs, build_step_inputs, find_sampling
+from .rows.block_tables import BlockTables
+from .rows.request_rows import RequestRows
+from .rows.staging import HostCopies, to_device
+from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling
+from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
+from .sampling.sampler import SampledTokens, sample
 
 Int64s = NDArray[np.int64]
 

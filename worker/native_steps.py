@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..kernels.gather_step import RowsTable, StepArrays, launch_gather_step
 from .attention.metadata import KVCaches
-from .block_tables import BlockTables
 from .models.native_forward import NativeForward
-from .request_rows import RequestRows
+from .rows.block_tables import BlockTables
+from .rows.request_rows import RequestRows
 
 Int64s = NDArray[np.int64]
 

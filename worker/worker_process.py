@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import zmq
 
-from ..ipc.child_args import SPARE_ROLE, WorkerArgs
 from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
-from ..ipc.process_limits import raise_file_limit
+from ..ipc.processes.child_args import SPARE_ROLE, WorkerArgs
+from ..ipc.processes.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
+from ..ipc.processes.process_limits import raise_file_limit
+from ..ipc.processes.spare import SPARE_GRACE_S, wait_for_adoption
 from ..ipc.sockets import connect_dealer
-from ..ipc.spare import SPARE_GRACE_S, wait_for_adoption
 from ..ipc.step import (
     ModelRunnerOutput,
     ResetRows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..running_batch import RunningBatch
+from ..scheduling.running_batch import RunningBatch
 from .fair import FairPolicy
 from .fcfs import FcfsPolicy
 from .policy import Policy

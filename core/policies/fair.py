@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator
 
 from ...ipc.fair_share import has_room
 from ...ipc.messages import EngineCoreRequest
-from ..request import QueueOrder, Request
-from ..running_batch import RunningBatch
-from ..step import Step
+from ..scheduling.request import QueueOrder, Request
+from ..scheduling.running_batch import RunningBatch
+from ..scheduling.step import Step
 from .fair_accounts import Account, AccountKey, Accounts, FairRecord, account_of, record_of
 from .fair_preemption import FairPreemption
 from .fair_queue import FairQueue

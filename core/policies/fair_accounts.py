@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..request import Request
-from ..tenant import Tenant, TenantName
+from ..scheduling.request import Request
+from ..scheduling.tenant import Tenant, TenantName
 
 AccountKey = tuple[float, bool, int]
 

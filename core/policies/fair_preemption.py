@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..request import Request
-from ..running_batch import RunningBatch
+from ..scheduling.request import Request
+from ..scheduling.running_batch import RunningBatch
 from .fair_accounts import Account, account_of
 from .fair_queue import FairQueue
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from ..request import Request
-from ..request_queue import RequestQueue
+from ..scheduling.request import Request
+from ..scheduling.request_queue import RequestQueue
 from .fair_accounts import Account, AccountHeap, account_of
 
 

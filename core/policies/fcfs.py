@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..request_queue import RequestQueue
+from ..scheduling.request_queue import RequestQueue
 from .policy import Policy
 
 

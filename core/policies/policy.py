@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 from ...ipc.fair_share import has_room
 from ...ipc.messages import EngineCoreRequest
-from ..request import Request
-from ..request_queue import WaitingRequests
-from ..running_batch import RunningBatch
-from ..step import Step
+from ..scheduling.request import Request
+from ..scheduling.request_queue import WaitingRequests
+from ..scheduling.running_batch import RunningBatch
+from ..scheduling.step import Step
 
 QueueT = TypeVar("QueueT", bound=WaitingRequests)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ipc.messages import EngineCoreRequest
-from ..request import Request
+from ..scheduling.request import Request
 from .fcfs import FcfsPolicy
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, log2
 
-from ..step import Step
+from ..scheduling.step import Step
 from .fair_accounts import Account
 
 WINDOW_S = 10.0  # how long a newcomer's tenant is expected back

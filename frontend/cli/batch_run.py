@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 from ...ipc.errors import EngineDeadError, describe_refusal, did_you_mean
 from ..async_llm import AsyncLLM
 from ..openai.app import create_app
-from ..openai.auth import ApiKeyMiddleware
+from ..openai.connections.auth import ApiKeyMiddleware
 from ..openai.options import ServerOptions
 from ..openai.serving import Serving
 from .batch_files import (

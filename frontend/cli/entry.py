@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ipc.errors import InputError, QuireError, did_you_mean
-from ...ipc.process_limits import discard_unwritable, open_closed_streams
+from ...ipc.processes.process_limits import discard_unwritable, open_closed_streams
 from .exit_codes import ExitCode
 from .parser import UsageError
 
@@ -95,7 +95,7 @@ def _dispatch(argv: list[str]) -> int:
         hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
         raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
     try:
-        return importlib.import_module(f".{command.module}", __package__).run(argv[1:])
+        return importlib.import_module(f".commands.{command.module}", __package__).run(argv[1:])
     except SystemExit as end:  # how argparse leaves after it has printed its help
         return int(end.code or 0)
 

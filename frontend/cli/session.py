@@ -11,12 +11,12 @@ from ...ipc.errors import PromptError, RequestFailedError
 from ...ipc.messages import EngineFacts
 from ...ipc.sampling_params import SamplingParams
 from ..engine_args import EngineArgs
-from ..hf_config import read_default_sampling
 from ..input_processor import Prompt
 from ..llm_engine import LLMEngine
-from ..model_files import read_json
+from ..models.hf_config import read_default_sampling
+from ..models.model_files import read_json
 from ..outputs import RequestOutput
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .progress import PhaseLine
 
 

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from ...ipc.errors import QuireError
-from ...ipc.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
+from ...ipc.processes.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..async_llm import AsyncLLM
 from .group import ALIVE, EXIT_ENGINE_LOST, SERVES, HttpArgs
 from .options import HTTP_CLIENT_KIND

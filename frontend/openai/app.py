@@ -16,17 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...ipc.errors import QuireError
 from ...ipc.messages import EngineSnapshot
-from .auth import CALLER_KEY
-from .chat import create_chat_completion
-from .completions import create_completion
-from .docs_page import CONTENT_SECURITY_POLICY, render_docs
-from .errors import ErrorResponse, make_error_response
-from .live import add_routes as add_live_routes
-from .metrics import add_routes as add_metrics_routes
-from .openapi import build_openapi, describe_route
-from .parsing import parse_request
-from .responses import ResponseEvent, ResponsesResponse, create_response
-from .schema import (
+from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
+from .bodies.openapi import build_openapi, describe_route
+from .bodies.parsing import parse_request
+from .bodies.schema import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatCompletionRequest,
@@ -42,9 +35,16 @@ from .schema import (
     TokenizeResponse,
     VersionResponse,
 )
+from .connections.auth import CALLER_KEY
+from .endpoints.chat import create_chat_completion
+from .endpoints.completions import create_completion
+from .endpoints.responses import ResponseEvent, ResponsesResponse, create_response
+from .endpoints.tokenize import create_detokenize, create_tokenize
+from .errors import ErrorResponse, make_error_response
+from .live import add_routes as add_live_routes
+from .metrics import add_routes as add_metrics_routes
 from .serving import Caller, Serving
 from .stream import run_while_connected
-from .tokenize import create_detokenize, create_tokenize
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
 _TYPES: tuple[type[msgspec.Struct], ...] = (

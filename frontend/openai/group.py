@@ -17,9 +17,9 @@ from collections.abc import Callable
 import msgspec
 
 from ...ipc.errors import EngineDeadError
-from ...ipc.managed_child import ManagedChild
-from ...ipc.process import EXIT_OK, ChildProcess, catch_signals
-from ...ipc.restarts import RestartBudget
+from ...ipc.processes.managed_child import ManagedChild
+from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
+from ...ipc.processes.restarts import RestartBudget
 from ...ipc.sockets import until_ms
 from .options import ServerOptions
 

@@ -18,8 +18,8 @@ from starlette.responses import HTMLResponse, Response
 
 from ...ipc.messages import EngineSnapshot
 from ..async_llm import AsyncLLM
+from .bodies.openapi import describe_route, describe_text_route
 from .limits import Limits
-from .openapi import describe_route, describe_text_route
 from .stream import EventStream, encode_event
 
 PERIOD_S = 0.5

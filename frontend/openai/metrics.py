@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from ...ipc.messages import EngineMetrics, Histogram, SchedulerStats
 from ..async_llm import AsyncLLM
-from .openapi import describe_text_route
+from .bodies.openapi import describe_text_route
 
 PREFIX = "quire:"
 _ENGINE = "0"  # vLLM's label of a data-parallel rank

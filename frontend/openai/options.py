@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ...ipc.config import MAX_INT
-from ...ipc.restarts import MAX_LOSSES
+from ...ipc.processes.restarts import MAX_LOSSES
 from .limits import Limits
 
 HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed

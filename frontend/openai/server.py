@@ -21,14 +21,14 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ...ipc.errors import EngineDeadError
-from ...ipc.process_limits import raise_file_limit
+from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from .app import create_app
-from .auth import ApiKeyMiddleware, ApiKeys
-from .hosts import LocalHostMiddleware
-from .listen import is_loopback
+from .connections.auth import ApiKeyMiddleware, ApiKeys
+from .connections.hosts import LocalHostMiddleware
+from .connections.listen import is_loopback
+from .connections.protocol import Admission, CappedProtocol
 from .options import ServerOptions
-from .protocol import Admission, CappedProtocol
 from .serving import Serving
 from .tracing import Tracing
 

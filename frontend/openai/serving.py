@@ -21,11 +21,11 @@ from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
 from ..input_processor import PreparedParams
 from ..outputs import RequestOutput
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
+from .bodies.schema import ResponsesRequest, SamplingFields
 from .errors import ApiError, FieldError, unavailable
 from .options import ServerOptions
 from .room import Room, Stay
-from .schema import ResponsesRequest, SamplingFields
 from .stream import EventStream
 from .text.service import TextService
 

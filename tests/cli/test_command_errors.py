@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli import bench, daemon, piped
+from quire.frontend.cli import piped
+from quire.frontend.cli.commands import bench, daemon
 from quire.frontend.cli.entry import COMMANDS, run_command
 
 HELPED = [
@@ -153,7 +154,7 @@ def test_a_closed_standard_error_prevents_nothing(closed: str, tmp_path: Path) -
     script = tmp_path / "quire"  # with what a command needs of standard error: its progress, a child, a log
     script.write_text(
         "import sys\nfrom quire.frontend.cli.entry import run_command\n"
-        "from quire.frontend.cli.progress import PhaseLine\nimport quire.frontend.cli.ps as ps\n"
+        "from quire.frontend.cli.progress import PhaseLine\nimport quire.frontend.cli.commands.ps as ps\n"
         "def run(argv):\n    PhaseLine('x').show('y'); print(open(0).read(), 'done'); return 0\n"
         "ps.run = run\nsys.exit(run_command(['ps']))\n"
     )

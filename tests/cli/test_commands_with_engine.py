@@ -19,7 +19,7 @@ import psutil
 import pytest
 from daemons import Daemon, runtime_folders
 from quire.frontend.engine_args import EngineArgs
-from quire.frontend.model_folder import pocket_folder
+from quire.frontend.models.model_folder import pocket_folder
 
 NAME = "shared"
 COMMAND = [sys.executable, "-m", "quire"]

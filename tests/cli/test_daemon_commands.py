@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
 from quire.frontend.cli.entry import run_command
-from quire.frontend.model_folder import pocket_folder
+from quire.frontend.models.model_folder import pocket_folder
+from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
 from quire.ipc.errors import DaemonError, shorten
-from quire.ipc.process_state import is_stopped
-from quire.ipc.run_dir import find_daemon, find_named, find_owner, list_daemons
+from quire.ipc.processes.process_state import is_stopped
 
 REAL = [sys.executable, "-m", "quire"]
 FAKE = [

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli import doctor
-from quire.frontend.cli.doctor import Check, Status
+from quire.frontend.cli.commands import doctor
+from quire.frontend.cli.commands.doctor import Check, Status
 
 
 def test_this_machine_can_generate() -> None:

@@ -24,7 +24,7 @@ def raising_command(monkeypatch: pytest.MonkeyPatch) -> type[ModuleType]:
             raise Failing.error
 
     monkeypatch.setitem(entry.COMMANDS, "fail", entry.Command("fails", "failing_for_a_test"))
-    monkeypatch.setitem(sys.modules, "quire.frontend.cli.failing_for_a_test", Failing("failing"))
+    monkeypatch.setitem(sys.modules, "quire.frontend.cli.commands.failing_for_a_test", Failing("failing"))
     return Failing
 
 

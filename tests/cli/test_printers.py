@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from quire.frontend.cli.generate import JsonPrinter, TextPrinter
+from quire.frontend.cli.commands.generate import JsonPrinter, TextPrinter
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from daemons import Daemon, fake_modules, runtime_folders
 from fakes import make_config
-from quire.frontend.cli import top
+from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 from quire.ipc.messages import ClientView, EngineSnapshot, RequestView, SchedulerStats
 from rich.console import Console

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from fakes import FakeClock, FakeWorker, make_config, make_request
-from quire.core.client_registry import OUTBOX_RETRY_S, ClientRegistry
-from quire.core.engine_facts import StartupClock
+from quire.core.clients.clients.client_registry import OUTBOX_RETRY_S, ClientRegistry
 from quire.core.engine_loop import MAX_RECEIVE_S, EngineLoop
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
+from quire.core.stats.stats.engine_facts import StartupClock
 from quire.ipc.codec import make_client_codec
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
@@ -25,8 +25,8 @@ from quire.ipc.messages import (
     StartupProgress,
     Welcome,
 )
-from quire.ipc.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
-from quire.ipc.restarts import MAX_WORKER_LOSSES
+from quire.ipc.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED, EXIT_WORKER_LOST
+from quire.ipc.processes.restarts import MAX_WORKER_LOSSES
 from quire.ipc.step import SchedulerOutput, WorkerFailed, WorkerReady
 
 CONFIG = make_config()

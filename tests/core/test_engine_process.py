@@ -16,11 +16,10 @@ import msgspec
 import pytest
 import zmq
 from fakes import expected_output, make_config, make_request
-from quire.core.blame import MAX_DEATHS
-from quire.frontend import engines
-from quire.frontend.async_engine_core_client import AsyncMPClient, make_async_client
-from quire.frontend.engine_core_client import SyncClient, SyncMPClient, make_sync_client
-from quire.ipc import core_child
+from quire.core.faults.blame import MAX_DEATHS
+from quire.frontend.client import engines
+from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
+from quire.frontend.client.engine_core_client import SyncClient, SyncMPClient, make_sync_client
 from quire.ipc.codec import make_client_codec
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import EngineDeadError, EngineStartError, ModelError, ProtocolError
@@ -36,6 +35,7 @@ from quire.ipc.messages import (
     UtilityMethod,
     Welcome,
 )
+from quire.ipc.processes import core_child
 from quire.ipc.sockets import connect_dealer
 
 CONFIG = make_config()
@@ -264,7 +264,7 @@ def test_a_core_lost_more_often_than_allowed_ends_the_engine_with_its_cause() ->
 def test_a_core_of_another_checkout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import functools
 
-    from quire.ipc.child_args import CoreArgs
+    from quire.ipc.processes.child_args import CoreArgs
 
     monkeypatch.setattr(core_child, "CoreArgs", functools.partial(CoreArgs, package_dir="/elsewhere"))
     with pytest.raises(EngineStartError, match="runs quire from /elsewhere"):

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from quire.core.step import Step
+from quire.core.scheduling.step import Step
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.token_ids import encode_token_ids

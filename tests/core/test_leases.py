@@ -21,10 +21,11 @@ import zmq
 from daemon_client import make_requests
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
-from quire.core.outbox import MAX_REPLIES
+from quire.core.clients.clients.outbox import MAX_REPLIES
+from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import find_log
-from quire.frontend.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.codec import MAX_BODY_BYTES, make_client_codec
+from quire.ipc.daemon.run_dir import find_named
 from quire.ipc.errors import ProtocolError
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
@@ -40,7 +41,6 @@ from quire.ipc.messages import (
     UtilityMethod,
     Welcome,
 )
-from quire.ipc.run_dir import find_named
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.sockets import connect_dealer
 from quire.ipc.token_lists import TokenLists

@@ -21,7 +21,9 @@ import pytest
 import zmq
 from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
 from fakes import expected_output, make_config, make_request
-from quire.frontend.async_engine_core_client import attach_async_client
+from quire.frontend.client.async_engine_core_client import attach_async_client
+from quire.frontend.client.engine_connection import EngineSocket
+from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
 from quire.frontend.daemon import (
     DaemonStarter,
     find_log,
@@ -30,14 +32,12 @@ from quire.frontend.daemon import (
     start_daemon,
     stop_daemon,
 )
-from quire.frontend.engine_connection import EngineSocket
-from quire.frontend.engine_core_client import SyncClient, attach_sync_client
 from quire.ipc.config import EngineConfig
-from quire.ipc.daemon_state import SupervisorArgs, read_state
+from quire.ipc.daemon.daemon_state import SupervisorArgs, read_state
+from quire.ipc.daemon.run_dir import RunDirectory, find_daemon, find_named, list_daemons
 from quire.ipc.errors import DaemonError, EngineDeadError, EngineStartError, ModelError
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, UtilityMethod
-from quire.ipc.restarts import MAX_LOSSES
-from quire.ipc.run_dir import RunDirectory, find_daemon, find_named, list_daemons
+from quire.ipc.processes.restarts import MAX_LOSSES
 
 
 def make_named_config(name: str, model: str = "fake") -> EngineConfig:

@@ -20,11 +20,11 @@ import psutil
 import pytest
 from daemons import Daemon, runtime_folders, wait_for_end, wait_until
 from quire import LLM, AsyncLLM, EngineArgs, SamplingParams
+from quire.frontend.client.engine_core_client import attach_sync_client
 from quire.frontend.daemon import inspect_daemon
-from quire.frontend.engine_core_client import attach_sync_client
+from quire.ipc.daemon.run_dir import find_named, find_owner
 from quire.ipc.errors import ConfigError, DaemonError
 from quire.ipc.messages import UtilityMethod
-from quire.ipc.run_dir import find_named, find_owner
 from served import Served
 
 NAME = "shared"

@@ -18,7 +18,7 @@ import pytest
 from checkpoints import RECIPES, make_checkpoint
 from crowd import NUM_NEIGHBOURS, Answer, Ask, answer, answer_alone, answer_through, list_asks
 from quire import LLM, SamplingParams
-from quire.frontend.model_folder import POCKET, pocket_folder
+from quire.frontend.models.model_folder import POCKET, pocket_folder
 from quire.ipc.errors import ConfigError
 from quire.kernels.build import cache_folder
 from quire.kernels.native import SWITCH

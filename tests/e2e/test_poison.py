@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from poisoned import KILLS, RAISES, poison_steps
 from quire import LLM, SamplingParams
-from quire.frontend import engines
+from quire.frontend.client import engines
 from quire.worker.model_runner import GPUModelRunner
 
 NUM_REQUESTS = 64

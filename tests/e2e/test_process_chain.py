@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from quire import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
-from quire.ipc.run_dir import find_base
+from quire.ipc.daemon.run_dir import find_base
 
 PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?", "Lily went to the"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from daemons import wait_for_end, wait_until
 from quire import LLM, SamplingParams
-from quire.frontend.engine_core_client import SyncMPClient
-from quire.frontend.engines import EngineProcess
+from quire.frontend.client.engine_core_client import SyncMPClient
+from quire.frontend.client.engines import EngineProcess
 
 PROMPTS = ["Once upon a time", "The little fox", "One day, a", "What is 3 plus 4?"] * 4
 PARAMS = [SamplingParams(temperature=1.0, seed=i, max_tokens=60, ignore_eos=True) for i in range(16)]

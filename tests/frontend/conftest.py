@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from frontend_fakes import write_byte_level_folder, write_metaspace_folder
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")

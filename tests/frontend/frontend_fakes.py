@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.frontend.engine_core_client import SyncClient
-from quire.frontend.model_folder import pocket_folder
+from quire.frontend.client.engine_core_client import SyncClient
+from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.messages import (
     EngineCoreOutput,

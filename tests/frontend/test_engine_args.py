@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from quire.frontend.engine_args import EngineArgs, parse_size_bytes
-from quire.frontend.model_folder import pocket_folder
+from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import ConfigError, ModelError
 
 

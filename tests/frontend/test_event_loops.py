@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from frontend_fakes import FakeAsyncClient, prompt_ids
 from quire.frontend import async_llm as async_llm_module
-from quire.frontend import engines, input_processor
+from quire.frontend import input_processor
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.client import engines
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
 from quire.ipc.messages import EngineCoreRequest

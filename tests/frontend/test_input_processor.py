@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from frontend_fakes import make_facts, prompt_ids
 from quire.frontend.input_processor import InputProcessor, list_bad_word_texts
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError
 from quire.ipc.messages import EngineCoreRequest
 from quire.ipc.sampling_params import MAX_SEED, SamplingParams

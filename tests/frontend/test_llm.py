@@ -11,8 +11,8 @@ from frontend_fakes import FakeSyncClient, prompt_ids
 from quire.frontend import llm_engine as llm_engine_module
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
-from quire.frontend.model_folder import pocket_folder
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ConfigError, EngineDeadError, InputError, ModelError, PromptError
 from quire.ipc.messages import EngineCoreRequest

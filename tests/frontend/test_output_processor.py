@@ -12,7 +12,7 @@ from quire.frontend.input_processor import EngineInput, InputProcessor
 from quire.frontend.logprobs import Logprob
 from quire.frontend.output_processor import OutputProcessor
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError
 from quire.ipc.messages import EngineCoreOutput, FinishReason, LogprobsBlock, RequestTimes
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams

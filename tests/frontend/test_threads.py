@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire.frontend import engines
+from quire.frontend.client import engines
 from quire.frontend.llm import LLM
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.sampling_params import SamplingParams

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 from child_fakes import FakeProcess
 from fakes import make_config, make_request
-from quire.core.engine_facts import StartupClock, make_engine_facts
+from quire.core.stats.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.client_protocol import RECONNECT_TIMEOUT_S, ClientProtocol
 from quire.ipc.codec import PING, make_client_codec
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError, ModelError, ProtocolError
-from quire.ipc.liveness import ASK_AFTER_S, LISTEN_TIMEOUT_S, ChildWatch
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -29,7 +28,8 @@ from quire.ipc.messages import (
     UtilityResult,
     Welcome,
 )
-from quire.ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from quire.ipc.processes.liveness import ASK_AFTER_S, LISTEN_TIMEOUT_S, ChildWatch
+from quire.ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from quire.ipc.step import WorkerReady
 
 FACTS = make_engine_facts(make_config(), WorkerReady(8, "fake", []), {}, StartupClock("start", 0.0))

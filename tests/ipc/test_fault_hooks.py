@@ -8,9 +8,9 @@ import sys
 import pytest
 from daemons import runtime_folders
 from fakes import make_config
-from quire.frontend.cli import serve
+from quire.frontend.cli.commands import serve
 from quire.frontend.engine_args import EngineArgs
-from quire.ipc.daemon_state import DaemonState, write_state
+from quire.ipc.daemon.daemon_state import DaemonState, write_state
 from quire.ipc.errors import ConfigError
 from quire.ipc.fault_hooks import POINTS, FaultInjected, keep_lasting, make_fault_hooks, parse_fault_hooks
 

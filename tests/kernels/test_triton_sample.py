@@ -13,9 +13,9 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_lists import pack_token_lists
 from quire.kernels import triton_runtime
-from quire.worker.logit_edit import EditedRow
-from quire.worker.logit_edits import make_logit_edits
-from quire.worker.sampler import SampledTokens, SamplingBatch, sample
+from quire.worker.sampling.logit_edit import EditedRow
+from quire.worker.sampling.logit_edits import make_logit_edits
+from quire.worker.sampling.sampler import SampledTokens, SamplingBatch, sample
 from torch import Tensor
 
 pytest.importorskip("triton")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli.bench import run as run_bench
+from quire.frontend.cli.commands.bench import run as run_bench
 from quire.ipc.errors import InputError
 from quire.tools.bench import peers
 from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult

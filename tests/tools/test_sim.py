@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from quire.core.blame import Blame
-from quire.core.client_registry import ClientRegistry
-from quire.core.clients import LeaseWatch
-from quire.core.death_journal import DeathJournal
+from quire.core.clients.clients.client_registry import ClientRegistry
+from quire.core.clients.clients.clients import LeaseWatch
 from quire.core.engine_loop import EngineLoop
 from quire.core.executor import WorkerLost
-from quire.core.failures import Failures
-from quire.core.kv_cache_manager import KVCacheManager
-from quire.core.step_limits import StepLimits
-from quire.frontend.engine_connection import EngineConnection
+from quire.core.faults.blame import Blame
+from quire.core.faults.death_journal import DeathJournal
+from quire.core.faults.failures import Failures
+from quire.core.faults.step_limits import StepLimits
+from quire.core.kv.kv_cache_manager import KVCacheManager
+from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.output_processor import RequestState
 from quire.ipc.client_protocol import ClientProtocol
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, Welcome

@@ -17,7 +17,7 @@ from quire.frontend.cli.entry import run_command
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
-from quire.ipc.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
+from quire.ipc.processes.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from quire.tools.sim import simulate
 from quire.tools.stress.asks import Arrival, Ask, ClientPlan, deal, draw_arrivals, draw_pool
 from quire.tools.stress.checks import check_records, count_failed

@@ -30,7 +30,7 @@ from quire.worker.cuda_graphs import (
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.model_runner import GPUModelRunner
 from quire.worker.models import CausalLM, load_model
-from quire.worker.staging import StagingRing
+from quire.worker.rows.staging import StagingRing
 from row_driver import Driver, make_prompt
 from torch import Tensor
 

@@ -10,7 +10,7 @@ import torch
 from quire.ipc.messages import LogprobsBlock
 from quire.ipc.model_spec import RopeConfig
 from quire.ipc.sampling_params import SamplingParams
-from quire.worker.noise import uniform_noise
+from quire.worker.sampling.noise import uniform_noise
 from row_driver import Driver, ToyModel, make_prompt, prefix_hashes, toy_config
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -127,7 +127,7 @@ def test_noise_is_asked_for_by_seed_and_number_of_output_tokens(monkeypatch: pyt
         asked.append((seeds.tolist(), positions.tolist()))
         return uniform_noise(seeds, positions)
 
-    monkeypatch.setattr("quire.worker.sampler.uniform_noise", record)
+    monkeypatch.setattr("quire.worker.sampling.sampler.uniform_noise", record)
     driver = Driver()
     driver.enter("new", 0, make_prompt(9), SamplingParams(seed=5))
     driver.enter("resumed", 1, make_prompt(3), SamplingParams(seed=-1 - 5), output=[4, 4, 4])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_lists import is_token_mask, pack_token_lists
-from quire.worker.logit_edit import EditedRow, LogitEdit
-from quire.worker.logit_edits import apply_logit_edits, make_logit_edits
+from quire.worker.sampling.logit_edit import EditedRow, LogitEdit
+from quire.worker.sampling.logit_edits import apply_logit_edits, make_logit_edits
 
 VOCAB_SIZE = 12
 INF = float("inf")

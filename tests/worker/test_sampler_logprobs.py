@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from quire.worker.logprobs import compute_logprobs, pack_logprobs
+from quire.worker.sampling.logprobs import compute_logprobs, pack_logprobs
 
 
 @pytest.mark.parametrize("size", [7, 128, 2048, 40_001])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from quire.worker.noise import mix64, uniform_noise
+from quire.worker.sampling.noise import mix64, uniform_noise
 
 # Upper 1e-4 point of chi-square with 255 degrees of freedom.
 CHI_SQUARE_255 = 348.0

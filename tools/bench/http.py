@@ -128,8 +128,8 @@ class EndlessLLM:
     dead_error = None
 
     def __init__(self) -> None:
-        from ...frontend.model_folder import pocket_folder
-        from ...frontend.tokenizer import load_tokenizer
+        from ...frontend.models.model_folder import pocket_folder
+        from ...frontend.text.tokenizer import load_tokenizer
         from ...ipc.messages import EngineFacts
 
         self.tokenizer = load_tokenizer(pocket_folder())

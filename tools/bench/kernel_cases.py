@@ -24,7 +24,7 @@ from ...worker.attention.metadata import AttentionMetadata
 from ...worker.layers.activation import GatedActivation
 from ...worker.layers.embedding import Embedding
 from ...worker.layers.norm import RMSNorm
-from ...worker.sampler import SamplingBatch, sample
+from ...worker.sampling.sampler import SamplingBatch, sample
 from .kernel_case import QWEN3_600M, TINY, Bench, BenchShape, Case
 from .linear_cases import make_linear_cases
 

@@ -69,7 +69,7 @@ def check_golden(say: Say, device: str = "cuda") -> None:
     """The packaged model's greedy tokens in float32, and its logprobs in bfloat16, beside transformers'."""
     import transformers
 
-    from ...frontend.model_folder import POCKET, find_model_folder
+    from ...frontend.models.model_folder import POCKET, find_model_folder
 
     torch.backends.cuda.matmul.allow_tf32 = False
     folder = str(find_model_folder(POCKET))
@@ -121,8 +121,8 @@ def check_graphs(say: Say, device: str = "cuda") -> None:
 
 
 def _encode_prompts() -> list[list[int]]:
-    from ...frontend.model_folder import POCKET, find_model_folder
-    from ...frontend.tokenizer import load_tokenizer
+    from ...frontend.models.model_folder import POCKET, find_model_folder
+    from ...frontend.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(find_model_folder(POCKET)))
     return [tokenizer.encode(prompt) for prompt in _PROMPTS]

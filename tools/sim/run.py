@@ -13,8 +13,8 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...core.blame import FAILURES_ALONE
-from ...core.step_limits import ATTEMPTS_AT_FLOOR
+from ...core.faults.blame import FAILURES_ALONE
+from ...core.faults.step_limits import ATTEMPTS_AT_FLOOR
 from ...frontend.input_processor import EngineInput
 from ...frontend.outputs import RequestOutput
 from ...ipc.messages import EngineCoreRequest

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from ...frontend.engine_connection import EngineConnection
-from ...frontend.engines import Engine
+from ...frontend.client.engine_connection import EngineConnection
+from ...frontend.client.engines import Engine
 from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
 from ...ipc.errors import QuireError

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ...core.client_registry import ClientRegistry
+from ...core.clients.client_registry import ClientRegistry
 from ...core.engine_core import EngineCore
-from ...core.engine_facts import StartupClock
 from ...core.engine_loop import EngineLoop
+from ...core.stats.engine_facts import StartupClock
 from ...ipc.config import EngineConfig
 from ...ipc.messages import EngineCoreRequest
 from .network import Network, Timeline

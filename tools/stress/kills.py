@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...ipc.config import RecoveryConfig
-from ...ipc.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 
 Role = Literal["core", "worker", "http", "client"]
 SITE_ROLES: tuple[Role, ...] = ("core", "worker", "http")

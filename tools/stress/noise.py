@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 
-from ...ipc.daemon_state import CLIENT_SOCKET_NAME
-from ...ipc.run_dir import find_named
+from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME
+from ...ipc.daemon.run_dir import find_named
 from ...ipc.sockets import connect_dealer, make_ipc_address
 from ..bench.http_stream import Endpoint
 from .site import Site

@@ -16,12 +16,12 @@ import psutil
 from ...frontend.daemon import find_log, inspect_daemon, start_daemon, stop_daemon
 from ...frontend.engine_args import EngineArgs
 from ...frontend.llm import LLM
-from ...frontend.openai.listen import is_loopback
+from ...frontend.openai.connections.listen import is_loopback
 from ...frontend.openai.options import HTTP_CLIENT_KIND
 from ...ipc.config import EngineConfig, RecoveryConfig
-from ...ipc.daemon_state import read_state
+from ...ipc.daemon.daemon_state import read_state
+from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError
-from ...ipc.run_dir import find_base, find_daemon, find_named
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Ask
 from .kills import SITE_ROLES, Role

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from ....ipc.process import EXIT_OK, Lifeline
-from ...tokenizer import Tokenizer, load_tokenizer
+from ....ipc.processes.process import EXIT_OK, Lifeline
+from ...text.tokenizer import Tokenizer, load_tokenizer
 from ..limits import MAX_TEXT_MEMORY_BYTES
 from .jobs import FrameReader, Ready, TextArgs, decode_job, encode_body, make_frame
 from .work import do_job

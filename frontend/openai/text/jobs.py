@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..schema import ChatMessage
+from ..bodies.schema import ChatMessage
 
 _HEAD = struct.Struct("<If")
 

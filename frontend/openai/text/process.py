@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 
-from ....ipc.process import ChildProcess
+from ....ipc.processes.process import ChildProcess
 from .jobs import FrameReader, TextArgs
 
 TEXT_MODULE = "quire.frontend.openai.text"

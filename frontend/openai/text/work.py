@@ -8,9 +8,9 @@ import msgspec
 
 from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
-from ...tokenizer import Tokenizer
+from ...text.tokenizer import Tokenizer
+from ..bodies.schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
-from ..schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
 from .jobs import (
     Body,
     DecodeJob,

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine, count_calls, make_config, make_request
 from quire.core.policies.fair import FairPolicy
 from quire.core.policies.fair_accounts import Account, account_of, record_of
-from quire.core.request import Request
+from quire.core.scheduling.request import Request
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason
 

@@ -9,10 +9,10 @@ from fakes import FakeEngine, make_config, make_request
 from quire.core.policies import POLICIES
 from quire.core.policies.fcfs import FcfsPolicy
 from quire.core.policies.policy import Policy
-from quire.core.request import Request
-from quire.core.request_queue import RequestQueue
-from quire.core.running_batch import RunningBatch
-from quire.core.step import Step
+from quire.core.scheduling.request import Request
+from quire.core.scheduling.request_queue import RequestQueue
+from quire.core.scheduling.running_batch import RunningBatch
+from quire.core.scheduling.step import Step
 from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreRequest
 

@@ -13,16 +13,16 @@ from frontend_fakes import make_facts
 from quire.frontend.input_processor import InputProcessor, PreparedParams
 from quire.frontend.logprobs import Logprob
 from quire.frontend.metrics import RequestMetrics
-from quire.frontend.model_folder import pocket_folder
+from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.openai.app import create_app
-from quire.frontend.openai.auth import ApiKeyMiddleware
+from quire.frontend.openai.connections.auth import ApiKeyMiddleware
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
 from quire.frontend.openai.text.jobs import Refused, TextJob, decode_job, encode_body
 from quire.frontend.openai.text.work import do_job
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
 
 

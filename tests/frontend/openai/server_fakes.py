@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from openai_fakes import FakeLLM, InlineText
-from quire.frontend.openai.auth import hash_key
+from quire.frontend.openai.connections.auth import hash_key
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.server import Server

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
-from quire.frontend.openai.auth import hash_key
-from quire.frontend.openai.chat import create_chat_completion
-from quire.frontend.openai.completions import create_completion
+from quire.frontend.openai.bodies.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
+from quire.frontend.openai.connections.auth import hash_key
+from quire.frontend.openai.endpoints.chat import create_chat_completion
+from quire.frontend.openai.endpoints.completions import create_completion
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
-from quire.frontend.openai.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
 from quire.frontend.openai.serving import Caller, Serving
 from quire.frontend.openai.stream import EventStream
 from quire.ipc.errors import EngineDeadError, RequestFailedError

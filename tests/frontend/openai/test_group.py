@@ -15,13 +15,13 @@ from quire.frontend.openai import group
 from quire.frontend.openai.group import EXIT_ENGINE_LOST, HttpGroup
 from quire.frontend.openai.options import ServerOptions
 from quire.ipc.errors import EngineDeadError
-from quire.ipc.process import catch_signals
+from quire.ipc.processes.process import catch_signals
 
 CHILD = """
 import os, signal, socket, sys
 import msgspec
 from quire.frontend.openai.group import ALIVE, SERVES, HttpArgs
-from quire.ipc.process import Lifeline
+from quire.ipc.processes.process import Lifeline
 lifeline = Lifeline()
 lifeline.watch(0.0)
 args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from openai_fakes import FakeLLM
-from quire.frontend.openai.protocol import CappedProtocol
+from quire.frontend.openai.connections.protocol import CappedProtocol
 from quire.frontend.openai.server import Server
 from server_fakes import Peer, run_with_server
 

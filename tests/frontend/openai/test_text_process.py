@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 from openai_fakes import AsgiClient, FakeLLM
-from quire.frontend.chat_template import ChatTemplate
-from quire.frontend.model_folder import pocket_folder
+from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.openai.app import create_app
-from quire.frontend.openai.auth import ApiKeyMiddleware
+from quire.frontend.openai.connections.auth import ApiKeyMiddleware
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.server import Server
 from quire.frontend.openai.serving import Serving
-from quire.frontend.tokenizer import load_tokenizer
+from quire.frontend.text.chat_template import ChatTemplate
+from quire.frontend.text.tokenizer import load_tokenizer
 
 CHAT = "/v1/chat/completions"
 # The first word of a conversation says what the template does with it.

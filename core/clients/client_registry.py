@@ -1,0 +1,189 @@
+"""ClientRegistry: the clients of a core, what they say and what they are owed. messages.py without a socket.
+
+Who owns it brings frames and a way to send: the core's process a ROUTER, the in-process engine and the
+simulator none. One thread calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ...ipc.errors import ProtocolError
+from ...ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreRequest,
+    EngineFacts,
+    Goodbye,
+    Hello,
+    LeaseCheck,
+    Refusal,
+    StartupProgress,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+    Welcome,
+)
+from ..engine_core import EngineCore
+from ..stats.engine_facts import call_utility
+from ..stats.stats_collector import Surroundings
+from .clients import Client, LeaseWatch
+from .utility_calls import UtilityCalls
+
+_log = logging.getLogger(__name__)
+
+OUTBOX_RETRY_S = 0.02  # how soon a client whose queue was full is tried again
+
+# Puts a message into a client's queue. True if queued, False if the queue is full. Raises
+# ConnectionResetError if the client is gone.
+Send = Callable[[bytes, msgspec.Struct], bool]
+
+
+class ClientRegistry:
+    """Everybody who has said Hello. `core` and `facts` are None until `open`, which welcomes who waits."""
+
+    def __init__(
+        self, epoch: str, started_at: float, send: Send, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`started_at` is wall clock, `clock` monotonic."""
+        self.clients: dict[bytes, Client] = {}
+        self.core: EngineCore | None = None
+        self.facts: EngineFacts | None = None
+        self.leases = LeaseWatch(clock)  # says when to `check_leases`
+        self._epoch = epoch
+        self._started_at = started_at
+        self._phase = ""
+        self._send = send
+        self._clock = clock
+        self._calls = UtilityCalls(clock)
+
+    def note_phase(self, phase: str) -> None:
+        """Tell who waits for the start how far it is."""
+        self._phase = phase
+        for identity in self.clients:
+            self.reply(identity, StartupProgress(phase))
+
+    def open(self, core: EngineCore, facts: EngineFacts) -> None:
+        """The engine is ready: welcome who waits, and whoever comes."""
+        self.core, self.facts = core, facts
+        for identity in self.clients:
+            self._welcome(identity, core, facts)
+
+    def take(self, identity: bytes, message: object) -> None:
+        """One message of a client. Raises ProtocolError when it is out of place."""
+        if isinstance(message, Hello):
+            self._welcome_or_refuse(identity, message)
+            return
+        if isinstance(message, Goodbye):
+            self.forget(identity)
+            return
+        if identity in self.clients and isinstance(message, UtilityCall) and _is_ping(message):
+            self.reply(identity, UtilityResult(message.call_id))  # also while the engine starts
+            return
+        if identity not in self.clients or self.core is None:
+            raise ProtocolError("Hello and its Welcome come before any other message")
+        match message:
+            case EngineCoreRequest():
+                self.core.add_request(identity, message)
+            case AbortRequests():
+                self.core.abort_requests(identity, message.request_ids)
+            case UtilityCall():
+                self._calls.add(identity, message)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is not for the engine")
+
+    def forget(self, identity: bytes) -> None:
+        """Drop a client and its requests; nothing happens if it is not one."""
+        if self.clients.pop(identity, None) is not None and self.core is not None:
+            self._calls.forget(identity)
+            self.core.remove_client(identity)
+
+    def check_leases(self) -> None:
+        """Forget the clients whose connection has ended."""
+        for identity in list(self.clients):
+            try:
+                self._send(identity, LeaseCheck())
+            except ConnectionResetError:
+                self._on_client_gone(identity)
+
+    def reply(self, identity: bytes, message: msgspec.Struct) -> None:
+        """Answer, past the outputs that wait; at once to one that is no client, if it is still there."""
+        client = self.clients.get(identity)
+        if client is not None:
+            client.outbox.add_reply(message)
+            return
+        try:
+            self._send(identity, message)
+        except ConnectionResetError:
+            _log.debug("nobody is there to be told %s", type(message).__name__)
+
+    @property
+    def next_turn_at(self) -> float | None:
+        """When something has to be done here though nothing arrives; None if there is no such time."""
+        times = [self._calls.next_at, self.leases.next_check_at]
+        if any(client.outbox for client in self.clients.values()):
+            times.append(self._clock() + OUTBOX_RETRY_S)
+        return min((at for at in times if at is not None), default=None)
+
+    def deliver(self) -> None:
+        """Send what is owed, as far as each client's queue takes it."""
+        if self.core is not None:
+            for identity, result in self._calls.answer(self.answer):
+                self.reply(identity, result)
+            for identity, outputs in self.core.take_outputs().items():
+                client = self.clients.get(identity)
+                if client is not None:
+                    client.outbox.add_outputs(outputs)
+        gone: list[bytes] = []
+        for identity, client in self.clients.items():
+            if not client.outbox:
+                continue
+            try:
+                client.outbox.flush(lambda message, to=identity: self._send(to, message), self._epoch)
+            except ConnectionResetError:
+                gone.append(identity)
+        for identity in gone:
+            self._on_client_gone(identity)
+
+    def answer(self, call: UtilityCall) -> UtilityResult:
+        """The answer to a utility call of an open engine, at once."""
+        assert self.core is not None
+        now = self._clock()
+        clients = {identity: client.describe(now) for identity, client in self.clients.items()}
+        return call_utility(self.core, call, Surroundings(self._epoch, self._started_at, clients))
+
+    def _welcome_or_refuse(self, identity: bytes, hello: Hello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
+            self.reply(identity, Refusal(reason))
+            return
+        self.forget(identity)  # it begins anew and will add again what it still wants
+        hello = msgspec.structs.replace(hello, client_kind=make_printable(hello.client_kind))
+        self.clients[identity] = Client(hello, self._clock())
+        if self.core is not None and self.facts is not None:
+            self._welcome(identity, self.core, self.facts)
+        else:
+            self.reply(identity, StartupProgress(self._phase))
+
+    def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
+        hello = self.clients[identity].hello
+        core.set_client(identity, hello.weight)
+        self.reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number))
+
+    def _on_client_gone(self, identity: bytes) -> None:
+        hello = self.clients[identity].hello
+        _log.info("client %s (pid %d) is gone", hello.client_kind, hello.pid)
+        self.forget(identity)
+
+
+def make_printable(text: str) -> str:
+    """The text with ? for what could steer a terminal or break a line of a log."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _is_ping(call: UtilityCall) -> bool:
+    return call.method is UtilityMethod.PING

@@ -1,0 +1,88 @@
+"""What one client has not been sent yet. A slow reader's outputs merge, so it costs a bounded amount of
+memory (its own tokens) and never blocks the engine or another client.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ...ipc.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
+
+MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket
+
+
+class Outbox:
+    """Messages to one client, in order; token outputs of a request merge while they wait."""
+
+    def __init__(self) -> None:
+        self._replies: deque[msgspec.Struct] = deque()
+        self._outputs: dict[str, EngineCoreOutput] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._replies or self._outputs)
+
+    @property
+    def num_unsent(self) -> int:
+        """Messages and merged outputs that wait."""
+        return len(self._replies) + len(self._outputs)
+
+    def add_reply(self, message: msgspec.Struct) -> None:
+        """Queue a message that is sent as it is, before any waiting outputs.
+
+        Dropped when MAX_REPLIES wait already: whoever asks that often and never reads gets no more answers.
+        """
+        if len(self._replies) < MAX_REPLIES:
+            self._replies.append(message)
+
+    def add_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Queue outputs; one of a request that is still waiting grows instead."""
+        waiting = self._outputs
+        for output in outputs:
+            earlier = waiting.get(output.request_id)
+            waiting[output.request_id] = output if earlier is None else merge_outputs(earlier, output)
+
+    def flush(self, send: Callable[[msgspec.Struct], bool], epoch: str) -> bool:
+        """Hand everything to `send` until it answers False (try later). Returns True when empty."""
+        while self._replies:
+            if not send(self._replies[0]):
+                return False
+            self._replies.popleft()
+        if self._outputs:
+            if not send(EngineCoreOutputs(list(self._outputs.values()), epoch)):
+                return False
+            self._outputs = {}
+        return True
+
+
+def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCoreOutput:
+    """One output that says what `first` and then `second` said about the same request."""
+    cached = first.num_cached_tokens if second.num_cached_tokens is None else second.num_cached_tokens
+    return EngineCoreOutput(
+        request_id=first.request_id,
+        start=first.start,
+        new_token_ids=first.new_token_ids + second.new_token_ids,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        error=second.error,
+        logprobs=_join(first.logprobs, second.logprobs),
+        prompt_logprobs=_join(first.prompt_logprobs, second.prompt_logprobs),
+        num_cached_tokens=cached,
+        times=second.times,
+        error_code=second.error_code,
+    )
+
+
+def _join(first: LogprobsBlock | None, second: LogprobsBlock | None) -> LogprobsBlock | None:
+    if first is None or second is None:
+        return first or second
+    assert first.width == second.width, "a request asks for one number of logprobs"
+    return LogprobsBlock(
+        first.num_positions + second.num_positions,
+        first.width,
+        first.token_ids + second.token_ids,
+        first.logprobs + second.logprobs,
+        first.ranks + second.ranks,
+    )

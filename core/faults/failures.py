@@ -1,0 +1,112 @@
+"""Failures: what follows when a step fails or a worker is lost: who is run again, in which steps, who ends.
+
+Blame says which request it was, StepLimits how large steps may be. It does not know errors of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...ipc.config import SchedulerConfig
+from ...ipc.messages import ErrorCode, FinishReason
+from ...ipc.step import StepFailed
+from ..scheduling.request import Request, drop_finished
+from ..scheduling.scheduler import Scheduler
+from .blame import Blame, WorkerDeath
+from .poison_report import FoundBy, PoisonReport, make_poison_report
+from .step_limits import StepLimits
+
+FinishRequests = Callable[[list[Request], FinishReason, str, ErrorCode], None]
+
+
+class Failures:
+    """The engine core's answer to each."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler, blame: Blame, finish: FinishRequests):
+        """`finish` ends live requests and answers each."""
+        self._scheduler = scheduler
+        self._blame = blame
+        self._finish = finish
+        self._limits = StepLimits(
+            config.max_num_batched_tokens, config.max_num_seqs, can_split=config.enable_chunked_prefill
+        )
+        self._poison_reports: list[PoisonReport] = []
+
+    @property
+    def alone(self) -> str | None:
+        """The request that the next step is of if nothing else may run, because it is suspected."""
+        return self._blame.alone
+
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        """Most tokens and most requests of a step at present: fewer than configured after a shortage."""
+        return self._limits.max_tokens, self._limits.max_rows
+
+    def take_reset(self) -> bool:
+        """True once after the worker's rows have become void: send it ResetRows before the next step."""
+        return self._blame.take_reset()
+
+    def take_poison_reports(self) -> list[PoisonReport]:
+        """Requests that were convicted since the last call."""
+        reports, self._poison_reports = self._poison_reports, []
+        return reports
+
+    def note_step(self) -> None:
+        """A step went well: its tokens have been taken."""
+        self._blame.note_step()
+        if self._limits.note_success():
+            self._scheduler.batch.limit_steps(*self.step_limits)
+
+    def fail_step(self, failed: StepFailed) -> bool:
+        """The oldest step raised: every request waits to be computed again, and the culprit is looked for.
+
+        The one request that fails alone ends with the cause. After one that was too large for the memory,
+        steps are smaller for a while. False: this answers a step that was forgotten with an earlier failure;
+        nothing is done.
+        """
+        if not self._scheduler.batch.is_oldest(failed.step_id):
+            return False
+        if failed.is_out_of_memory:
+            self._shrink_steps(failed)
+            return True
+        culprit = self._blame.take_failure(drop_finished(self._scheduler.in_flight[0].requests))
+        if culprit is not None:
+            self.convict(culprit, ErrorCode.POISON_REQUEST, "step", failed.error, failed.step_id)
+        return True
+
+    def lose_worker(self, reason: str) -> WorkerDeath:
+        """The worker was lost: its rows, steps and cache are gone, and every request waits again.
+
+        A request that was alone at several deaths ends with `reason`.
+        """
+        was_searching = self._blame.is_searching
+        steps = self._scheduler.in_flight
+        in_flight = {request.request_id: request for step in steps for request in step.requests}
+        culprit = self._blame.take_death(drop_finished(in_flight.values()))
+        self._scheduler.batch.manager.pool.unregister_all()
+        if culprit is not None:
+            self.convict(culprit, ErrorCode.POISON_REQUEST, "worker death", reason)
+        if not self._blame.explains_deaths:
+            return WorkerDeath.UNEXPLAINED
+        if culprit is not None:
+            return WorkerDeath.CONVICTED
+        return WorkerDeath.SEARCHED if was_searching else WorkerDeath.UNEXPLAINED
+
+    def convict(
+        self, request: Request, code: ErrorCode, found_by: FoundBy, error: str, step_id: int | None = None
+    ) -> None:
+        """End the one request that makes something fail."""
+        self._poison_reports.append(make_poison_report(request, code, found_by, error, step_id))
+        self._finish([request], FinishReason.ERROR, error, code)
+
+    def _shrink_steps(self, failed: StepFailed) -> None:
+        """As `fail_step`, for want of memory; a request that is too large alone ends with OUT_OF_MEMORY."""
+        step, limits = self._scheduler.in_flight[0], self._limits
+        may_retry = limits.shrink(step.num_scheduled_tokens, len(step.rows))
+        requests = drop_finished(step.requests)
+        self._blame.take_shortage()
+        self._scheduler.batch.limit_steps(*self.step_limits)
+        if not may_retry:
+            limits.forget_failures()
+            for request in requests:
+                self.convict(request, ErrorCode.OUT_OF_MEMORY, "step", failed.error, failed.step_id)

@@ -1,0 +1,56 @@
+"""StepWatch: what a worker owes the core, as the deadline of its ChildWatch. Pure: time is passed in.
+
+A step's time runs from when it was sent, or from the answer before it, whichever is later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ...ipc.processes.liveness import Deadline
+from ...ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerReady
+
+
+class StepWatch:
+    """Sets the deadline of one worker to that of the oldest thing that it owes."""
+
+    def __init__(self, deadline: Deadline, step_timeout_s: float) -> None:
+        """`step_timeout_s` 0 sets no deadline."""
+        self._deadline = deadline
+        self._step_timeout_s = step_timeout_s
+        self._steps: deque[int] = deque()
+
+    def begin_start(self, ready_timeout_s: float, now: float) -> None:
+        """The worker was started; it is to become ready."""
+        if self._step_timeout_s:
+            self._deadline.set(now, ready_timeout_s, f"it was not ready within {ready_timeout_s:g} s")
+
+    def add_step(self, step_id: int, now: float) -> None:
+        """A step was sent."""
+        self._steps.append(step_id)
+        if len(self._steps) == 1:
+            self._expect_step(now)
+
+    def forget_steps(self) -> None:
+        """The worker need not answer what was sent up to now."""
+        self._steps.clear()
+        self._deadline.clear()
+
+    def note(self, event: object, now: float) -> None:
+        """It has said something."""
+        match event:
+            case ModelRunnerOutput(step_id=step_id) | StepFailed(step_id=step_id):
+                if self._steps and self._steps[0] == step_id:
+                    self._steps.popleft()
+                    self._deadline.clear()
+                    if self._steps:
+                        self._expect_step(now)
+            case WorkerReady() | WorkerFailed():
+                self._deadline.clear()
+            case _:
+                pass
+
+    def _expect_step(self, now: float) -> None:
+        if limit_s := self._step_timeout_s:
+            overdue = f"step {self._steps[0]} took longer than step_timeout_s={limit_s:g}"
+            self._deadline.set(now, limit_s, overdue)

@@ -1,0 +1,138 @@
+"""KVCacheManager: which blocks a request holds, and which of them others may share.
+
+A request gets the blocks of all its known tokens when it is admitted and one more whenever decoding fills
+the last: a step in which no block fills up costs nothing here. It does not know steps, rows or policies.
+Blocks stay until the request ends, also behind a sliding window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable
+
+from ..scheduling.request import NEVER, Request
+from .block_hash import BlockHasher
+from .block_pool import BlockPool
+
+
+class KVCacheManager:
+    """Allocates blocks of a BlockPool to requests and keeps the prefix index."""
+
+    def __init__(self, pool: BlockPool, block_size: int, hasher: BlockHasher | None) -> None:
+        """`hasher` None turns prefix caching off."""
+        self.pool = pool
+        self.block_size = block_size
+        self._hasher = hasher
+
+    def count_blocks(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def reads_cache(self, request: Request) -> bool:
+        """False if every token must be computed: caching is off, or prompt logprobs need each position."""
+        return self._hasher is not None and request.sampling_params.prompt_logprobs is None
+
+    def find_prefix(self, request: Request) -> list[int]:
+        """The blocks of the longest known prefix, in order.
+
+        At most num_tokens - 1 tokens, since the last one has to be computed to sample what follows it.
+        """
+        if self._hasher is None or not self.reads_cache(request):
+            return []
+        hits: list[int] = []
+        max_hits = (request.num_tokens - 1) // self.block_size
+        find = self.pool.find
+        for block_hash in self._hasher.extend(request)[:max_hits]:
+            block_id = find(block_hash)
+            if block_id is None:
+                break
+            hits.append(block_id)
+        return hits
+
+    def count_taken(self, request: Request, hits: list[int]) -> int:
+        """By how many `allocate` lowers num_free. A hit that lies in the free list stops being free."""
+        is_free = self.pool.is_free
+        return self.count_blocks(request.num_tokens) - len(hits) + sum(map(is_free, hits))
+
+    def count_freed(self, request: Request, wanted: Container[int]) -> int:
+        """By how many `free` would raise num_free, without the blocks in `wanted`."""
+        is_held_once = self.pool.is_held_once
+        return sum(is_held_once(block_id) for block_id in request.block_ids if block_id not in wanted)
+
+    def allocate(self, request: Request, hits: list[int], reserve: int) -> bool:
+        """Give an admitted request the blocks of all its known tokens, those of its prefix hit first.
+
+        False, with nothing changed, if that would leave fewer than `reserve` blocks free.
+        """
+        if self.count_taken(request, hits) + reserve > self.pool.num_free:
+            return False
+        for block_id in hits:  # before any block is taken: taking one could evict a hit
+            self.pool.acquire(block_id)
+        num_new = self.count_blocks(request.num_tokens) - len(hits)
+        request.block_ids = hits + self.pool.take(num_new)
+        request.num_computed_tokens = len(hits) * self.block_size
+        request.num_indexed_blocks = len(hits)
+        if self._hasher is not None:
+            request.next_index_at = (len(hits) + 1) * self.block_size
+        return True
+
+    def grow(self, request: Request) -> int | None:
+        """One more block for a request that has filled its last; None if none is free."""
+        if self.pool.num_free == 0:
+            return None
+        (block_id,) = self.pool.take(1)
+        request.block_ids.append(block_id)
+        return block_id
+
+    def index_full_blocks(self, request: Request, indexed: list[int]) -> None:
+        """Make blocks findable that are full of known tokens, and add the ids of the new ones to `indexed`.
+
+        "Computed" includes steps in flight: whoever finds such a block runs in the same step or a later one,
+        and a step writes all its K and V before it reads any. If the step that fills them fails, the caller
+        gives `indexed` to `forget`. A block with a placeholder is not findable: its content has no name yet.
+        """
+        assert self._hasher is not None
+        num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
+        if num_full <= request.num_indexed_blocks:
+            return
+        hashes = self._hasher.extend(request)
+        for i in range(request.num_indexed_blocks, num_full):
+            if self.pool.register(request.block_ids[i], hashes[i]):
+                indexed.append(request.block_ids[i])
+        request.num_indexed_blocks = num_full
+        request.next_index_at = (num_full + 1) * self.block_size
+
+    def free(self, request: Request) -> None:
+        """Take all blocks back. Last block first: a prefix is lost from its end, where it is worth least."""
+        self.pool.release(reversed(request.block_ids))
+        request.block_ids = []
+        request.num_computed_tokens = 0
+        request.num_indexed_blocks = 0
+        request.next_index_at = NEVER
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Nobody may find these blocks any more: their contents are not what their hashes say."""
+        for block_id in block_ids:
+            self.pool.unregister(block_id)
+
+    def forget_contents(self, request: Request) -> None:
+        """Nobody may find what this request has computed, in whichever blocks it is now."""
+        found = [self.pool.find(block_hash) for block_hash in request.block_hashes]
+        self.forget(block_id for block_id in found if block_id is not None)
+
+    def check(self, requests: Iterable[Request]) -> list[str]:
+        """What is wrong between the pool and the requests that hold blocks."""
+        owners: dict[int, list[tuple[Request, int]]] = {}
+        for request in requests:
+            for position, block_id in enumerate(request.block_ids):
+                owners.setdefault(block_id, []).append((request, position))
+        problems = self.pool.check(Counter({block_id: len(held) for block_id, held in owners.items()}))
+        for block_id, held in owners.items():
+            contents = {(at, request.packed_tokens(*self._span(at))) for request, at in held}
+            if len(held) > 1 and len(contents) > 1:
+                ids = ", ".join(request.request_id for request, _ in held)
+                problems.append(f"block {block_id}: shared by {ids} with different contents")
+        return problems
+
+    def _span(self, position: int) -> tuple[int, int]:
+        return position * self.block_size, (position + 1) * self.block_size

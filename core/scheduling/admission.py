@@ -1,0 +1,136 @@
+"""What the engine refuses at once: requests that could never run here, with the numbers in the text.
+
+The frontend has checked requests with more knowledge; this is the core's own line, so that no client can make
+a step fail or wait for ever. Pure functions of a request and the engine's limits.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from ...ipc.config import EngineConfig
+from ...ipc.messages import EngineCoreRequest
+from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
+from ...ipc.token_lists import TokenLists, has_unpacked, is_token_mask
+
+
+def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
+    """Why this request can never run on a cache of `num_blocks` blocks, None if it can.
+
+    Lengths come first: they bound what the checks of ids cost.
+    """
+    vocab_size = config.model.spec.vocab_size
+    return (
+        _find_odd_size("prompt_token_ids", request.prompt_token_ids)
+        or _find_odd_size("output_token_ids", request.output_token_ids)
+        or _find_bad_length(request, config.model.max_model_len)
+        or _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
+        or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
+        or _find_bad_parameter(request, vocab_size)
+        or _find_lack_of_blocks(request, config, num_blocks)
+    )
+
+
+def _find_odd_size(field: str, packed: bytes) -> str | None:
+    if len(packed) % TOKEN_SIZE_BYTES:
+        return f"{field}: {len(packed)} bytes, not a whole number of int32"
+    return None
+
+
+def _find_bad_token(field: str, packed: bytes, vocab_size: int) -> str | None:
+    if odd := _find_odd_size(field, packed):
+        return odd
+    # As unsigned numbers negative ids are the largest: one pass finds both kinds.
+    largest = max(memoryview(packed).cast("I"), default=0)
+    if largest < vocab_size:
+        return None
+    bad = largest if largest < 2**31 else largest - 2**32
+    return f"{field}: token id {bad} is not in 0..{vocab_size - 1}"
+
+
+def _find_bad_parameter(request: EngineCoreRequest, vocab_size: int) -> str | None:
+    """A token id outside the vocabulary would be an index outside the logits, in everybody's step."""
+    if not request.request_id.isprintable():  # it is shown in logs and terminals
+        return "request_id: only printable characters"
+    if has_unpacked(request.sampling_params):
+        return "sampling_params: lists of token ids and texts do not travel in it"
+    for token_id in request.eos_token_ids:
+        if not 0 <= token_id < vocab_size:
+            return f"eos_token_ids: token id {token_id} is not in 0..{vocab_size - 1}"
+    lists = request.token_lists
+    return _find_bad_lists(lists, vocab_size) if lists.size_bytes else None
+
+
+@lru_cache(maxsize=16)
+def _find_bad_lists(lists: TokenLists, vocab_size: int) -> str | None:
+    """The longest take 0.5 ms, and all sequences of a request have the same."""
+    return (
+        _find_bad_set("allowed_token_ids", lists.allowed, vocab_size)
+        or _find_bad_token("logit_bias", lists.bias_ids, vocab_size)
+        or _find_bad_token("stop_token_ids", lists.stop, vocab_size)
+        or _find_bad_token("bad_words", lists.bad_words, vocab_size)
+        or _find_bad_counts(lists)
+    )
+
+
+def _find_bad_set(field: str, packed: bytes, vocab_size: int) -> str | None:
+    if not is_token_mask(packed, vocab_size):
+        return _find_bad_token(field, packed, vocab_size)
+    if int.from_bytes(packed, "little").bit_length() > vocab_size:
+        return f"{field}: a bit beyond token id {vocab_size - 1}"
+    return None
+
+
+def _find_bad_counts(lists: TokenLists) -> str | None:
+    """Lists that belong together and do not fit each other."""
+    if len(lists.bias_ids) != len(lists.bias_values):
+        return "logit_bias: as many ids as values"
+    if not all(map(math.isfinite, memoryview(lists.bias_values).cast("f"))):
+        return "logit_bias: finite values"
+    if odd := _find_odd_size("bad_words: lengths", lists.bad_word_lengths):
+        return odd
+    counts = decode_token_ids(lists.bad_word_lengths)
+    if min(counts, default=1) < 1:
+        return "bad_words: an empty list of token ids"
+    if sum(counts) != count_token_ids(lists.bad_words):
+        return f"bad_words: {count_token_ids(lists.bad_words)} token ids, and lengths of {sum(counts)}"
+    return None
+
+
+def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | None:
+    num_prompt = count_token_ids(request.prompt_token_ids)
+    num_output = count_token_ids(request.output_token_ids)
+    if num_prompt == 0:
+        return "prompt_token_ids: empty, at least one token is needed"
+    if num_prompt >= max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens, and with at least 1 to generate that is more than "
+            f"max_model_len={max_model_len}"
+        )
+    if num_prompt + num_output > max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens and {num_output} are generated, more than "
+            f"max_model_len={max_model_len}"
+        )
+    return None
+
+
+def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
+    num_prompt = count_token_ids(request.prompt_token_ids)
+    longest = config.model.max_model_len
+    max_tokens = request.sampling_params.max_tokens
+    if max_tokens is not None:
+        longest = min(num_prompt + max_tokens, longest)
+    longest = max(longest, num_prompt + count_token_ids(request.output_token_ids))
+    block_size = config.cache.block_size
+    num_needed = -(
+        -(longest - 1) // block_size
+    )  # nothing follows the last token: its K and V are not computed
+    if num_needed <= num_blocks:
+        return None
+    return (
+        f"the request may grow to {longest} tokens, which takes {num_needed} KV blocks of {block_size}, and "
+        f"there are {num_blocks}: lower max_tokens, or raise kv_cache_memory_bytes, gpu_memory_utilization "
+        "or num_gpu_blocks_override"
+    )

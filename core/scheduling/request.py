@@ -1,0 +1,238 @@
+"""Request: the life of one sequence inside the core, as plain state with the few rules that are its own.
+
+It knows its tokens, its limits and what it holds (a row, blocks). It does not know the pool, the queue or
+the worker: those change it. Token counts follow one identity that the scheduler lives by:
+
+    known + placeholders - computed = tokens that can be given to the next step
+
+known: prompt and output tokens whose values are here. placeholders: tokens that steps in flight sample.
+computed: tokens whose K and V are in the cache, or will be when the steps in flight have run.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
+
+from ...ipc.messages import EngineCoreRequest, FinishReason, RequestTimes
+from ...ipc.request_price import find_held_bytes
+from ...ipc.sampling_params import SamplingParams
+from ...ipc.step import NewRequestData
+from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
+from ...ipc.token_lists import NO_LISTS, TokenLists
+from .tenant import Tenant
+
+# (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
+QueueOrder = tuple[int, float, int]
+
+NEVER = sys.maxsize
+_LONG_PROMPT_BYTES = 4096  # of a prompt that sequences share
+
+
+class RequestStatus(Enum):
+    """Where a request is. Why a finished one ended is its `finish_reason`."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()  # waiting again; it will be computed again from prompt + output
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One live request. Fields in the second half change as it runs."""
+
+    request_id: str
+    client: bytes
+    tenant: Tenant
+    sampling_params: SamplingParams
+    prompt_token_ids: bytes
+    num_prompt_tokens: int
+    max_total_tokens: int  # prompt + output at the longest
+    eos_token_ids: list[int]
+    stop_token_ids: frozenset[int]  # end-of-sequence tokens included
+    token_lists: TokenLists
+    cache_salt: str
+    order: QueueOrder
+    queued_time: float
+    timeout_at: float | None  # monotonic clock; so is the next
+    queue_timeout_at: float | None
+    queue_timeout_s: float | None
+    num_attempts: int  # as in the message
+    held_bytes: int  # its price; its tenant's account has it
+
+    output_token_ids: array[int]
+    num_tokens: int  # known
+    num_placeholders: int = 0
+    num_computed_tokens: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    row: int | None = None
+    block_ids: list[int] = field(default_factory=list[int])
+    block_hashes: list[bytes] = field(default_factory=list[bytes])  # of full blocks of known tokens
+    num_indexed_blocks: int = 0  # leading blocks that the prefix index was told of
+    next_index_at: int = NEVER  # number of known tokens that completes the next block for the index
+    num_cached_tokens: int | None = None  # prefix hit of the first admission
+    num_prompt_logprobs: int = 0  # prompt positions whose logprobs were delivered
+    num_preemptions: int = 0
+    policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
+    scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float = 0.0
+
+    @classmethod
+    def from_message(
+        cls,
+        message: EngineCoreRequest,
+        client: bytes,
+        tenant: Tenant,
+        order: QueueOrder,
+        max_model_len: int,
+        now: float,
+        monotonic_now: float = 0.0,
+    ) -> Request:
+        """A waiting request; tokens that it comes with (`output_token_ids`) count as generated.
+
+        With such tokens it has begun before, so its time in the queue is not bounded.
+        """
+        params = message.sampling_params
+        output = array("i")
+        output.frombytes(message.output_token_ids)
+        num_prompt = count_token_ids(message.prompt_token_ids)
+        max_tokens = params.max_tokens
+        timeout_s, queue_timeout_s = message.timeout_s, None if output else message.queue_timeout_s
+        return cls(
+            request_id=message.request_id,
+            client=client,
+            tenant=tenant,
+            sampling_params=params,
+            prompt_token_ids=_share_prompt(message.prompt_token_ids),
+            num_prompt_tokens=num_prompt,
+            max_total_tokens=max_model_len
+            if max_tokens is None
+            else min(num_prompt + max_tokens, max_model_len),
+            eos_token_ids=message.eos_token_ids,
+            stop_token_ids=_make_stop_set(tuple(message.eos_token_ids), message.token_lists.stop),
+            token_lists=_share_lists(message.token_lists) if message.token_lists.size_bytes else NO_LISTS,
+            cache_salt=message.cache_salt,
+            order=order,
+            queued_time=now,
+            timeout_at=None if timeout_s is None else monotonic_now + timeout_s,
+            queue_timeout_at=None if queue_timeout_s is None else monotonic_now + queue_timeout_s,
+            queue_timeout_s=queue_timeout_s,
+            num_attempts=message.num_attempts,
+            held_bytes=find_held_bytes(message),
+            output_token_ids=output,
+            num_tokens=num_prompt + len(output),
+        )
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens whose values are known."""
+        return len(self.output_token_ids)
+
+    @property
+    def arrival_time(self) -> float:
+        """When its frontend took it on, or when it came here if that frontend's clock is ahead."""
+        return self.order[1]
+
+    @property
+    def has_begun(self) -> bool:
+        """True once it was part of a step, also if it waits again."""
+        return self.scheduled_time is not None
+
+    @property
+    def rank(self) -> int:
+        """As `Policy.rank` said; lower runs first."""
+        return self.order[0]
+
+    def packed_tokens(self, start: int, end: int) -> bytes:
+        """The known tokens [start, end) of prompt + output, packed as on the wire."""
+        num_prompt = self.num_prompt_tokens
+        packed = self.prompt_token_ids[start * TOKEN_SIZE_BYTES : end * TOKEN_SIZE_BYTES]
+        if end > num_prompt:
+            packed += self.output_token_ids[max(start - num_prompt, 0) : end - num_prompt].tobytes()
+        return packed
+
+    def append(self, token_id: int) -> None:
+        """Take the value of the oldest placeholder."""
+        self.output_token_ids.append(token_id)
+        self.num_tokens += 1
+        self.num_placeholders -= 1
+
+    def find_finish(self) -> FinishReason | None:
+        """Why the request ends with the output it has, None if it goes on.
+
+        A stop token counts only from min_tokens on; the length limits hold in any case.
+        """
+        output = self.output_token_ids
+        if output and output[-1] in self.stop_token_ids and len(output) >= self.sampling_params.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_tokens >= self.max_total_tokens else None
+
+    @property
+    def stop_reason(self) -> int | None:
+        """The stop token that ended the request; None for end-of-sequence and for every other end."""
+        if self.finish_reason is not FinishReason.STOP or self.output_token_ids[-1] in self.eos_token_ids:
+            return None
+        return self.output_token_ids[-1]
+
+    def to_new_request_data(self) -> NewRequestData:
+        """What the worker needs to enter this request into its row, made before its first step is counted."""
+        assert self.row is not None
+        return NewRequestData(
+            row=self.row,
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=self.output_token_ids.tobytes(),
+            sampling_params=self.sampling_params,
+            eos_token_ids=self.eos_token_ids,
+            token_lists=self.token_lists,
+            block_ids=self.block_ids.copy(),
+            num_computed_tokens=self.num_computed_tokens,
+        )
+
+    def to_times(self) -> RequestTimes | None:
+        """Its times, None if it ended before it produced a token here."""
+        if self.scheduled_time is None or self.first_token_time is None:
+            return None
+        return RequestTimes(
+            self.queued_time,
+            self.scheduled_time,
+            self.first_token_time,
+            self.last_token_time,
+            self.num_preemptions,
+        )
+
+
+# The sequences of a request come one after the other and say the same: they share what is large of it.
+
+
+@lru_cache(maxsize=16)
+def _share_lists(lists: TokenLists) -> TokenLists:
+    """The first of equal ones."""
+    return lists
+
+
+def _share_prompt(packed: bytes) -> bytes:
+    return _share_long_prompt(packed) if len(packed) >= _LONG_PROMPT_BYTES else packed
+
+
+@lru_cache(maxsize=4)
+def _share_long_prompt(packed: bytes) -> bytes:
+    return packed
+
+
+@lru_cache(maxsize=16)
+def _make_stop_set(eos_token_ids: tuple[int, ...], stop_token_ids: bytes) -> frozenset[int]:
+    return frozenset(eos_token_ids).union(decode_token_ids(stop_token_ids))
+
+
+def drop_finished(requests: Iterable[Request]) -> list[Request]:
+    """Those that have not ended."""
+    return [request for request in requests if request.finish_reason is None]

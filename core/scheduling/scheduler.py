@@ -1,0 +1,303 @@
+"""Scheduler: which requests compute how many tokens in the next step. One rule for prefill and decode:
+
+    a request is given up to (known + placeholders - computed) tokens, within the step's token budget,
+    the rows and the free blocks; running requests first, then waiting ones, as the policy orders them.
+
+Decodes come first, a token each, so nothing makes a running stream miss a step. Prefill takes what is left;
+prompts longer than `long_prefill_token_threshold` together get at most that many tokens in a step that also
+decodes (0: a quarter of max_num_batched_tokens), so a long prompt stretches a decoding step by a bounded
+time. Short prompts are bounded by the budget only: holding them back costs every stream more than it saves.
+Without chunked prefill a prompt goes whole, and nothing is stretched less than that.
+
+Preemption is recompute. A decode that lacks a block takes it from the last request in `Request.order`, so the
+first one always gets on and nothing livelocks. Who is next, and who gives way to whom, is the policy's
+(policies/policy.py).
+
+It knows requests, rows and steps in flight; not clients, outputs, or what a token means.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+from ...ipc.config import SchedulerConfig
+from ...ipc.step import SchedulerOutput
+from ..kv.kv_cache_manager import KVCacheManager
+from ..policies import POLICIES
+from ..stats.stats import EngineCounters
+from .request import Request, RequestStatus
+from .request_queue import WaitingRequests
+from .running_batch import RunningBatch
+from .step import Step
+
+# Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
+# beginnings are cached would else be one frame of 134 MB, and one of 8 MB takes 35 ms to encode.
+MAX_NEW_BYTES = 1024 * 1024
+# A prompt's token with a logprob, in those without: a row of logits is computed for it, and ranked (1 ms of a
+# core at a vocabulary of 152,000).
+SCORED_TOKEN_PRICE = 4
+
+
+class Scheduler:
+    """Forms steps, and moves requests between the policy's queue and the running batch."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        counters: EngineCounters,
+        monotonic: Callable[[], float],
+    ) -> None:
+        """`monotonic`: the clock that steps are timed by."""
+        self._config = config
+        self._manager = manager
+        self._counters = counters
+        self._long_threshold = config.max_prompt_tokens_beside_decodes
+        self.batch = RunningBatch(config, manager)
+        self.policy = POLICIES[config.policy](self.batch, monotonic)
+        self.in_flight = self.batch.in_flight
+        self._next_step_id = 0
+        self._num_untried = 0  # requests that came, or came back, after the last step was put together
+
+    # -- entering and leaving
+
+    def add(self, request: Request) -> None:
+        """Let a new request wait."""
+        self.policy.add(request)
+        if not self.policy.is_parked(request):
+            self._num_untried += 1
+
+    def finish(self, requests: Iterable[Request]) -> None:
+        """Take out requests that were just given a finish_reason, wherever they are.
+
+        Row and blocks are free at once, also while a step in flight still computes the request: the worker
+        executes in order, so whatever that step writes is there before a new owner's first write.
+        """
+        num_stopped = 0
+        for request in requests:
+            if request.status is RequestStatus.RUNNING:
+                self._release(request)
+                num_stopped += 1
+            else:
+                self.policy.remove(request)
+            request.status = RequestStatus.FINISHED
+            self.policy.note_finish(request)
+        if num_stopped:
+            self.batch.requests = [one for one in self.running if one.status is RequestStatus.RUNNING]
+
+    def complete_step(self) -> Step:
+        """Take the oldest step in flight, whose result has come."""
+        step = self.in_flight.popleft()
+        self.policy.note_complete(step)
+        return step
+
+    def index_full_blocks(self, request: Request) -> None:
+        """Tell the prefix index of blocks that a token which has just become known completes.
+
+        If a step is in flight, it may be the one that fills them: the newest at the latest.
+        """
+        indexed = self.in_flight[-1].indexed_blocks if self.in_flight else []
+        self._manager.index_full_blocks(request, indexed)
+
+    def preempt_all(self) -> None:
+        """Forget rows and steps in flight, as the worker has; every running request waits again."""
+        self.batch.forget_steps()
+        self._num_untried += len(self.running)  # each has a row again in the next step
+        while self.running:
+            self._preempt(self.running[-1])
+        self.batch.take_freed_rows()
+
+    # -- one step
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Put the next step together.
+
+        None if run_ahead steps are in flight, the policy says not yet, or nothing can run now.
+        """
+        if len(self.in_flight) >= self._config.run_ahead:
+            return None
+        not_before = self.policy.next_schedule_at()
+        if not_before is not None and self.policy.monotonic() < not_before:
+            return None
+        self._num_untried = 0
+        budget = self.batch.max_step_tokens
+        step = Step(self._next_step_id, budget, budget)
+        for victim in self.policy.choose_victims():
+            self._preempt(victim)
+        prefills = self._schedule_decodes(step, self.policy.choose_decodes(step))
+        if step.rows:
+            step.long_prefill_budget = self._long_threshold
+        for request in self.policy.choose_prompts(step, prefills):
+            self._schedule_prompt(step, request)
+        return self._launch(step) if step.rows else None
+
+    def _schedule_decodes(self, step: Step, requests: list[Request]) -> list[Request]:
+        """Give each of these that lacks one token this token; return those that lack more.
+
+        The budget suffices: whoever decodes had at least one token of the step before.
+        """
+        prefills: list[Request] = []
+        add_row, add_request = step.rows.append, step.requests.append
+        block_size = self._manager.block_size
+        for request in requests:  # preemption may shorten the running list's end meanwhile
+            computed = request.num_computed_tokens
+            known = request.num_tokens + request.num_placeholders
+            if known - computed != 1:
+                prefills.append(request)
+                continue
+            if known >= request.max_total_tokens:
+                continue  # its last token is on the way
+            if computed == len(request.block_ids) * block_size and not self._grow(step, request):
+                break
+            request.num_computed_tokens = known
+            request.num_placeholders += 1
+            add_row(request.row)  # pyright: ignore[reportArgumentType]
+            add_request(request)
+        step.token_budget -= len(step.rows)
+        step.num_tokens = [1] * len(step.rows)
+        step.sampled = step.requests.copy()
+        step.sampled_rows = step.rows.copy()
+        return prefills
+
+    def _grow(self, step: Step, request: Request) -> bool:
+        """One more block for a decoding request; False if it had to be preempted itself, being the last."""
+        while (block_id := self._manager.grow(request)) is None:
+            last = self.running[-1]
+            self._preempt(last)
+            if last is request:
+                return False
+        assert request.row is not None
+        step.new_block_ids.append((request.row, [block_id]))
+        self.policy.note_block(request)
+        return True
+
+    def _schedule_prompt(self, step: Step, request: Request) -> None:
+        """Give a running request the next part of its prompt, or admit a waiting one with the first part."""
+        if request.row is None:
+            self._admit(step, request)
+        elif num_tokens := self._size_chunk(step, request, request.num_tokens - request.num_computed_tokens):
+            self._add_chunk(step, request, num_tokens)
+
+    def _admit(self, step: Step, request: Request) -> None:
+        """Let a waiting request in, if tokens and blocks suffice; there is a free row."""
+        if request.num_placeholders:
+            return  # preempted, and steps in flight still sample tokens for it
+        if step.new_requests and step.new_bytes + request.held_bytes > MAX_NEW_BYTES:
+            return
+        hits = self._manager.find_prefix(request)
+        num_missing = request.num_tokens - len(hits) * self._manager.block_size
+        num_tokens = self._size_chunk(step, request, num_missing)
+        if num_tokens == 0 or not self._manager.allocate(request, hits, self.batch.num_reserved_blocks):
+            return
+        self.policy.remove(request)
+        self._enter(step, request)
+        self._add_chunk(step, request, num_tokens)
+
+    def _size_chunk(self, step: Step, request: Request, num_missing: int) -> int:
+        """How many of `num_missing` tokens of the request's prompt this step takes, 0 if none."""
+        if not self._config.enable_chunked_prefill:
+            num_tokens = num_missing if num_missing <= step.token_budget else 0
+        elif request.sampling_params.prompt_logprobs is not None:
+            num_scored = -(-step.long_prefill_budget // SCORED_TOKEN_PRICE)
+            num_tokens = min(num_missing, num_scored, step.token_budget)
+        elif num_missing > self._long_threshold:
+            num_tokens = min(num_missing, step.long_prefill_budget, step.token_budget)
+        else:
+            num_tokens = min(num_missing, step.token_budget)
+        return self.policy.limit_chunk(step, request, num_tokens)
+
+    def _enter(self, step: Step, request: Request) -> None:
+        """Make an admitted request running, in a row of its own."""
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
+        if self._manager.reads_cache(request):
+            self._counters.prefix_cache_queries += request.num_tokens
+            self._counters.prefix_cache_hits += request.num_computed_tokens
+        self.batch.enter(request)
+        self.policy.note_enter(step, request)
+        step.new_requests.append(request.to_new_request_data())
+        step.new_bytes += request.held_bytes
+
+    def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
+        """Enter `num_tokens` tokens of a prompt in the step; the last of them samples."""
+        assert request.row is not None
+        step.token_budget -= num_tokens
+        has_scores = request.sampling_params.prompt_logprobs is not None
+        num_priced = num_tokens * SCORED_TOKEN_PRICE if has_scores else num_tokens
+        step.long_prefill_budget = max(0, step.long_prefill_budget - num_priced)
+        self._counters.prompt_tokens += num_tokens
+        step.rows.append(request.row)
+        step.num_tokens.append(num_tokens)
+        step.requests.append(request)
+        if request.sampling_params.prompt_logprobs is not None:
+            step.prompt_starts[request.row] = request.num_computed_tokens
+        request.num_computed_tokens += num_tokens
+        if request.num_computed_tokens == request.num_tokens:
+            request.num_placeholders += 1
+            step.sampled.append(request)
+            step.sampled_rows.append(request.row)
+        if request.num_computed_tokens >= request.next_index_at:
+            self._manager.index_full_blocks(request, step.indexed_blocks)
+        self.policy.note_chunk(step, request, num_tokens)
+
+    def _launch(self, step: Step) -> SchedulerOutput:
+        self._next_step_id += 1
+        self.in_flight.append(step)
+        self.policy.note_launch(step)
+        return SchedulerOutput(
+            step.step_id,
+            step.rows,
+            step.num_tokens,
+            step.new_requests,
+            self.batch.take_freed_rows(),
+            step.new_block_ids,
+            step.sampled_rows if len(step.sampled_rows) < len(step.rows) else None,
+        )
+
+    # -- preemption
+
+    def _preempt(self, request: Request) -> None:
+        """Send a running request back to the queue; tokens on their way to it stay valid."""
+        del self.running[bisect_left(self.running, request.order, key=lambda running: running.order)]
+        self._release(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self._counters.num_preemptions += 1
+        self.policy.add(request)
+
+    def _release(self, request: Request) -> None:
+        self.policy.note_release(request)
+        self.batch.release(request)
+
+    # -- looking in
+
+    @property
+    def running(self) -> list[Request]:
+        """The running requests, sorted by `Request.order`."""
+        return self.batch.requests
+
+    @property
+    def waiting(self) -> WaitingRequests:
+        """The policy's queue."""
+        return self.policy.waiting
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait, without those that came just now and may find a free row in the next step."""
+        return max(0, len(self.waiting) - min(self._num_untried, len(self.batch.free_rows)))
+
+    def check(self) -> list[str]:
+        """What is wrong with the batch, the policy's books and placeholders; empty if nothing is."""
+        problems = self.batch.check() + self.policy.check()
+        waiting = list(self.waiting)
+        for request in waiting:
+            if request.row is not None or request.block_ids or request.num_computed_tokens:
+                problems.append(f"{request.request_id} waits and holds a row or blocks")
+        for request in [*self.running, *waiting]:
+            num_sampling = sum(request in step.sampled for step in self.in_flight)
+            if request.num_placeholders != num_sampling:
+                problems.append(
+                    f"{request.request_id}: {request.num_placeholders} placeholders, {num_sampling} to come"
+                )
+        return problems

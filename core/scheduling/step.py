@@ -1,0 +1,35 @@
+"""Step: what the scheduler puts together for the worker, kept until the worker's answer is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...ipc.step import NewRequestData
+from .request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One step. Parallel lists: `rows`, `num_tokens` and `requests`; `sampled` and `sampled_rows`."""
+
+    step_id: int
+    token_budget: int  # what is left of it
+    long_prefill_budget: int  # likewise
+    rows: list[int] = field(default_factory=list[int])
+    num_tokens: list[int] = field(default_factory=list[int])
+    requests: list[Request] = field(default_factory=list[Request])
+    sampled: list[Request] = field(default_factory=list[Request])  # those that sample, in the order of `rows`
+    sampled_rows: list[int] = field(default_factory=list[int])
+    new_requests: list[NewRequestData] = field(default_factory=list[NewRequestData])
+    new_bytes: int = 0  # the price of those
+    new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
+    indexed_blocks: list[int] = field(default_factory=list[int])  # findable, though only this step fills them
+    # row -> the first token that is computed of the prompt, of requests with prompt_logprobs
+    prompt_starts: dict[int, int] = field(default_factory=dict[int, int])
+    policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(self.num_tokens)

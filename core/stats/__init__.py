@@ -1,0 +1,1 @@
+"""What the core counts, and what it says of itself."""

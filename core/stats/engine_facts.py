@@ -1,0 +1,110 @@
+"""What an engine says about itself: its facts, how its start-up took its time, answers to utility calls.
+Shared by the core's process and the in-process engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from ...ipc.config import EngineConfig
+from ...ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
+from ...ipc.step import WorkerReady
+from ..engine_core import EngineCore
+from .stats_collector import Surroundings
+
+
+class StartupClock:
+    """Consecutive start-up phases; their seconds add up to the time since the first began."""
+
+    def __init__(self, phase: str, at: float) -> None:
+        self._starts = [(phase, at)]
+
+    @property
+    def phase(self) -> str:
+        """The phase that is running."""
+        return self._starts[-1][0]
+
+    @property
+    def started_at(self) -> float:
+        """When the first phase began, wall clock."""
+        return self._starts[0][1]
+
+    def begin(self, phase: str, at: float) -> None:
+        """End the running phase and begin another."""
+        self._starts.append((phase, at))
+
+    def measure(self) -> list[tuple[str, float]]:
+        """(phase, seconds) up to now."""
+        starts = [*self._starts, ("", time.time())]
+        return [(phase, after - at) for (phase, at), (_, after) in itertools.pairwise(starts)]
+
+
+def make_engine_facts(
+    config: EngineConfig, ready: WorkerReady, pids: dict[str, int], startup: StartupClock
+) -> EngineFacts:
+    """The facts that a client is welcomed with."""
+    return EngineFacts(
+        model=config.model.model,
+        served_model_name=config.model.served_model_name,
+        tokenizer=config.model.tokenizer,
+        max_model_len=config.model.max_model_len,
+        vocab_size=config.model.spec.vocab_size,
+        dtype=config.model.dtype,
+        device=ready.device,
+        num_gpu_blocks=ready.num_gpu_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_logprobs=config.model.max_logprobs,
+        eos_token_ids=config.model.eos_token_ids,
+        generation_config=config.model.generation_config,
+        pids=pids,
+        started_at=startup.started_at,
+        startup=startup.measure(),
+        ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
+        batch_variance_reason=ready.batch_variance_reason,
+        recovery=config.recovery,
+    )
+
+
+def format_phases(phases: list[tuple[str, float]]) -> str:
+    """'ready in 1.20 s: import torch 1.00, load weights 0.20'."""
+    seconds = sum(seconds for _, seconds in phases)
+    return f"ready in {seconds:.2f} s: " + ", ".join(f"{phase} {took_s:.2f}" for phase, took_s in phases)
+
+
+def format_startup(facts: EngineFacts) -> list[str]:
+    """Lines for a person: what runs where, how the start took its time, and the device's memory ledger."""
+    num_tokens = facts.num_gpu_blocks * facts.block_size
+    lines = [
+        f"{facts.served_model_name} ({facts.dtype}) on {facts.device}, {format_phases(facts.startup)}",
+        f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
+        f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
+    ]
+    lines.append(format_level(facts.batch_variance_reason))
+    lines += [f"  {name:<12} {size_bytes / 1e6:>12,.1f} MB" for name, size_bytes in facts.ledger]
+    return lines
+
+
+def format_level(batch_variance_reason: str) -> str:
+    """'replays are exact', or the other level and why."""
+    return f"replays are semantic: {batch_variance_reason}" if batch_variance_reason else "replays are exact"
+
+
+def call_utility(core: EngineCore, call: UtilityCall, surroundings: Surroundings) -> UtilityResult:
+    """Answer a utility call."""
+    match call.method:
+        case UtilityMethod.PING:
+            return UtilityResult(call.call_id)
+        case UtilityMethod.STATS:
+            return UtilityResult(call.call_id, stats=core.stats(len(surroundings.clients)))
+        case UtilityMethod.RESET_PREFIX_CACHE:
+            done = core.reset_prefix_cache()
+            return UtilityResult(call.call_id, error=None if done else "requests are using the cache")
+        case UtilityMethod.CHECK_INTEGRITY:
+            return UtilityResult(call.call_id, error="; ".join(core.check_integrity()) or None)
+        case UtilityMethod.SNAPSHOT:
+            return UtilityResult(call.call_id, snapshot=core.snapshot(surroundings))
+        case UtilityMethod.METRICS:
+            return UtilityResult(call.call_id, metrics=core.metrics(len(surroundings.clients)))

@@ -1,0 +1,206 @@
+"""What an engine core counts: plain sums, rates over the last seconds, histograms.
+
+Nothing here reads a clock or knows the scheduler. The per-step parts cost well under a microsecond a request;
+everything else is paid by whoever looks (`EngineCore.snapshot` and `EngineCore.metrics`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ...ipc.messages import FinishReason, Histogram
+from ..scheduling.request import Request
+
+WINDOW_S = 5.0  # what rates are taken over
+_SAMPLE_PERIOD_S = 0.5
+_MIN_SPAN_S = 0.5  # a rate over less says more about the clock than about the engine
+
+# vLLM's bounds, so that its users' dashboards and alerts fit.
+_FIRST_TOKEN_BOUNDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_INTER_TOKEN_BOUNDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_LATENCY_BOUNDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Only grow within an epoch."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # tokens looked up
+    prefix_cache_hits: int = 0  # tokens found
+    prompt_tokens: int = 0  # computed in prefill, after preemption again; cached ones not
+    generation_tokens: int = 0
+    schedule_s: float = 0.0
+    update_s: float = 0.0
+    step_wait_s: float = 0.0  # blocked on the executor with work in flight; counted by the busy loop
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Means over the window; all 0 when nothing ran in it."""
+
+    prompt_tokens_per_s: float = 0.0
+    generation_tokens_per_s: float = 0.0
+    steps_per_s: float = 0.0
+    schedule_ms: float = 0.0  # a step; so are the next two
+    update_ms: float = 0.0
+    step_wait_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The counters just before the engine's work changed them at time `at`."""
+
+    at: float
+    is_start: bool  # nothing was in flight before, so the time before it counts for nothing
+    counters: EngineCounters
+
+
+class RateWindow:
+    """Samples of the counters, at most one each half second and none while the engine is idle."""
+
+    def __init__(self, counters: EngineCounters) -> None:
+        self._counters = counters
+        self._samples: deque[_Sample] = deque(maxlen=int(WINDOW_S / _SAMPLE_PERIOD_S) + 2)
+        self._sampled_at = 0.0
+        self._next_at = 0.0
+
+    def note(self, now: float, is_start: bool) -> None:
+        """Called around every step before it changes the counters."""
+        if self._sampled_at <= now < self._next_at:  # a clock that is set back samples at once
+            return
+        self._sampled_at, self._next_at = now, now + _SAMPLE_PERIOD_S
+        self._samples.append(_Sample(now, is_start, replace(self._counters)))
+
+    def measure(self, now: float) -> Rates:
+        """Rates from the oldest sample in the window up to `now`."""
+        base = next((sample for sample in self._samples if 0.0 <= now - sample.at <= WINDOW_S), None)
+        if base is None:
+            return Rates()
+        counters, before = self._counters, base.counters
+        # Counters stand still between samples when the engine is slow, so the first one stands for the
+        # whole window, unless the engine was idle until then.
+        span_s = max(now - base.at, _MIN_SPAN_S) if base.is_start else WINDOW_S
+        num_steps = counters.num_steps - before.num_steps
+        per_step_ms = 1e3 / num_steps if num_steps else 0.0
+        return Rates(
+            prompt_tokens_per_s=(counters.prompt_tokens - before.prompt_tokens) / span_s,
+            generation_tokens_per_s=(counters.generation_tokens - before.generation_tokens) / span_s,
+            steps_per_s=num_steps / span_s,
+            schedule_ms=(counters.schedule_s - before.schedule_s) * per_step_ms,
+            update_ms=(counters.update_s - before.update_s) * per_step_ms,
+            step_wait_ms=(counters.step_wait_s - before.step_wait_s) * per_step_ms,
+        )
+
+
+class HistogramCounts:
+    """A histogram that grows; `to_message` is what it has become."""
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`; a value that equals a bound lies below it."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def to_message(self) -> Histogram:
+        """A copy for the wire."""
+        return Histogram(bounds=self._bounds, counts=self._counts.copy(), sum=self._sum)
+
+
+class Observations:
+    """The engine's histograms and the ends of its requests; names and meaning are vLLM's.
+
+    A time of a request is observed when it ends and if it produced a token here; its time to first token when
+    that token comes, if it is the first at all and not of a request that another engine began.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        lengths = list(_one_two_five(max_model_len))
+        self._first_token = HistogramCounts(_FIRST_TOKEN_BOUNDS)
+        self._inter_token = HistogramCounts(_INTER_TOKEN_BOUNDS)
+        self._e2e = HistogramCounts(_LATENCY_BOUNDS)
+        self._queue = HistogramCounts(_LATENCY_BOUNDS)
+        self._prefill = HistogramCounts(_LATENCY_BOUNDS)
+        self._decode = HistogramCounts(_LATENCY_BOUNDS)
+        self._inference = HistogramCounts(_LATENCY_BOUNDS)
+        self._prompt_tokens = HistogramCounts(lengths)
+        self._generation_tokens = HistogramCounts(lengths)
+        self._step_tokens = HistogramCounts(_STEP_TOKEN_BOUNDS)
+        self._finished = dict.fromkeys(FinishReason, 0)
+
+    def observe_step(self, num_tokens: int) -> None:
+        """A step's result is in; it computed `num_tokens`."""
+        self._step_tokens.observe(num_tokens)
+
+    def observe_gap(self, gap_s: float, times: int = 1) -> None:
+        """`times` tokens came `gap_s` after the one before of the same request."""
+        self._inter_token.observe(gap_s, times)
+
+    def observe_first_token(self, request: Request, now: float) -> None:
+        """A request's very first token is here."""
+        self._first_token.observe(now - request.arrival_time)
+
+    def observe_refusal(self) -> None:
+        """A request was answered with ERROR without being taken on."""
+        self._finished[FinishReason.ERROR] += 1
+
+    def observe_finish(self, request: Request) -> None:
+        """A live request has its finish_reason."""
+        assert request.finish_reason is not None
+        self._finished[request.finish_reason] += 1
+        self._prompt_tokens.observe(request.num_prompt_tokens)
+        self._generation_tokens.observe(request.num_output_tokens)
+        scheduled, first, last = request.scheduled_time, request.first_token_time, request.last_token_time
+        if scheduled is None or first is None:
+            return
+        self._e2e.observe(last - request.arrival_time)
+        self._queue.observe(scheduled - request.queued_time)
+        self._prefill.observe(first - scheduled)
+        self._decode.observe(last - first)
+        self._inference.observe(last - scheduled)
+
+    @property
+    def finished_total(self) -> dict[str, int]:
+        """Finish reason -> requests, every reason present."""
+        return {str(reason): count for reason, count in self._finished.items()}
+
+    def to_messages(self) -> dict[str, Histogram]:
+        """Every histogram under its name."""
+        histograms = {
+            "time_to_first_token_seconds": self._first_token,
+            "inter_token_latency_seconds": self._inter_token,
+            "e2e_request_latency_seconds": self._e2e,
+            "request_queue_time_seconds": self._queue,
+            "request_prefill_time_seconds": self._prefill,
+            "request_decode_time_seconds": self._decode,
+            "request_inference_time_seconds": self._inference,
+            "request_prompt_tokens": self._prompt_tokens,
+            "request_generation_tokens": self._generation_tokens,
+            "iteration_tokens_total": self._step_tokens,
+        }
+        return {name: histogram.to_message() for name, histogram in histograms.items()}
+
+
+def _one_two_five(highest: int) -> Iterable[int]:
+    """1, 2, 5, 10, 20, 50, ... up to `highest`."""
+    series = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    return itertools.takewhile(lambda value: value <= highest, series)

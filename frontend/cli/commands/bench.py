@@ -1,0 +1,317 @@
+"""`quire bench`: parses what is to be measured and hands over to quire.tools.bench, loaded only then."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....ipc.errors import InputError, QuireError, did_you_mean
+from ..exit_codes import ExitCode
+from ..parser import Parser, UsageError
+
+_HELP = """\
+usage: quire bench KIND [OPTIONS]
+
+kinds:
+  offline   generated tokens/s of Quire, vLLM and transformers on the same workloads, side by side
+  kernels   each operation of a model as a fraction of what the device allows, beside torch
+  startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
+  core      what the engine core's scheduling costs a step, with a fake worker
+  attach    what attaching to a daemon takes, and what HTTP adds to its engine
+  fair      what a flood by one client of a daemon costs another, in time to first token
+  http      chunks/s and CPU a chunk of one HTTP process, with a fake engine
+  serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
+
+`quire bench KIND --help` has the options.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire bench`."""
+    kind = argv[0] if argv else "--help"
+    if kind in ("-h", "--help"):
+        print(_HELP, end="")
+        return ExitCode.OK if argv else ExitCode.USAGE
+    runner = _KINDS.get(kind)
+    if runner is None:
+        raise UsageError(f"bench={kind!r}: one of {', '.join(_KINDS)}{did_you_mean(kind, _KINDS)}")
+    try:
+        return runner(argv[1:])
+    except subprocess.CalledProcessError as error:
+        # What it had to say is on stderr already.
+        raise QuireError(f"{' '.join(error.cmd[1:3])} ended with code {error.returncode}") from None
+
+
+def _run_offline(argv: Sequence[str]) -> int:
+    from ....tools.bench import offline
+    from ....tools.bench.peers import PEERS
+    from ....tools.bench.workloads import WORKLOADS
+
+    parser = Parser(
+        "quire bench offline",
+        "Quire and its peers on the same workloads in one run, each in a process of its own.",
+        "workloads (W1 to W4; W1 and W5 for qwen3-0.6b and llama-8b):\n"
+        + "".join(f"  {name}  {kind.summary}\n" for name, kind in WORKLOADS.items()),
+    )
+    parser.add_argument(
+        "--model",
+        default="tiny",
+        help="tiny, small (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
+        "or a folder",
+    )
+    parser.add_argument("--workload", nargs="+", choices=tuple(WORKLOADS), metavar="W")
+    _add_peer_options(
+        parser,
+        ("none", "transformers", *PEERS),
+        f"none, transformers (all three modes, the default), or of {', '.join(PEERS)}; may be repeated",
+    )
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="each workload as a fraction of its floor, and the floor's parts",
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measured rounds (3)")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    parser.add_argument(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an EngineArgs field for Quire",
+    )
+    options = parser.parse(argv)
+    _check_count("rounds", options.rounds)
+    return offline.run_offline(
+        offline.OfflineOptions(
+            model=options.model,
+            workloads=tuple(options.workload or ()),
+            peers=_expand_peers(options.peer or ["transformers"], PEERS),
+            peer_python=options.peer_python,
+            rounds=options.rounds,
+            is_roofline=options.roofline,
+            json_path=options.json,
+            engine_args=dict(_parse_engine_arg(text) for text in options.engine_arg),
+        )
+    )
+
+
+def _run_kernels(argv: Sequence[str]) -> int:
+    from ....tools.bench.kernel_rows import OPS
+    from ....tools.bench.kernels import run_kernels
+
+    parser = Parser(
+        "quire bench kernels", "Measured ceilings first, then each operation and shape as a fraction of them."
+    )
+    parser.add_argument("--op", nargs="+", choices=OPS, metavar="OP", help=f"of {', '.join(OPS)} (all)")
+    parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="for a row (0.5)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    options = parser.parse(argv)
+    if not 0 < options.seconds < math.inf:
+        raise InputError("seconds", options.seconds, "a number above 0")
+    return run_kernels(tuple(options.op or OPS), options.seconds, options.device, options.json)
+
+
+def _run_startup(argv: Sequence[str]) -> int:
+    from ....tools.bench.startup import run_startup
+
+    parser = Parser("quire bench startup", "What starting costs, measured in fresh processes.")
+    parser.add_argument(
+        "--model", default="pocket", help="of the cold start: pocket, tiny, small, or a folder"
+    )
+    _add_peer_options(parser, ("none", "vllm"), "none or vllm, started once (none)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="cold starts (5)")
+    parser.add_argument(
+        "--idle", type=float, default=10.0, metavar="S", help="seconds of idling to watch (10)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    options = parser.parse(argv)
+    _check_count("rounds", options.rounds)
+    peer_python = options.peer_python if "vllm" in (options.peer or ()) else None
+    return run_startup(options.model, options.rounds, options.idle, options.json, peer_python)
+
+
+def _run_core(argv: Sequence[str]) -> int:
+    from ....tools.bench.core import run_core
+
+    parser = Parser(
+        "quire bench core", "schedule() and update() of 256 running requests, with a fake worker."
+    )
+    parser.add_argument("--steps", type=int, default=500, metavar="N", help="decode steps to measure (500)")
+    options = parser.parse(argv)
+    _check_count("steps", options.steps)
+    return run_core(options.steps)
+
+
+def _run_attach(argv: Sequence[str]) -> int:
+    from ....tools.bench.attach import run_attach
+
+    parser = Parser("quire bench attach", "What attaching to a daemon takes, and what HTTP adds.")
+    parser.add_argument("--model", default="pocket", help="the daemon's (pocket)")
+    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="of everything (10)")
+    options = parser.parse(argv)
+    _check_count("rounds", options.rounds)
+    return run_attach(options.rounds, options.model)
+
+
+def _run_fair(argv: Sequence[str]) -> int:
+    from ....tools.bench.fair import run_fair
+
+    parser = Parser("quire bench fair", "A light client of a daemon, alone and beside a flooding one.")
+    parser.add_argument("--model", default="pocket", help="the daemon's (pocket)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="alone and flooded, each (3)")
+    parser.add_argument(
+        "--requests", type=int, default=20, metavar="N", help="of the light client, a round and length (20)"
+    )
+    options = parser.parse(argv)
+    _check_count("rounds", options.rounds)
+    _check_count("requests", options.requests)
+    return run_fair(options.rounds, options.requests, options.model)
+
+
+def _run_http(argv: Sequence[str]) -> int:
+    from ....tools.bench.http import NUM_STREAMS, run_http
+
+    parser = Parser("quire bench http", "Streaming by one HTTP server process, with a fake engine.")
+    parser.add_argument(
+        "--streams",
+        type=int,
+        default=NUM_STREAMS,
+        metavar="N",
+        help=f"streams at the same time ({NUM_STREAMS})",
+    )
+    parser.add_argument("--chunks", type=int, default=2000, metavar="N", help="chunks of a stream (2000)")
+    options = parser.parse(argv)
+    _check_count("streams", options.streams)
+    _check_count("chunks", options.chunks)
+    return run_http(options.streams, options.chunks)
+
+
+def _run_serve(argv: Sequence[str]) -> int:
+    from ....tools.bench.prompts import LengthRange
+    from ....tools.bench.serve import ServeOptions, run_serve
+    from ....tools.bench.serve_metrics import parse_goodput
+
+    options = _make_serve_parser().parse(argv)
+    _check_count("num_prompts", options.num_prompts)
+    if options.num_warmups < 0:
+        raise InputError("num_warmups", options.num_warmups, "an integer of at least 0")
+    if options.max_concurrency is not None:
+        _check_count("max_concurrency", options.max_concurrency)
+    if not options.request_rate > 0:
+        raise InputError("request_rate", options.request_rate, "a number above 0, or inf")
+    if not 0 <= options.temperature < math.inf:
+        raise InputError("temperature", options.temperature, "a number of at least 0")
+    if not 0 < options.timeout < math.inf:
+        raise InputError("timeout", options.timeout, "seconds above 0")
+    return run_serve(
+        ServeOptions(
+            base_url=options.base_url,
+            model=options.model,
+            dataset=options.dataset,
+            input_len=LengthRange.parse("input_len", options.input_len),
+            output_len=LengthRange.parse("output_len", options.output_len),
+            num_prompts=options.num_prompts,
+            num_warmups=options.num_warmups,
+            request_rate=options.request_rate,
+            max_concurrency=options.max_concurrency,
+            goodput_s=parse_goodput(options.goodput),
+            seed=options.seed,
+            api_key=options.api_key,
+            endpoint=options.endpoint,
+            temperature=options.temperature,
+            ignore_eos=options.ignore_eos,
+            timeout_s=options.timeout,
+            json_path=options.json,
+            plot_path=options.plot,
+        )
+    )
+
+
+def _make_serve_parser() -> Parser:
+    parser = Parser(
+        "quire bench serve",
+        "Load on an OpenAI-compatible server, and what its users would see.",
+        'Lines of --dataset FILE: {"prompt": TEXT} or {"messages": [...]}, and "max_tokens" for its own.\n'
+        "Exit code: 0 when every request was answered, 1 otherwise.",
+    )
+    add = parser.add_argument
+    add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="the server (%(default)s)")
+    add("--model", metavar="ID", help="default: the first that the server lists")
+    add("--endpoint", choices=("chat", "completions"), default="chat", help="which API (%(default)s)")
+    add("--api-key", metavar="KEY", help="sent as the bearer token")
+    add("--dataset", default="random", metavar="D", help="random words, or a file of JSON lines")
+    add(
+        "--input-len",
+        default="32-128",
+        metavar="N",
+        help="words in a random prompt, or a range (%(default)s)",
+    )
+    add("--output-len", default="64", metavar="N", help="most tokens of an answer, or a range (%(default)s)")
+    add("--ignore-eos", action="store_true", help="ask for answers of the full length (not every server can)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="(%(default)s)")
+    add("--num-prompts", type=int, default=100, metavar="N", help="requests to measure (%(default)s)")
+    add("--num-warmups", type=int, default=2, metavar="N", help="requests before, not measured (%(default)s)")
+    add("--request-rate", type=float, default=math.inf, metavar="R", help="open loop: requests/s, or inf")
+    add(
+        "--max-concurrency",
+        type=int,
+        metavar="C",
+        help="most requests at a time; closed loop if rate inf",
+    )
+    add("--timeout", type=float, default=600.0, metavar="S", help="for one whole answer (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of prompts, lengths and times (%(default)s)")
+    add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of ttft, tpot, itl, e2e")
+    add("--json", metavar="FILE", help="write every figure to a file too")
+    add("--plot", metavar="FILE", help="write a picture too (.png, .svg, .pdf)")
+    return parser
+
+
+def _add_peer_options(parser: Parser, choices: tuple[str, ...], text: str) -> None:
+    from ....tools.bench.peers import default_peer_python
+
+    parser.add_argument("--peer", nargs="+", action="extend", choices=choices, metavar="PEER", help=text)
+    parser.add_argument(
+        "--peer-python",
+        type=Path,
+        default=default_peer_python(),
+        metavar="FILE",
+        help="the Python of vLLM's environment (%(default)s)",
+    )
+
+
+def _expand_peers(chosen: Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The peers in `known`'s order; 'transformers' is short for all of its modes."""
+    return tuple(peer for peer in known if peer in chosen or peer.split("-")[0] in chosen)
+
+
+def _parse_engine_arg(text: str) -> tuple[str, Any]:
+    """'max_num_seqs=8' -> ('max_num_seqs', 8); a value that is no JSON is a text."""
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise InputError("engine_arg", text, "NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _check_count(field: str, value: int) -> None:
+    if value < 1:
+        raise InputError(field, value, "an integer of at least 1")
+
+
+_KINDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "offline": _run_offline,
+    "kernels": _run_kernels,
+    "startup": _run_startup,
+    "core": _run_core,
+    "attach": _run_attach,
+    "fair": _run_fair,
+    "http": _run_http,
+    "serve": _run_serve,
+}

@@ -1,0 +1,63 @@
+"""`quire chat`: a conversation at the terminal, or one answer to what is piped in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ....ipc.errors import PromptError
+from ..chat_terminal import HELP, Terminal
+from ..conversation import Conversation
+from ..engine_choice import add_engine_options, read_engine_choice
+from ..exit_codes import ExitCode
+from ..parser import Parser
+from ..piped import read_piped
+from ..sampling_options import add_sampling_options, read_sampling_options
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire chat`."""
+    options = _make_parser().parse(argv)
+    given = read_sampling_options(options)
+    engine_args = read_engine_choice(options)
+    message = _read_pipe()
+    from ..session import Session
+
+    with Session(engine_args, options.attach) as session:
+        conversation = Conversation(session, given, options.system, options.verbose)
+        if message is not None:
+            conversation.answer(message)
+            return ExitCode.OK
+        return Terminal(conversation).run()
+
+
+def _read_pipe() -> str | None:
+    """What is piped in, None at a terminal. Raises PromptError where there is neither text nor terminal."""
+    if sys.stdin is not None and sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        return None
+    try:
+        message = read_piped("message").strip()
+    except UnicodeDecodeError as error:
+        raise PromptError("message", error.object[error.start :][:20], "a text in UTF-8") from None
+    if not message:
+        raise PromptError("message", "", "a text piped in, or a terminal to chat at")
+    return message
+
+
+def _make_parser() -> Parser:
+    parser = Parser(
+        "quire chat",
+        "Talk to a chat model. With a pipe: the whole of it is one message, and the answer is printed.",
+        HELP,
+    )
+    chat: Any = parser.add_argument_group("chat options")
+    chat.add_argument("--system", metavar="TEXT", help="the system message")
+    chat.add_argument("--verbose", action="store_true", help="tokens and rates after each answer, on stderr")
+    sampling: Any = parser.add_argument_group(
+        "sampling options", "Defaults: the model's own, else temperature 0; as long as the model goes on."
+    )
+    add_engine_options(parser)
+    parser.set_defaults(log_level="WARNING")  # a text is not to be preceded by a table
+    add_sampling_options(sampling)  # after the engine's, whose --seed it takes over
+    return parser

@@ -1,0 +1,121 @@
+"""`quire daemon start|stop|restart|logs`: engines in the background that frontends come to and leave."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ....ipc.errors import InputError
+from ...daemon import check_name_is_free, find_log, restart_engine, start_daemon, stop_daemon
+from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
+from ..exit_codes import ExitCode
+from ..parser import Parser, UsageError
+from ..progress import PhaseLine
+
+DEFAULT_NAME = "default"
+_NUM_LOG_LINES = 100
+
+_USAGE = """\
+usage: quire daemon COMMAND [OPTIONS]
+
+An engine in the background, to which any number of frontends attach.
+
+commands:
+  start [MODEL]   start one and return when it is ready; takes the engine options
+  stop [NAME]     end one
+  restart [NAME]  restart its engine; attached clients wait, and their requests go on
+  logs [NAME]     print the last lines of its log
+
+`quire ps` lists those that run. A NAME that is not given is 'default'.
+Afterwards: quire generate --attach NAME "Once upon a time", LLM(attach="NAME"), quire serve --attach NAME.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire daemon`."""
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return ExitCode.OK if argv else ExitCode.USAGE
+    command = _COMMANDS.get(name)
+    if command is None:
+        raise UsageError(f"{name!r}: not a command of 'quire daemon', one of {', '.join(_COMMANDS)}")
+    return command(argv[1:])
+
+
+def _start(argv: Sequence[str]) -> int:
+    parser = Parser("quire daemon start", "Start an engine in the background.", arguments=" [MODEL]")
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="as --model")
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"what to call it ({DEFAULT_NAME!r})")
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
+    options = parser.parse(argv)
+    if options.model_argument is not None:
+        options.model = options.model_argument
+    check_name_is_free(options.name)
+    config = EngineArgs.from_cli_args(options).create_engine_config()
+    with PhaseLine(f"daemon {options.name!r}") as line:
+        pid = start_daemon(options.name, config, line.show)
+    print(
+        f"{options.name}: {config.model.served_model_name} is ready (pid {pid}), log {find_log(options.name)}"
+    )
+    return ExitCode.OK
+
+
+def _stop(argv: Sequence[str]) -> int:
+    name = _parse_name("stop", "End a daemon, its engine and its workers.", argv)
+    stop_daemon(name)
+    print(f"{name}: stopped")
+    return ExitCode.OK
+
+
+def _restart(argv: Sequence[str]) -> int:
+    name = _parse_name("restart", "Restart a daemon's engine; requests that run go on afterwards.", argv)
+    restart_engine(name)
+    print(f"{name}: ready again")
+    return ExitCode.OK
+
+
+def _logs(argv: Sequence[str]) -> int:
+    parser = _make_name_parser("logs", "Print the last lines of a daemon's log, also when it has ended.")
+    parser.add_argument("-n", "--lines", type=int, default=_NUM_LOG_LINES, help="how many (%(default)s)")
+    options = parser.parse(argv)
+    if options.lines < 1:
+        raise UsageError(f"lines={options.lines}: an integer from 1")
+    name = _choose_name(options)
+    path = find_log(name)
+    try:
+        with path.open(encoding="utf-8", errors="replace") as log:
+            sys.stdout.writelines(deque(log, maxlen=options.lines))
+    except FileNotFoundError:
+        raise InputError("name", name, f"a daemon that has logged something (no file {path})") from None
+    return ExitCode.OK
+
+
+def _make_name_parser(command: str, description: str) -> Parser:
+    parser = Parser(f"quire daemon {command}", description, arguments=" [NAME]")
+    # While the options are parsed argparse takes a positional's default away, so no %(default)s in its help.
+    parser.add_argument(
+        "name", nargs="?", default=DEFAULT_NAME, metavar="NAME", help=f"which one ({DEFAULT_NAME!r})"
+    )
+    parser.add_argument("--name", dest="name_option", metavar="NAME", help="the same, as `start` takes it")
+    return parser
+
+
+def _parse_name(command: str, description: str, argv: Sequence[str]) -> str:
+    return _choose_name(_make_name_parser(command, description).parse(argv))
+
+
+def _choose_name(options: Namespace) -> str:
+    """'' too: a script whose variable is empty does not mean the default."""
+    return options.name if options.name_option is None else options.name_option
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "start": _start,
+    "stop": _stop,
+    "restart": _restart,
+    "logs": _logs,
+}

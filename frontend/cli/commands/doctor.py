@@ -1,0 +1,173 @@
+"""`quire doctor`: can this machine generate, with what, and what is missing. Exit code 1 if it cannot.
+
+torch is asked in a child process (`quire.tools.probe`), because a frontend never loads it.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from ....ipc.daemon.run_dir import RunDirectory
+from ....ipc.errors import QuireError
+from ...models.model_folder import inspect_model_folder, pocket_folder
+from ..exit_codes import ExitCode
+from ..parser import Parser
+
+MIN_PYTHON = (3, 11)
+LOW_MEMORY_BYTES = 2 * 2**30
+REQUIRED_PACKAGES = (
+    "torch",
+    "pyzmq",
+    "msgspec",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "psutil",
+    "fastapi",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "prometheus_client",
+    "rich",
+    "tqdm",
+)
+OPTIONAL_PACKAGES = {
+    "transformers": "the peer of `quire bench offline`",
+    "matplotlib": "the picture of `quire bench serve --plot`",
+}
+_PROBE_TIMEOUT_S = 300.0  # the native kernel may be compiled on the way
+
+
+class Status(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    NOTE = "note"  # works, but slower or with less than it could
+    MISSING = "missing"  # generation cannot work
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One line of the report."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire doctor`."""
+    parser = Parser("quire doctor", "Check this machine: versions, devices, what is missing.")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    options = parser.parse(argv)
+    checks = [check for part in _PARTS for check in _run_part(part)]
+    can_generate = all(check.status is not Status.MISSING for check in checks)
+    if options.json:
+        print(msgspec.json.encode({"can_generate": can_generate, "checks": checks}).decode())
+    else:
+        print(_format_report(checks, can_generate))
+    return ExitCode.OK if can_generate else ExitCode.FAILED
+
+
+def check_system() -> Iterator[Check]:
+    """Python, Quire, processor and memory."""
+    import psutil
+
+    from .... import __version__
+    from ....tools.bench.machine import count_cores, cpu_name, find_commit
+
+    is_new_enough = sys.version_info[:2] >= MIN_PYTHON
+    python = f"{platform.python_version()} ({sys.executable}), {platform.system()} {platform.release()}"
+    yield Check("python", Status.OK if is_new_enough else Status.MISSING, python)
+    yield Check("quire", Status.OK, f"{__version__}, commit {find_commit() or 'unknown'}")
+    yield Check("cpu", Status.OK, f"{cpu_name()}, {count_cores()} cores usable")
+    memory = psutil.virtual_memory()
+    detail = f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f} GiB"
+    yield Check("memory", Status.OK if memory.available >= LOW_MEMORY_BYTES else Status.NOTE, detail)
+
+
+def check_packages() -> Iterator[Check]:
+    """Installed versions; a missing requirement is fatal, a missing extra is a note."""
+    from ....tools.bench.machine import find_version
+
+    found = {name: find_version(name) for name in REQUIRED_PACKAGES}
+    missing = [name for name, version in found.items() if version is None]
+    if missing:
+        yield Check("packages", Status.MISSING, f"pip install {' '.join(missing)}")
+    yield Check("packages", Status.OK, ", ".join(f"{name} {v}" for name, v in found.items() if v))
+    for name, purpose in OPTIONAL_PACKAGES.items():
+        version = find_version(name)
+        yield Check(name, Status.OK if version else Status.NOTE, version or f"not installed: {purpose}")
+
+
+def check_torch() -> Iterator[Check]:
+    """What torch says in a child process: devices, threads and the attention that would run."""
+    command = [sys.executable, "-m", "quire.tools.probe"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        yield Check("torch", Status.MISSING, lines[-1] if lines else f"ended with code {done.returncode}")
+        return
+    report: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    threads = report["num_threads"]
+    yield Check("torch", Status.OK, f"{report['torch']}, {report['cpu_capability']}, {threads} threads")
+    gpus: list[dict[str, Any]] = report["gpus"]
+    for gpu in gpus:
+        yield Check("gpu", Status.OK, f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB")
+    if not gpus:
+        built = f"CUDA {report['cuda_built']}" if report["cuda_built"] else "the CPU only"
+        yield Check("gpu", Status.OK, f"none; models run on the CPU (this torch is built for {built})")
+    kernels: dict[str, Any] = report["cpu_kernels"]
+    yield Check("cpu kernels", Status.OK if kernels["is_native"] else Status.NOTE, kernels["detail"])
+    triton: dict[str, Any] = report["triton"]
+    is_well = triton["is_usable"] or not triton["is_needed"]
+    yield Check("triton", Status.OK if is_well else Status.NOTE, triton["detail"])
+
+
+def check_pocket_model() -> Iterator[Check]:
+    """The model that ships with Quire."""
+    folder = inspect_model_folder(pocket_folder())
+    size = sum(path.stat().st_size for path in folder.path.iterdir() if path.is_file())
+    yield Check("pocket model", Status.OK, f"{size / 1e6:.1f} MB in {folder.path}")
+
+
+def check_run_directory() -> Iterator[Check]:
+    """Whether an engine's sockets can be made."""
+    directory = RunDirectory.create_private()
+    try:
+        directory.address_of("engine")
+        yield Check("run directory", Status.OK, str(directory.path.parent))
+    finally:
+        directory.remove()
+
+
+_PARTS: dict[str, Callable[[], Iterator[Check]]] = {
+    "system": check_system,
+    "packages": check_packages,
+    "torch": check_torch,
+    "pocket model": check_pocket_model,
+    "run directory": check_run_directory,
+}
+
+
+def _run_part(name: str) -> list[Check]:
+    """A part's checks; what it raises is a finding, not the end of the report."""
+    try:
+        return list(_PARTS[name]())
+    except (QuireError, OSError, ImportError, subprocess.SubprocessError) as error:
+        return [Check(name, Status.MISSING, str(error) or type(error).__name__)]
+
+
+def _format_report(checks: list[Check], can_generate: bool) -> str:
+    width = max(len(check.name) for check in checks)
+    lines = [f"{check.status:<8}{check.name:<{width}}  {check.detail}" for check in checks]
+    verdict = "Quire can generate here." if can_generate else "Quire cannot generate here; see 'missing'."
+    return "\n".join([*lines, "", verdict])

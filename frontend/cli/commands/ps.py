@@ -1,0 +1,78 @@
+"""`quire ps`: the daemons that run, with their processes, clients and load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...daemon import DaemonInfo, inspect_daemons
+from ..exit_codes import ExitCode
+from ..parser import Parser
+
+_EPILOG = """\
+--json prints a list of objects with the keys name, model, state, uptime_s, restarts, clients, num_running,
+num_waiting, kv_blocks_used, kv_blocks_total, tokens_per_s, processes: [{role, rank, pid}]; counts are null
+while the engine does not answer.
+"""
+_COLUMNS = (
+    "NAME",
+    "MODEL",
+    "STATE",
+    "UPTIME",
+    "RESTARTS",
+    "CLIENTS",
+    "RUNNING",
+    "WAITING",
+    "KV",
+    "TOK/S",
+    "PIDS",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire ps`."""
+    parser = Parser("quire ps", "List the daemons of this user that run.", _EPILOG)
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    options = parser.parse(argv)
+    daemons = inspect_daemons()
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(daemons)).decode())
+    elif daemons:
+        print(_format_table([_COLUMNS, *map(_format_row, daemons)]))
+    else:
+        print("no daemon runs; `quire daemon start` starts one")
+    return ExitCode.OK
+
+
+def _format_row(daemon: DaemonInfo) -> tuple[str, ...]:
+    used, total = daemon.kv_blocks_used, daemon.kv_blocks_total
+    counts = (daemon.clients, daemon.num_running, daemon.num_waiting)
+    return (
+        daemon.name,
+        daemon.model,
+        daemon.state,
+        _format_duration(daemon.uptime_s),
+        str(daemon.restarts),
+        *("-" if count is None else str(count) for count in counts),
+        "-" if used is None or not total else f"{100 * used / total:.0f}%",
+        "-" if daemon.tokens_per_s is None else f"{daemon.tokens_per_s:.0f}",
+        " ".join(str(process.pid) for process in daemon.processes),
+    )
+
+
+def _format_duration(seconds: float) -> str:
+    """'42s', '7m12s', '3h05m', '2d4h'."""
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def _format_table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,282 @@
+"""`quire serve`: binds the port, then starts the engine and the OpenAI-compatible server on it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import shlex
+import socket
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ....ipc.daemon.daemon_state import SupervisorArgs, read_state
+from ....ipc.daemon.run_dir import find_named
+from ....ipc.errors import ConfigError
+from ....ipc.processes.process_limits import discard_unwritable
+from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from ...client.engine_core_client import attach_sync_client
+from ...daemon import DaemonStarter, check_name_is_free
+from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
+from ...openai.connections.listen import bind_socket, is_loopback
+from ..engine_choice import add_engine_options, read_engine_choice
+from ..exit_codes import ExitCode
+from ..parser import Parser
+
+if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
+    from ...openai.options import ServerOptions
+
+_MAX_PROCESSES = 64
+_ENV_KEY = "QUIRE_API_KEY"
+_EPILOG = """\
+Without options: the model that ships with Quire, on http://127.0.0.1:8000. Another address than this
+machine's own needs an API key. SIGTERM (or Ctrl-C) lets running requests finish; a second one does not.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire serve`."""
+    options = _make_parser().parse(argv)
+    from ...openai.limits import list_limits, parse_limits
+
+    limits = parse_limits(options.limit)
+    if options.help_limits:
+        rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        for name, value, meaning, answer in rows:
+            print(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {meaning:<{widths[2]}}  {answer}")
+        return ExitCode.OK
+    from ...openai.connections.auth import hash_key
+    from ...openai.options import ServerOptions
+
+    keys = _collect_keys(options)
+    _check_exposure(options, keys)
+    if options.otlp_traces_endpoint is not None:
+        from ...openai.tracing import check_endpoint
+
+        check_endpoint(options.otlp_traces_endpoint)
+    try:
+        server_options = msgspec.convert(
+            {
+                "host": options.host,
+                "port": options.port,
+                "api_key_hashes": tuple(hash_key(key) for key in keys),
+                "max_waiting": options.max_waiting,
+                "drain_timeout_s": options.drain_timeout,
+                "max_http_restarts": options.max_http_restarts,
+                "otlp_traces_endpoint": options.otlp_traces_endpoint,
+                "limits": limits,
+            },
+            ServerOptions,
+        )
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(path.rstrip("`"), getattr(options, path.rstrip("`"), None), what) from None
+    engine_args = _read_engine_args(options)
+    with bind_socket(options.host, options.port, options.share_port) as listening_socket:
+        port = listening_socket.getsockname()[1]
+        box = functools.partial(format_box, options.host, port, has_keys=bool(keys))
+        if engine_args is None:
+            return _serve(options, server_options, listening_socket, options.attach, box)
+        name = options.name or f"serve-{port}"
+        config = engine_args.create_engine_config()
+        check_name_is_free(name)
+        starter = DaemonStarter(SupervisorArgs(name=name, config=config, ends_with_parent=True))
+        try:
+            starter.wait_until_attachable()
+            return _serve(options, server_options, listening_socket, name, box)
+        finally:
+            starter.stop()
+
+
+def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
+    """The engine's arguments, None with --attach."""
+    if options.model_name is not None:
+        options.model = options.model_name
+    if options.attach is not None and options.name is not None:
+        raise ConfigError("name", options.name, "not given with --attach: that daemon has a name")
+    if not 1 <= options.api_server_count <= _MAX_PROCESSES:
+        raise ConfigError(
+            "api_server_count", options.api_server_count, f"an integer from 1 to {_MAX_PROCESSES}"
+        )
+    return read_engine_choice(options)
+
+
+def _serve(
+    options: argparse.Namespace,
+    server_options: ServerOptions,
+    listening_socket: socket.socket,
+    name: str,
+    box: Callable[[str], str],
+) -> int:
+    """Serve the engine of the daemon `name` in this process, or in several, until a signal."""
+    if options.api_server_count > 1:
+        from ...openai.group import HttpGroup
+
+        model = load_served_model_name(name, _show_phase)
+        group = HttpGroup(name, server_options, listening_socket, options.api_server_count)
+        return group.run(lambda: _announce(box(model)))
+    from ...async_llm import AsyncLLM
+    from ...openai.options import HTTP_CLIENT_KIND
+    from ...openai.server import run_server
+
+    llm = AsyncLLM(attach=name, client_kind=HTTP_CLIENT_KIND)
+
+    def announce() -> None:
+        _announce(box(llm.facts.served_model_name))
+
+    return run_server(llm, server_options, listening_socket, announce, _show_phase)
+
+
+def load_served_model_name(name: str, on_phase: Callable[[str], None]) -> str:
+    """The name of a daemon's model, when its engine is ready."""
+    client = attach_sync_client(name, "serve", on_phase=on_phase)
+    try:
+        return client.facts.served_model_name
+    finally:
+        client.close()
+
+
+def format_box(host: str, port: int, model: str, has_keys: bool) -> str:
+    """What to do with the server, as text to copy from."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    body = {"model": model, "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
+    auth = f' -H "Authorization: Bearer ${_ENV_KEY}"' if has_keys else ""
+    curl = (
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{auth} "
+        f"-d {shlex.quote(msgspec.json.encode(body).decode())}"
+    )
+    rows = [
+        ("OpenAI API", f"{url}/v1"),
+        ("model", model),
+        ("docs", f"{url}/docs"),
+        ("metrics", f"{url}/metrics"),
+        ("page", f"{url}/"),
+    ]
+    lines = [f"  {name:<11} {value}" for name, value in rows]
+    return "\n".join(["Quire is ready", *lines, "", f"  {curl}", ""])
+
+
+def _make_parser() -> Parser:
+    parser = Parser("quire serve", "Serve a model over HTTP, with OpenAI's API.", _EPILOG, " [MODEL]")
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="as --model")
+    group = parser.add_argument_group("server options")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free one")
+    group.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="a key to let in (repeatable)"
+    )
+    group.add_argument("--api-key-file", metavar="FILE", help="keys to let in, one a line")
+    group.add_argument(
+        "--insecure-no-key", action="store_true", help="allow another address without a key: anyone gets in"
+    )
+    group.add_argument(
+        "--max-waiting", type=int, default=2048, metavar="N", help="sequences that may wait (2048), then 429"
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that running requests get at the end (30)",
+    )
+    group.add_argument(
+        "--limit", action="append", default=[], metavar="NAME=VALUE", help="set a limit (repeatable)"
+    )
+    group.add_argument(
+        "--api-server-count", type=int, default=1, metavar="N", help="HTTP processes on the port (1)"
+    )
+    group.add_argument(
+        "--max-http-restarts",
+        type=int,
+        default=MAX_LOSSES,
+        metavar="N",
+        help=f"lost HTTP processes of several that are replaced in {LOSS_WINDOW_S:g} s "
+        f"({MAX_LOSSES}); one more ends the server",
+    )
+    group.add_argument(
+        "--share-port", action="store_true", help="join servers of yours that listen on the port already"
+    )
+    group.add_argument("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
+    group.add_argument(
+        "--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector"
+    )
+    group.add_argument("--help-limits", action="store_true", help="show every limit and its value")
+    add_engine_options(parser)
+    parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
+    return parser
+
+
+def _collect_keys(options: argparse.Namespace) -> list[str]:
+    """Keys of the options, the file and the environment, each once."""
+    keys = [*options.api_key]
+    if options.api_key_file is not None:
+        keys += _read_key_file(Path(options.api_key_file))
+    if os.environ.get(_ENV_KEY):
+        keys.append(os.environ[_ENV_KEY])
+    for key in keys:
+        if not key.strip() or not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError("api_key", "***", "printable ASCII characters without spaces")
+    return list(dict.fromkeys(keys))
+
+
+def _read_key_file(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("api_key_file", str(path), f"a readable text file ({error})") from None
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        print(f"quire: {path} can be read by others; chmod 600 it", file=sys.stderr)
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError("api_key_file", str(path), "a file with at least one key")
+    return keys
+
+
+def _refuse_fault_hooks(options: argparse.Namespace) -> None:
+    """Nobody outside reaches an engine that breaks on purpose, whoever started it."""
+    hooks = options.fault_hooks
+    if options.attach is not None:
+        state = read_state(find_named(options.attach))
+        hooks = hooks or (state.fault_hooks if state is not None else "")
+    if hooks:
+        raise ConfigError("fault_hooks", hooks, f"none with --host {options.host}")
+
+
+def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
+    if options.port < 0 or options.port > 65535:
+        raise ConfigError("port", options.port, "an integer from 0 to 65535")
+    if options.max_waiting < 0:
+        raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
+    if not 0 <= options.drain_timeout <= 86400:
+        raise ConfigError("drain_timeout", options.drain_timeout, "seconds from 0 to 86400")
+    if not is_loopback(options.host):
+        _refuse_fault_hooks(options)
+    if keys or options.insecure_no_key or is_loopback(options.host):
+        return
+    raise ConfigError(
+        "host",
+        options.host,
+        f"127.0.0.1 without an API key; give --api-key-file, --api-key or {_ENV_KEY} "
+        "(or --insecure-no-key, and anyone who reaches it gets in)",
+    )
+
+
+def _show_phase(phase: str) -> None:
+    with contextlib.suppress(OSError):  # as with the announcement
+        print(f"quire: {phase} ...", file=sys.stderr, flush=True)
+
+
+def _announce(text: str) -> None:
+    """To who reads it: a server does not end because nobody does, or because a disk is full."""
+    with contextlib.suppress(OSError):
+        print(text)
+    discard_unwritable(sys.stdout)

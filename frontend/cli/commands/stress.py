@@ -1,0 +1,193 @@
+"""`quire stress`: parses what is to be endured and hands over to quire.tools.stress, loaded only then."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from ....ipc.errors import InputError
+from ..parser import Parser
+
+_SUPERVISOR = "supervisor"
+_DURATION_S, _HOSTILE_DURATION_S = 60.0, 300.0
+_EPILOG = """\
+Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while processes are killed. Exit
+code 1 when a request is lost, fails or gets another token than in a run that nothing disturbs, or when a
+block, a process, a file or a file descriptor is left.
+
+The engine is one of its own, unless --attach names a running daemon that nobody else uses meanwhile; of that
+one core and worker are killed only with --kill-others, and one that is served beyond this machine is refused.
+Everything stays on this machine: sockets in a private folder, HTTP on 127.0.0.1.
+
+With --hostile 16 streams of one key run undisturbed first, then beside attacks that another key, nobody's
+key, or a program of the same user may make: requests as large as they may be, floods, connections that are
+slow, silent or without end, descriptors and disks that run out, files that vanish. Exit code 1 when a stream
+gets another token, when its p99 gap or time to first token is over twice the undisturbed one and 100 ms, when
+a process is lost, grows beyond its bound or stays large, or when an attack gets an answer that it may not.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire stress`."""
+    options = _make_parser().parse(argv)
+    if options.simulate is not None:
+        return _simulate(options)
+    if options.duration is None:
+        options.duration = _HOSTILE_DURATION_S if options.hostile else _DURATION_S
+    _check_positive(options, "duration", "rate", "kill_interval", "max_tokens")
+    if options.hostile:
+        return _run_hostile(options)
+    from ....tools.stress.kills import METHODS, ROLES
+    from ....tools.stress.stress import StressOptions, run_reproduction, run_stress
+
+    if options.kills is None:
+        options.kills = "http,client" if options.attach else ",".join((*ROLES, _SUPERVISOR))
+    names = _parse_names("kills", options.kills, (*ROLES, _SUPERVISOR))
+    roles = tuple(name for name in names if name != _SUPERVISOR)
+    methods = _parse_names("signals", options.signals, METHODS)
+    if options.reproduce is not None:
+        if options.attach is not None:
+            raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
+        return run_reproduction(options.reproduce, options.max_tokens, options.seed, options.warm_spare)
+    if options.attach is not None:
+        if options.warm_spare:
+            raise InputError("warm_spare", True, "not given with --attach: the daemon's engine has its own")
+        _check_victims_of_others(options, set(names))
+    if options.plot is not None:
+        from ....tools.bench.serve_plot import check_plot
+
+        check_plot(options.plot)
+    return run_stress(
+        StressOptions(
+            attach=options.attach,
+            seed=options.seed,
+            duration_s=options.duration,
+            rate=options.rate,
+            max_tokens=options.max_tokens,
+            roles=roles,
+            kills_supervisor=_SUPERVISOR in names,
+            methods=methods,
+            kill_interval_s=options.kill_interval,
+            has_noise=options.noise,
+            warm_spare=options.warm_spare,
+            json_path=options.json,
+            plot_path=options.plot,
+        )
+    )
+
+
+def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> None:
+    """A daemon that is not the run's own keeps its supervisor, and its other processes unless it is said."""
+    if _SUPERVISOR in names:
+        raise InputError("kills", options.kills, "no supervisor with --attach: that would end the daemon")
+    if names - {"http", "client"} and not options.kill_others:
+        raise InputError(
+            "kills", options.kills, "http, client or none with --attach; --kill-others allows core and worker"
+        )
+
+
+def _run_hostile(options: argparse.Namespace) -> int:
+    """Its daemon and server are its own, since it takes all that they have and deletes their files."""
+    for field in ("attach", "reproduce", "kills", "plot", "warm_spare"):
+        value = getattr(options, field)
+        if value not in (None, False):
+            raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
+    from ....tools.stress.hostile.attacks import ATTACKS
+    from ....tools.stress.hostile.run import HostileOptions, run_hostile
+
+    names = ATTACKS if options.attacks is None else _parse_names("attacks", options.attacks, ATTACKS)
+    return run_hostile(
+        HostileOptions(
+            seed=options.seed,
+            duration_s=options.duration,
+            max_tokens=options.max_tokens,
+            attacks=names,
+            json_path=options.json,
+        )
+    )
+
+
+def _check_positive(options: argparse.Namespace, *fields: str) -> None:
+    for field in fields:
+        if not 0 < getattr(options, field) < float("inf"):
+            raise InputError(field, getattr(options, field), "a number above 0")
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    if options.simulate < 1:
+        raise InputError("simulate", options.simulate, "at least 1 seed")
+    for field in ("attach", "reproduce", "hostile"):
+        if getattr(options, field) not in (None, False):
+            raise InputError(
+                field, getattr(options, field), "not given with --simulate, which has no processes"
+            )
+    from ....tools.sim.simulate import simulate
+
+    return simulate(range(options.seed, options.seed + options.simulate))
+
+
+def _parse_names(field: str, text: str, allowed: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Names with commas between them; 'none' is no name."""
+    names = () if text == "none" else tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in allowed:
+            raise InputError(field, text, f"none, or of {', '.join(allowed)} with commas between them")
+    return names
+
+
+def _make_parser() -> Parser:
+    parser = Parser("quire stress", "Load and deaths together: does every request get its tokens?", _EPILOG)
+    parser.add_argument("--attach", metavar="NAME", help="a running daemon instead of one of its own")
+    parser.add_argument("--kill-others", action="store_true", help="allow to kill that daemon's processes")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the load and the kills (0)")
+    parser.add_argument(
+        "--duration", type=float, metavar="S", help="of the load (60), of the attacks of --hostile (300)"
+    )
+    parser.add_argument("--rate", type=float, default=6.0, metavar="R", help="requests/s, Poisson (6)")
+    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="longest answer (200)")
+    parser.add_argument(
+        "--kills",
+        metavar="ROLES",
+        help="who dies: core,worker,http,client and, at last, supervisor (all; http,client with --attach)",
+    )
+    parser.add_argument(
+        "--signals",
+        default="KILL,TERM,STOP,STOP+CONT",
+        metavar="HOW",
+        help="with which signals (KILL,TERM,STOP,STOP+CONT)",
+    )
+    parser.add_argument(
+        "--kill-interval",
+        type=float,
+        default=8.0,
+        metavar="S",
+        help="one kill in each (8), later where the engine would give up",
+    )
+    parser.add_argument(
+        "--noise",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="storms of broken connections, and junk to every socket (on)",
+    )
+    parser.add_argument(
+        "--warm-spare", action="store_true", help="the engine keeps a spare for the next worker"
+    )
+    parser.add_argument(
+        "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
+    )
+    parser.add_argument(
+        "--hostile",
+        action="store_true",
+        help="nobody is killed: one key's attacks beside 16 ordinary streams of another key",
+    )
+    parser.add_argument("--attacks", metavar="NAMES", help="which attacks --hostile plays (all)")
+    parser.add_argument(
+        "--simulate",
+        type=int,
+        metavar="N",
+        help="no processes: N seeds of the simulator, whose messages are lost, late and doubled",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture of the run over time")
+    return parser

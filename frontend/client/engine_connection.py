@@ -1,0 +1,177 @@
+"""A client's connection to its engine: what every driver of ClientProtocol does, whatever it waits with.
+
+EngineSocket is the ZeroMQ transport; the simulator has one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ...ipc.client_protocol import GOODBYE, ClientProtocol
+from ...ipc.errors import EngineDeadError
+from ...ipc.messages import EngineCoreOutput
+from ...ipc.sockets import connect_dealer
+from .engines import Engine, PlannedRestart
+
+_HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
+
+PhaseCallback = Callable[[str], None]
+
+
+class Transport(Protocol):
+    """Carries frames to and from an engine, and connects again by itself. Nothing here waits."""
+
+    def send(self, frames: tuple[bytes]) -> bool:
+        """False if it takes no more for now."""
+        ...
+
+    def receive(self) -> list[bytes] | None:
+        """The next message that has arrived, None if there is none."""
+        ...
+
+    def read_connection_events(self) -> list[bool]:
+        """What has happened to the connection since the last call, in order: True made, False lost."""
+        ...
+
+
+class EngineSocket:
+    """A DEALER to an engine, and the monitor of its connection.
+
+    Both descriptors are edge-triggered: one is readable when something has happened since its socket was last
+    asked, by whatever call.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        connect_dealer(self._socket, address, high_water_mark=_HIGH_WATER_MARK)
+        self.fd, self.monitor_fd = (
+            cast(int, socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)
+        )
+
+    def send(self, frames: tuple[bytes]) -> bool:
+        """False if the engine's queue is full, or nobody is connected."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        """The next message that has arrived, None if there is none."""
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def read_connection_events(self) -> list[bool]:
+        """What has happened to the connection since the last call, in order: True made, False lost."""
+        events: list[bool] = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        return events
+
+    @property
+    def events(self) -> int:
+        """zmq.POLLIN, zmq.POLLOUT. Asking handles what a send or receive may have put off."""
+        return cast(int, self._socket.getsockopt(zmq.EVENTS))
+
+    def poll(self, timeout_ms: int, flags: int) -> bool:
+        """Wait for one of the events."""
+        return bool(self._socket.poll(timeout_ms, flags))
+
+    def close(self, linger_ms: int) -> None:
+        """Idempotent. What was sent last gets so long to leave."""
+        self._context.destroy(linger=linger_ms)
+
+
+class EngineConnection:
+    """An engine, the transport to it and the protocol between them. `now` is the monotonic clock's time."""
+
+    def __init__(self, engine: Engine, transport: Transport, client_kind: str, weight: float) -> None:
+        """Raises ConfigError for a weight that the engine would not take."""
+        self._engine = engine
+        self._transport = transport
+        self._restart: PlannedRestart | None = None
+        self.protocol = ClientProtocol(client_kind, weight)
+        self.protocol.engine_started(engine.watch)
+
+    def follow_connection(self, now: float) -> None:
+        """Learn whether the connection was made or lost."""
+        for is_made in self._transport.read_connection_events():
+            if is_made:
+                self.protocol.connection_made(now)
+            else:
+                self.protocol.connection_lost(now)
+
+    def send_waiting(self, now: float) -> None:
+        """Send what waits to be sent, as far as the engine's queue takes it."""
+        outbox = self.protocol.outbox
+        if outbox or not self.protocol.is_open:  # another engine may have come that has heard no Hello
+            self.follow_connection(now)
+        while outbox and self._transport.send(outbox[0]):
+            outbox.popleft()
+
+    def receive(self, now: float) -> list[bytes] | None:
+        """The next message that has arrived, to be handed to `take`; None if there is none."""
+        frames = self._transport.receive()
+        if frames is not None:
+            self.protocol.note_heard(now)
+        return frames
+
+    def take(
+        self, frames: list[bytes], now: float, on_phase: PhaseCallback | None = None
+    ) -> list[EngineCoreOutput]:
+        """Outputs of one message. Raises like ClientProtocol.frames_received; then too `send_waiting` is due.
+
+        on_phase: is told how the start gets on.
+        """
+        protocol = self.protocol
+        if protocol.is_open:
+            return protocol.frames_received(frames, now)
+        phase = protocol.phase
+        outputs = protocol.frames_received(frames, now)
+        if on_phase is not None and protocol.phase is not None and protocol.phase != phase:
+            on_phase(protocol.phase)
+        if protocol.is_open:  # what has answered may be another daemon of the same name
+            self.look_at_engine(now)
+            protocol.check()
+        return outputs
+
+    def look_at_engine(self, now: float) -> None:
+        """Tell the protocol if the engine has ended. One that was never ready is not started again."""
+        if self.protocol.restart_at is not None or (end := self._engine.describe_end()) is None:
+            return
+        self._restart = None if self.protocol.facts is None else self._engine.plan_restart()
+        after_s = None if self._restart is None else self._restart.after_s
+        self.protocol.engine_ended(self._engine.describe_end() or end, after_s, now)
+
+    def is_restart_due(self, now: float) -> bool:
+        """Whether `start_engine` is to be called."""
+        return self.protocol.restart_at is not None and now >= self.protocol.restart_at
+
+    def start_engine(self) -> None:
+        """Start another engine in the place of the one that has ended."""
+        assert self._restart is not None
+        self._restart.start()
+        self.protocol.engine_started(self._engine.watch)
+
+
+def close_connection(engine: Engine, socket: EngineSocket) -> None:
+    """Leave the engine, or end it if it is private; for a finalizer."""
+    with contextlib.suppress(EngineDeadError, zmq.ZMQError):
+        engine.check_owner()
+        if engine.linger_ms:
+            socket.send(GOODBYE)
+    engine.stop()
+    socket.close(engine.linger_ms)

@@ -1,0 +1,73 @@
+"""Calls about an engine rather than a request, of LLMEngine and AsyncLLM: what it counts, holds, forgets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+from ...ipc.errors import RequestFailedError
+from ...ipc.messages import EngineMetrics, EngineSnapshot, SchedulerStats, UtilityMethod, UtilityResult
+
+T = TypeVar("T")
+
+
+class UtilityCalls(ABC):
+    """The blocking calls. All raise EngineDeadError, and RequestFailedError without an answer in time."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; False while requests hold them."""
+        return self._call(UtilityMethod.RESET_PREFIX_CACHE).error is None
+
+    def stats(self) -> SchedulerStats:
+        """A look at the engine at this moment."""
+        result = self._call(UtilityMethod.STATS)
+        return _expect(result.stats, result, "stats")
+
+    def snapshot(self) -> EngineSnapshot:
+        """What live views show: requests, blocks, clients, and rates over the last seconds."""
+        result = self._call(UtilityMethod.SNAPSHOT)
+        return _expect(result.snapshot, result, "snapshot")
+
+    def metrics(self) -> EngineMetrics:
+        """What the engine has counted since it started, over all its clients."""
+        result = self._call(UtilityMethod.METRICS)
+        return _expect(result.metrics, result, "metrics")
+
+    def check_integrity(self) -> str | None:
+        """What is wrong with the engine's block accounting, None if nothing is."""
+        return self._call(UtilityMethod.CHECK_INTEGRITY).error
+
+    @abstractmethod
+    def _call(self, method: UtilityMethod) -> UtilityResult: ...
+
+
+class AsyncUtilityCalls(ABC):
+    """The same for asyncio."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; False while requests hold them."""
+        return (await self._call(UtilityMethod.RESET_PREFIX_CACHE)).error is None
+
+    async def stats(self) -> SchedulerStats:
+        """A look at the engine at this moment."""
+        result = await self._call(UtilityMethod.STATS)
+        return _expect(result.stats, result, "stats")
+
+    async def snapshot(self) -> EngineSnapshot:
+        """What live views show: requests, blocks, clients, and rates over the last seconds."""
+        result = await self._call(UtilityMethod.SNAPSHOT)
+        return _expect(result.snapshot, result, "snapshot")
+
+    async def metrics(self) -> EngineMetrics:
+        """What the engine has counted since it started, over all its clients."""
+        result = await self._call(UtilityMethod.METRICS)
+        return _expect(result.metrics, result, "metrics")
+
+    @abstractmethod
+    async def _call(self, method: UtilityMethod) -> UtilityResult: ...
+
+
+def _expect(answer: T | None, result: UtilityResult, what: str) -> T:
+    if answer is None:
+        raise RequestFailedError(result.error or f"the engine gave no {what}")
+    return answer

@@ -1,0 +1,99 @@
+"""What config.json and generation_config.json say beside the model: number format, ends, limits, presets.
+
+Takes dicts, touches no file. The model is read by `families`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast, get_args
+
+from ...ipc.config import MAX_INT
+from ...ipc.errors import ConfigError, ModelError, SamplingParamsError
+from ...ipc.messages import MAX_EOS_TOKEN_IDS
+from ...ipc.model_spec import Dtype, ModelSpec
+from ...ipc.sampling_params import SamplingParams
+
+# What generation_config.json may preset, and SamplingParams' name for it.
+_SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def read_dtype(config: Mapping[str, Any], stored_dtype: str | None) -> Dtype:
+    """The number format to compute in: config.json's, else that of the stored weights, else float32."""
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    value = config.get(key)
+    name = stored_dtype or "float32" if value is None else str(value).removeprefix("torch.")
+    for dtype in get_args(Dtype):
+        if name == dtype:
+            return dtype
+    raise ModelError(f"config.json {key}", value, f"one of {', '.join(get_args(Dtype))}")
+
+
+def read_eos_token_ids(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any], vocab_size: int
+) -> tuple[int, ...]:
+    """End-of-sequence ids: generation_config.json's if it has the key, else config.json's.
+
+    ModelError for a bad value in either, also in the one that does not count.
+    """
+    files = (("generation_config.json", generation_config), ("config.json", config))
+    named = [
+        _read_token_ids(f"{name} eos_token_id", values["eos_token_id"], vocab_size)
+        for name, values in files
+        if values.get("eos_token_id") is not None
+    ]
+    return named[0] if named else ()
+
+
+def _read_token_ids(field: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    ids: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise ModelError(field, value, f"token ids from 0 to {vocab_size - 1}")
+    distinct = tuple(dict.fromkeys(ids))
+    if len(distinct) > MAX_EOS_TOKEN_IDS:  # each request carries them
+        raise ModelError(field, f"{len(distinct)} ids", f"at most {MAX_EOS_TOKEN_IDS}")
+    return distinct
+
+
+def read_default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """SamplingParams fields that generation_config.json presets. Raises ModelError for a bad value."""
+    presets: dict[str, Any] = {}
+    for key, name in _SAMPLING_KEYS.items():
+        value = generation_config.get(key)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except SamplingParamsError as error:
+            raise ModelError(f"generation_config.json {key}", value, error.allowed) from None
+        presets[name] = value
+    return presets
+
+
+def compute_max_model_len(spec: ModelSpec, requested: int | None) -> int:
+    """The longest sequence (prompt and output) of an engine, in tokens.
+
+    The model's own limit is max_position_embeddings, times the factor where rope scaling stretches it
+    (linear, dynamic, yarn; llama3's already counts). A larger request raises ConfigError.
+    """
+    rope = spec.rope
+    limit = spec.max_position_embeddings
+    if rope.type == "yarn" and rope.original_max_position_embeddings is not None:
+        limit = rope.original_max_position_embeddings
+    if rope.type in ("linear", "dynamic", "yarn"):
+        limit = int(min(limit * rope.factor, MAX_INT))
+    if requested is None:
+        return limit
+    if not isinstance(requested, int) or isinstance(requested, bool) or requested < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError("max_model_len", requested, f"an integer from 1 to {limit}, the model's limit")
+    if requested > limit:
+        raise ConfigError("max_model_len", requested, f"at most {limit}, the model's limit (config.json)")
+    return requested

@@ -1,0 +1,85 @@
+"""Reads single files of a model folder, which may be anybody's: regular files only, and only so many bytes.
+
+A FIFO or a device in a file's place would block the reader for ever or never end. Knows no file's meaning.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+import msgspec
+
+from ...ipc.errors import ModelError
+
+# Configurations, whose objects take up to 30 times their text; the largest that is known has 2 MB.
+MAX_JSON_BYTES = 16 << 20
+MAX_INDEX_BYTES = 64 << 20  # the index of 91,000 tensors has 9 MB
+MAX_TOKENIZER_BYTES = 256 << 20  # the largest that is known has 35 MB
+MAX_TEMPLATE_BYTES = 1 << 20
+
+_T = TypeVar("_T")
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open for reading, without waiting for a FIFO's writer.
+
+    Raises FileNotFoundError; ModelError for what cannot be opened or is no regular file.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelError(file.name, str(file), f"a file that can be read ({error.strerror})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ModelError(file.name, str(file), "a regular file, not a folder, FIFO or device")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_file(file: Path, max_bytes: int) -> bytes:
+    """A file's content. Raises as `open_regular`, and ModelError for more than `max_bytes`."""
+    with open_regular(file) as stream:
+        _check_size(file, stream, max_bytes)
+        try:
+            return stream.read(max_bytes)
+        except OSError as error:
+            raise ModelError(file.name, str(file), f"a file that can be read ({error.strerror})") from error
+
+
+def check_file(file: Path, max_bytes: int) -> None:
+    """For a file that a library reads. Raises as `read_file`."""
+    with open_regular(file) as stream:
+        _check_size(file, stream, max_bytes)
+
+
+def _check_size(file: Path, stream: BinaryIO, max_bytes: int) -> None:
+    size = os.fstat(stream.fileno()).st_size
+    if size > max_bytes:
+        raise ModelError(file.name, str(file), f"at most {max_bytes} bytes; it has {size}")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON file's object, {} if the file does not exist; ModelError if it is anything but an object."""
+    try:
+        content = _decode(file, MAX_JSON_BYTES, Any)
+    except FileNotFoundError:
+        return {}
+    if not isinstance(content, dict):
+        raise ModelError(file.name, str(file), f"a JSON object, not a {type(content).__name__}")
+    return cast(dict[str, Any], content)
+
+
+def read_json_as(file: Path, max_bytes: int, type_: type[_T]) -> _T:
+    """A JSON file as a msgspec type, which bounds what it takes in memory. Raises as `read_file`."""
+    return _decode(file, max_bytes, type_)
+
+
+def _decode(file: Path, max_bytes: int, type_: Any) -> Any:
+    try:
+        return msgspec.json.decode(read_file(file, max_bytes), type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(file.name, str(file), f"readable JSON ({error})") from error

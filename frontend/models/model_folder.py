@@ -1,0 +1,217 @@
+"""Finds a model's folder and checks its files before anything is loaded.
+
+Knows file names and the safetensors header; knows nothing of what config.json says. Reads at most the
+headers of weight files, so a truncated or foreign checkpoint is refused in milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from ...ipc.errors import ModelError
+from .model_files import MAX_INDEX_BYTES, open_regular, read_json, read_json_as
+
+POCKET = "pocket"
+_ALLOWED_MODEL = "an existing folder, 'pocket', or a Hugging Face hub name such as 'org/name'"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"]
+_MODEL_FILES = ["*.safetensors", "*.json", *_TOKENIZER_FILES]
+_IGNORED_FILES = ["original/*", "consolidated*", "onnx/*"]  # second copies of the same weights
+_FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
+_MAX_HEADER_BYTES = 32 << 20  # 100,000 tensors take 10 MB; the format itself allows 100
+_FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A checked model folder.
+
+    `weights_size_bytes` counts tensor data over all `weight_files`. `stored_dtype` is the number format of
+    the first floating tensor (None when there is none, or weights are not read).
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    weight_files: tuple[Path, ...] = ()
+    weights_size_bytes: int = 0
+    stored_dtype: str | None = None
+
+
+@dataclass(slots=True)
+class _Header:
+    """What a safetensors header declares."""
+
+    data_size_bytes: int
+    dtypes: list[str]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_Offset = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Tensor(msgspec.Struct):
+    """An entry of a safetensors header. Its `__metadata__`, which is another kind of object, has neither."""
+
+    dtype: str = ""
+    data_offsets: tuple[_Offset, _Offset] | None = None
+
+
+def pocket_folder() -> Path:
+    """The packaged pocket model's folder."""
+    return Path(__file__).resolve().parents[2] / "tools" / "pocket" / "model"
+
+
+def find_model_folder(model: str, revision: str | None = None, field_name: str = "model") -> Path:
+    """Turn a folder, 'pocket' or a hub name into a local folder; a hub name is downloaded if not cached.
+
+    Raises ModelError when there is no such folder, or the hub has no such model or cannot be reached.
+    """
+    if model == POCKET:
+        folder = pocket_folder()
+        if not folder.is_dir():
+            raise ModelError(field_name, model, f"the packaged model is missing from {folder}")
+        return folder
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path.resolve()
+        is_file = path.exists()
+    except (OSError, RuntimeError) as error:  # too long a name, no permission, ~ of an unknown user
+        raise ModelError(field_name, model, f"cannot be read ({error}); expected {_ALLOWED_MODEL}") from error
+    if is_file:
+        raise ModelError(field_name, model, f"a file, but expected {_ALLOWED_MODEL}")
+    if not _HUB_NAME.fullmatch(model) or model.startswith("."):
+        raise ModelError(field_name, model, f"no such folder; expected {_ALLOWED_MODEL}")
+    return _download(model, revision, field_name)
+
+
+def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
+    """Check that a folder can be loaded; with `load_weights` False only config.json is needed.
+
+    Raises ModelError for a missing config.json, weights that are not safetensors, an incomplete index, or a
+    file whose size is not what its header declares.
+    """
+    config_file = path / "config.json"
+    if not config_file.is_file():
+        raise ModelError("model", str(path), "a folder with a config.json")
+    folder = ModelFolder(path, read_json(config_file), read_json(path / "generation_config.json"))
+    if not load_weights:
+        return folder
+    files = _find_weight_files(path)
+    headers = [_read_header(file) for file in files]
+    floats = [_FLOAT_DTYPES[name] for header in headers for name in header.dtypes if name in _FLOAT_DTYPES]
+    return ModelFolder(
+        path,
+        folder.config,
+        folder.generation_config,
+        weight_files=tuple(files),
+        weights_size_bytes=sum(header.data_size_bytes for header in headers),
+        stored_dtype=floats[0] if floats else None,
+    )
+
+
+def _download(model: str, revision: str | None, field_name: str) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    patterns = _MODEL_FILES if field_name == "model" else ["*.json", *_TOKENIZER_FILES]
+    try:
+        folder = huggingface_hub.snapshot_download(
+            model, revision=revision, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES
+        )
+    except RepositoryNotFoundError as error:
+        raise ModelError(field_name, model, f"not on the hub; expected {_ALLOWED_MODEL}") from error
+    except LocalEntryNotFoundError as error:
+        reason = "not in the local cache, and the hub cannot be reached"
+        raise ModelError(field_name, model, f"{reason}; expected {_ALLOWED_MODEL}") from error
+    except Exception as error:  # the hub client raises what its HTTP library does; to us it is all one
+        reason = f"the hub answered: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        raise ModelError(field_name, model, f"{reason}; expected {_ALLOWED_MODEL}") from error
+    return Path(folder)
+
+
+def _find_weight_files(path: Path) -> list[Path]:
+    """The safetensors files to load: what an index names, or model.safetensors, or all there are."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return _read_index(index)
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    files = sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("consolidated"))
+    if files:
+        return files
+    foreign = sorted(file.name for file in path.glob("*") if file.suffix in _FOREIGN_SUFFIXES)
+    if foreign:
+        raise ModelError(
+            "model",
+            str(path),
+            f"safetensors only (it holds {foreign[0]}, which can run code when read)",
+        )
+    allowed = "a folder with *.safetensors weights (consolidated* are another layout), or load_format='dummy'"
+    raise ModelError("model", str(path), allowed)
+
+
+def _read_index(index: Path) -> list[Path]:
+    weight_map = read_json_as(index, MAX_INDEX_BYTES, _Index).weight_map
+    if not weight_map:
+        raise ModelError("model", str(index), "an index with a 'weight_map' of tensor names to files")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError("model", name, f"a *.safetensors file beside {index.name}")
+    folder = index.parent
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        raise ModelError("model", str(folder), f"{len(missing)} of {len(names)} shards are missing: {shown}")
+    return [folder / name for name in names]
+
+
+def _read_header(file: Path) -> _Header:
+    """Read a safetensors header and hold it against the file's size.
+
+    Layout (safetensors README): uint64 header length, JSON header, tensor data; offsets count from the data.
+    """
+    try:
+        with open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > _MAX_HEADER_BYTES:
+                most = f"no header of at most {_MAX_HEADER_BYTES} bytes"
+                raise ModelError("model", str(file), f"a safetensors file (its {size} bytes have {most})")
+            if size < 8 + length:
+                raise _truncated(file, size, 8 + length)
+            entries = msgspec.json.decode(stream.read(length), type=dict[str, _Tensor])
+    except OSError as error:
+        raise ModelError("model", str(file), f"a file that can be read ({error.strerror})") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError("model", str(file), "a safetensors file (its header does not parse)") from error
+    tensors = [entry for name, entry in entries.items() if name != "__metadata__"]
+    offsets = [entry.data_offsets for entry in tensors if entry.data_offsets is not None]
+    if len(offsets) < len(tensors):
+        raise ModelError("model", str(file), "a safetensors file (tensors without data_offsets)")
+    end = max((last for _, last in offsets), default=0)
+    declared = 8 + length + end
+    if size < declared:
+        raise _truncated(file, size, declared)
+    if size > declared:
+        raise ModelError("model", str(file), f"{declared} bytes as its header declares; it has {size}")
+    return _Header(end, [entry.dtype for entry in tensors])
+
+
+def _truncated(file: Path, size: int, declared: int) -> ModelError:
+    return ModelError(
+        "model",
+        str(file),
+        f"a complete file: its header declares {declared} bytes, it has {size}",
+    )

@@ -1,0 +1,144 @@
+"""A request's body -> one of schema.py's Structs, by msgspec; mistakes name field, value and allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from ....ipc.errors import did_you_mean, shorten, shorten_name
+from ..errors import ApiError, FieldError
+from .json_cost import MAX_CHEAP_BYTES, check_json_cost
+
+BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
+
+_AT = " - at `$"  # and a path, at the end of msgspec's messages
+_UNKNOWN = "Object contains unknown field `"
+_MISSING = "Object missing required field `"
+_MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def parse_request(request: Request, kind: type[T], max_body_bytes: int) -> T:
+    """Read the body and check it. Raises ApiError, or ClientDisconnect when the client has left."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        # It also keeps web pages out: a browser sends JSON to another site only when that site agrees.
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"content-type={shorten(content_type)}: application/json",
+            code="unsupported_media_type",
+            headers={"connection": "close"},
+        )
+    body = await _read_body(request, max_body_bytes)
+    try:
+        if len(body) > MAX_CHEAP_BYTES:  # in a thread, which lets the loop turn between its passes
+            await asyncio.to_thread(check_json_cost, body)
+        return parse_body(body, kind)
+    finally:
+        del body
+        if (note_body := request.scope.get("extensions", {}).get(BODY_EXTENSION)) is not None:
+            note_body()
+
+
+def parse_body(body: bytes, kind: type[T]) -> T:
+    """The Struct of a JSON text; raises ApiError with status 400."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), body, kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "body: JSON of less depth", code="invalid_json") from None
+
+
+async def _read_body(request: Request, max_body_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_body_bytes:
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"body={size} bytes: at most {max_body_bytes} (max_body_bytes)",
+                code="body_too_large",
+                headers={"connection": "close"},
+            )
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
+    """msgspec's message in the house's form. It may hold a name or a value of the body, of any length."""
+    what, found, path = text.rpartition(_AT)
+    if not found:
+        what, path = text, ""
+    path = path.removeprefix(".").removesuffix("`")
+    if what.startswith(_UNKNOWN):
+        name = _join(path, what[len(_UNKNOWN) : -1])
+        known = _fields_at(kind, path)
+        allowed = f"no such field{did_you_mean(name, known) if known else ''}"
+        return _make_field_error(name, body, allowed, "unknown_field")
+    if what.startswith(_MISSING):
+        name = _join(path, what[len(_MISSING) : -1])
+        return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
+    return _make_field_error(path or "body", body, what[:1].lower() + what[1:_MAX_SAID])
+
+
+def _make_field_error(field: str, body: bytes, allowed: str, code: str | None = None) -> ApiError:
+    """A FieldError with the value, for which the body is decoded once more; without it when that is dear."""
+    shown = shorten_name(field)
+    if len(body) > MAX_CHEAP_BYTES or shown != field:
+        return ApiError(HTTPStatus.BAD_REQUEST, f"{shown}: {allowed}", param=field, code=code)
+    return FieldError(field, _find_value(body, "" if field == "body" else field), allowed, code)
+
+
+def _fields_at(kind: type[msgspec.Struct], path: str) -> tuple[str, ...]:
+    """Names to guess from; only the request's own fields are close enough to a typing mistake."""
+    return kind.__struct_fields__ if not path else ()
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _find_value(body: bytes, path: str) -> object:
+    """The value at msgspec's path such as `messages[0].role`; None when it cannot be followed."""
+    try:
+        value: Any = json.loads(body, parse_float=_read_number, parse_int=_read_number)
+        for place, name in _STEP.findall(path):
+            value = cast(list[Any], value)[int(place)] if place else cast(dict[str, Any], value)[name]
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return None
+    return value
+
+
+class _Literal:
+    """A number that is shown as it was written, since nothing that computes can hold it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _read_number(text: str) -> object:
+    try:
+        number = int(text) if text.lstrip("-").isdigit() else float(text)
+        return number if abs(number) < math.inf else _Literal(text)
+    except ValueError:  # more digits than Python converts
+        return _Literal(text)

@@ -1,0 +1,420 @@
+"""Requests and responses of the API as msgspec Structs; /openapi.json is made from them.
+
+A field that is not here is refused, so nothing that would change an answer is ignored in silence. Fields that
+clients send and that change nothing are listed and dropped; those that Quire does not have are listed with
+the one value that asks for nothing, and `unsupported.py` refuses any other. Fields of SamplingParams are
+taken from there, but for those that a request has in another form.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
+from ....ipc.sampling_params import (
+    MAX_INT,
+    MAX_LOGIT_BIAS,
+    SAMPLING_FIELDS,
+    NumLogprobs,
+    Seed,
+    Stops,
+    Temperature,
+    TopP,
+)
+from ..limits import MAX_TOP_LOGPROBS
+
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
+NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
+# Less than this an idle engine may need to begin, and every such request would be a 503.
+QueueTimeout = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)]
+Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
+
+
+# OpenAI's limits. An answer repeats them, so a stream would hold whatever they are.
+User = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """include_usage: a last chunk with the usage. continuous_usage_stats: usage in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+# Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
+_NOT_REQUESTED = ("detokenize", "output_kind", "logprobs")
+_SharedFields: type[msgspec.Struct] = msgspec.defstruct(
+    "_SharedFields",
+    [
+        (name, field.hint | None, None)
+        for name, field in SAMPLING_FIELDS.items()
+        if name not in _NOT_REQUESTED
+    ],
+    module=__name__,
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+
+
+class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
+    """What a request may say about sampling and scheduling, whatever it generates. Names are vLLM's.
+
+    Every field of SamplingParams, None where the request does not say it.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: NumTokens | None = None
+    stop_token_ids: list[TokenId] | None = None
+    logit_bias: Bias | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    add_special_tokens: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    timeout_s: Timeout | None = None
+    queue_timeout_s: QueueTimeout | None = None
+    response_format: dict[str, Any] | None = None
+    user: User | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. prompt: a text, texts, token ids, or lists of token ids."""
+
+    prompt: str | list[str | int | list[TokenId]]
+    echo: bool | None = None
+    logprobs: NumLogprobs | None = None
+    suffix: str | None = None
+
+
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a message's content; Quire's models read text only."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message of a conversation; which roles there are is the model's chat template's to say."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    verbosity: str | None = None
+    # These say nothing about the answer.
+    metadata: Metadata | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message of a Responses request."""
+
+    role: str
+    content: str | list[TextPart]
+    type: str = "message"
+    id: str | None = None
+    status: str | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses: text in, text out; the server keeps nothing of it."""
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: NumTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    seed: Seed | None = None
+    stop: Stops | None = None
+    text: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    max_tool_calls: int | None = None
+    reasoning: dict[str, Any] | None = None
+    background: bool | None = None
+    truncation: str | None = None
+    include: list[str] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    timeout_s: Timeout | None = None
+    queue_timeout_s: QueueTimeout | None = None
+    # These say nothing about the answer.
+    parallel_tool_calls: bool | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    user: User | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: a prompt, or the messages of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    # Left to the process that decodes them: a list of millions would hold up the event loop.
+    tokens: Annotated[
+        msgspec.Raw,
+        Meta(
+            extra_json_schema={
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT},
+            }
+        ),
+    ]
+    model: str | None = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Prompt tokens that the prefix cache already held."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Counts of tokens; completion_tokens are of every sequence that was generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel lists, one entry a token. text_offset counts characters of `text`."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(msgspec.Struct):
+    """An alternative at one position of the prompt."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionChoice(msgspec.Struct):
+    """A sequence, or what is new of it in a chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class CompletionResponse(msgspec.Struct, kw_only=True):
+    """Answer of /v1/completions; a chunk of a stream has the same form."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TopLogprob(msgspec.Struct):
+    """An alternative of a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token of the answer, with its likeliest alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    """Logprobs of a chat choice."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is new of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    """What is new of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
+    """A chunk of a streamed chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "quire"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class TokenizeResponse(msgspec.Struct):
+    """Answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """Answer of /detokenize."""
+
+    prompt: str
+
+
+class VersionResponse(msgspec.Struct):
+    """Answer of /version."""
+
+    version: str
+
+
+class StatusResponse(msgspec.Struct):
+    """Answer of /live, /ready and /health."""
+
+    status: str

@@ -1,0 +1,94 @@
+"""API keys: one pure-ASGI layer around every route but those that say whether the server is up."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+from http import HTTPStatus
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import ApiError, make_error_response
+from ..serving import Caller
+
+OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
+CALLER_KEY = "quire.caller"  # of scope["state"]
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def hash_key(key: str) -> str:
+    """What is kept of an API key."""
+    return sha256(key.encode()).hexdigest()
+
+
+class ApiKeys:
+    """The keys of a server, as hashes; without any, everyone is let in."""
+
+    def __init__(self, key_hashes: Iterable[str]) -> None:
+        self._key_hashes = tuple(key_hashes)
+
+    def identify(self, headers: Headers) -> Caller | None:
+        """Who asks, None without one of the keys.
+
+        Every key is compared, whether one has matched or not, so that the time tells nothing.
+        """
+        if not self._key_hashes:
+            return Caller()
+        given = hash_key(_read_key(headers))
+        matches = [hmac.compare_digest(given, known) for known in self._key_hashes]
+        return Caller(given) if any(matches) else None
+
+
+class ApiKeyMiddleware:
+    """Lets in who has one of the keys, as `Authorization: Bearer KEY` or, for browsers, as a password.
+
+    A caller whom the connection has identified stands in the scope's state under CALLER_KEY.
+    """
+
+    def __init__(self, app: ASGIApp, key_hashes: Iterable[str]) -> None:
+        self._app = app
+        self._keys = ApiKeys(key_hashes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        caller = state.get(CALLER_KEY) or self._keys.identify(scope["headers"])
+        if caller is None and scope["path"] not in OPEN_PATHS:
+            await _make_refusal(scope)(scope, receive, send)
+            return
+        state[CALLER_KEY] = caller or Caller()
+        await self._app(scope, receive, send)
+
+
+def _read_key(headers: Headers) -> str:
+    """The key as it was sent, '' without one."""
+    value = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, rest = value.decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""
+
+
+def _make_refusal(scope: Scope) -> ASGIApp:
+    accepted = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+    # A browser asks its user for a password only when told to by this header.
+    scheme = "Basic" if b"text/html" in accepted else "Bearer"
+    return make_error_response(
+        ApiError(
+            HTTPStatus.UNAUTHORIZED,
+            "authorization: an API key of this server, as 'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+            headers={"www-authenticate": f'{scheme} realm="quire"'},
+        )
+    )

@@ -1,0 +1,76 @@
+"""The listening socket of a server: bound before anything loads, so that a port in use is told at once."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+import socket
+
+from ....ipc.errors import ConfigError
+
+LOCAL_NAME = "localhost"
+_BACKLOG = 2048
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine only."""
+    try:
+        return host == LOCAL_NAME or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind_socket(host: str, port: int, share_port: bool = False) -> socket.socket:
+    """A listening socket. Raises ConfigError naming the owner of a port that is in use.
+
+    It listens at once: on Linux two sockets that do not listen may share a port. With `share_port` it joins
+    the servers of this user that listen there; the kernel spreads new connections over them.
+    """
+    if not share_port and port:  # SO_REUSEPORT alone would not see that somebody is there
+        _bind(host, port, socket.SO_REUSEADDR).close()
+    return _bind(host, port, socket.SO_REUSEPORT)
+
+
+def _bind(host: str, port: int, reuse: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError("host", host, f"an address of this machine ({error})") from None
+    listening_socket = socket.socket(family, kind, proto)
+    try:
+        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening_socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
+        listening_socket.bind(address)
+        listening_socket.listen(_BACKLOG)
+    except PermissionError as error:
+        listening_socket.close()
+        raise ConfigError("port", port, f"a port that you may use ({error.strerror})") from None
+    except OSError as error:
+        listening_socket.close()
+        owner = _find_owner(port)
+        if owner:
+            raise ConfigError("port", port, f"a free port; this one is in use by {owner}") from None
+        raise ConfigError("host", host, f"an address of this machine with that port free ({error})") from None
+    return listening_socket
+
+
+def _find_owner(port: int) -> str:
+    """Pid and command of who listens on a port, as far as this user may see it; '' when nobody is seen."""
+    import psutil
+
+    try:
+        listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    except psutil.Error:
+        return ""
+    for connection in listening:
+        if connection.laddr and connection.laddr.port == port:
+            if connection.pid is None:
+                return "another user's process"
+            try:
+                command = shlex.join(psutil.Process(connection.pid).cmdline())
+            except psutil.Error:
+                command = "unknown command"
+            return f"pid {connection.pid} ({command[:200]})"
+    return ""

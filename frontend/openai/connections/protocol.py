@@ -1,0 +1,320 @@
+"""The HTTP connection with caps: everything a client sends is counted as it comes, part by part.
+
+httptools itself takes a header, a trailer or a chunk extension of any size and waits for its end for ever.
+What is refused here never reaches the app; it is answered in OpenAI's error shape, and the connection ends.
+The key is checked when the headers are complete; only a POST of a known caller to a route with a body has its
+body stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.server import ServerState
+
+from ..bodies.parsing import BODY_EXTENSION
+from ..errors import ApiError, overloaded
+from ..limits import Limits
+from ..stream import CLOSE_EXTENSION
+from .auth import CALLER_KEY, ApiKeys
+from .connection import Connection
+from .memory import MemoryTrimmer
+from .message_meter import MessageMeter
+from .read_turns import ReadTurns
+from .shares import ByteShares, ConnectionTable, name_address
+
+_MAX_REFUSED = 128  # connections beyond max_connections that are told so
+_SLICE_BYTES = 2**14  # at most so much of another message may be counted as this one's, or not at all
+
+
+class Admission:
+    """What the connections of one process share: its limits, keys and room.
+
+    body_paths: where a POST has a body; that of any other request is not stored.
+    """
+
+    def __init__(self, limits: Limits, keys: ApiKeys, body_paths: frozenset[str]) -> None:
+        self.limits = limits
+        self.keys = keys
+        self.body_paths = body_paths
+        self.connections: ConnectionTable[CappedProtocol] = ConnectionTable(limits.max_connections)
+        self.headers: ByteShares[CappedProtocol] = ByteShares(limits.max_total_header_bytes)
+        self.bodies: ByteShares[CappedProtocol] = ByteShares(
+            max(limits.max_total_body_bytes, limits.max_body_bytes)
+        )
+        self.memory = MemoryTrimmer()
+        self.read_turns = ReadTurns()
+
+    def hold(self, connection: CappedProtocol, num_header_bytes: int, num_body_bytes: int) -> None:
+        """Note what is stored of a connection's requests, and make room when it is too much for all."""
+        self._hold(connection, self.headers, num_header_bytes, "headers", "max_total_header_bytes")
+        self._hold(connection, self.bodies, num_body_bytes, "bodies", "max_total_body_bytes")
+
+    def release(self, connection: CappedProtocol) -> None:
+        """It has been given its last answer: others have its room."""
+        self.headers.release(connection)
+        self.bodies.release(connection)
+        self.connections.demote(connection)
+
+    def _hold(
+        self,
+        connection: CappedProtocol,
+        shares: ByteShares[CappedProtocol],
+        num_bytes: int,
+        what: str,
+        limit: str,
+    ) -> None:
+        client = connection.client_name
+        while not connection.is_ending and shares.hold(connection, client, num_bytes):
+            victim = shares.find_victim(connection, client)
+            held = f"{shares.num_bytes} bytes under way, {shares.count_of(victim.client_name)} of them yours"
+            victim.refuse(overloaded(f"{what}: {held}, at most {shares.max_bytes} ({limit})"))
+
+
+class _LateClose:
+    """The transport as a request with a body sees it: answered too early, the connection closes late."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, protocol: CappedProtocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close_after_answer
+
+
+class CappedProtocol(Connection):
+    """One connection. Made by `create_server` through a factory."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        admission: Admission,
+    ) -> None:
+        limits = admission.limits
+        super().__init__(config, server_state, app_state, limits.write_timeout_s)
+        self.timeout_keep_alive = cast(int, limits.max_keep_alive_s)
+        self.client_name = ""  # in shares: the address, or what the last right key hashes to
+        self._admission = admission
+        self._limits = limits
+        self._meter = MessageMeter(limits)
+        self._header_sizes: list[int] = []  # of the requests under way, in their order
+        self._is_other_protocol = False  # it is read a second time, without what asks for the other one
+        self._stores_body = False
+        self._largest_body = 0  # in bytes, of the messages since the last was answered
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.client_name = name_address(self.client[0]) if self.client else ""
+        self._arm(self._limits.max_keep_alive_s, transport.abort)
+        victim = self._admission.connections.add(self, self.client_name)
+        if victim is not self:
+            if victim is not None:
+                victim.close_now()
+        elif len(self.connections) > self._limits.max_connections + _MAX_REFUSED:
+            self.close_now()
+        else:
+            allowed = f"at most {self._limits.max_connections} (max_connections), and none of them is idle"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            self.refuse(ApiError(status, f"connections: {allowed}", code="too_many_connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._admission.connections.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        view = memoryview(data) if len(data) > _SLICE_BYTES else data
+        for start in range(0, len(data), _SLICE_BYTES):
+            if self._is_deaf:
+                self._drop(len(data) - start)
+                break
+            self._take(view[start : start + _SLICE_BYTES])
+        if self._meter.is_in_head and self._meter.has_begun and not self.is_ending:
+            self._admission.connections.renew(self)
+        self._hold_bytes()
+        self._admission.read_turns.note_read(self, len(data))
+
+    def _take(self, data: bytes | memoryview) -> None:
+        """Parse a slice of what has come, and count it: as body, as header, or as what is between chunks."""
+        self._meter.begin_slice()
+        try:
+            self._parse(data)
+            if not self._is_deaf:
+                self._meter.end_slice(len(data))
+        except ApiError as error:
+            if not self._is_deaf:
+                self.refuse(error)
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Raises ApiError for what is no HTTP, and what a callback has raised."""
+        parser = self.parser
+        assert parser is not None, "no data comes after connection_lost"
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_again(data[cast(int, upgrade.args[0]) :])
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, ApiError):
+                raise error.__context__ from None
+            text = f"request: valid HTTP/1.1 ({error})"
+            raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_http") from None
+
+    def _parse_again(self, rest: bytes | memoryview) -> None:
+        """A head that asks for another protocol without that wish, and what follows it as its body.
+
+        httptools would take the body for a request: what a client says in its own body is no request.
+        """
+        self._is_other_protocol = False
+        parser = self.parser
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, parser.get_http_version().encode())]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._parse(b"\r\n".join([*lines, b"", b""]))
+        if rest:
+            self._parse(rest)
+
+    def on_message_begin(self) -> None:
+        now = int(time.time())
+        if now != getattr(self.server_state, "date", None):
+            self.server_state.date = now  # type: ignore[attr-defined]
+            self.server_state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
+        self._unset_keepalive_if_required()
+        super().on_message_begin()
+        scope = cast(dict[str, Any], self.scope)
+        scope["extensions"] = {CLOSE_EXTENSION: self.close_now, BODY_EXTENSION: self._hold_bytes}
+        self._meter.begin()
+        self._stores_body = False
+        self._arm(self._limits.max_header_s, self._on_deadline, "header", self._limits.max_header_s)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._meter.count_url(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._meter.is_in_head:
+            return  # a trailer: it could be anything that is checked in headers, and comes after the check
+        self._meter.count_field(name, value, len(self.headers))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._note_other_protocol()
+            return
+        self._meter.end_head()
+        self._disarm()
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            allowed = f"at most {self._limits.max_pipelined} (max_pipelined)"
+            raise overloaded(f"requests that wait for an answer: {allowed}")
+        caller = self._admission.keys.identify(self.headers)
+        num_bytes = _read_body_length(self.headers)
+        if caller is not None:
+            cast(dict[str, Any], self.scope)["state"][CALLER_KEY] = caller
+            self.client_name = caller.key_hash or self.client_name
+            self._admission.connections.note_busy(self, self.client_name)
+            self._meter.check_body_length(num_bytes or 0)
+        super().on_headers_complete()
+        self._header_sizes.append(self._meter.num_header_bytes)
+        if num_bytes != 0:
+            self._expect_body(self.cycle, is_known=caller is not None)
+
+    def _note_other_protocol(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            text = "method=CONNECT: this server is no proxy"
+            raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, text, code="method_not_allowed")
+        self._is_other_protocol = True
+
+    def _expect_body(self, cycle: RequestResponseCycle, is_known: bool) -> None:
+        scope = cycle.scope
+        self._stores_body = (
+            is_known and scope["method"] == "POST" and scope["path"] in self._admission.body_paths
+        )
+        cycle.transport = cast(asyncio.Transport, _LateClose(self))
+        if not self._stores_body:
+            cycle.keep_alive = False
+
+    def on_chunk_header(self) -> None:
+        """The line with a chunk's size is complete."""
+        self._meter.note_chunk_line()
+
+    def on_body(self, body: bytes) -> None:
+        """Stored until it is complete: the app has nothing to do with half a JSON text."""
+        self._meter.count_body(len(body))
+        if self._stores_body:
+            self.cycle.body += body
+            self._largest_body = max(self._largest_body, len(self.cycle.body))
+
+    def on_message_complete(self) -> None:
+        if self._is_other_protocol:
+            return
+        if self._is_deaf:  # it comes behind the last request of this connection
+            raise ApiError(HTTPStatus.BAD_REQUEST, "a request behind the last one")
+        self._meter.end()
+        self._disarm()
+        self._is_deaf = not self.cycle.keep_alive
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, app)
+        if cycle.more_body:
+            self._arm(self._limits.max_body_s, self._on_deadline, "body", self._limits.max_body_s)
+
+    def on_response_complete(self) -> None:
+        if self.is_ending:
+            self.server_state.total_requests += 1
+            return
+        self._header_sizes.pop(0)
+        if self.is_unread:
+            self.close_after_answer()
+            return
+        super().on_response_complete()
+        if not self.is_busy:
+            self._forget_request(keeps_head=self._meter.has_begun)
+        self._hold_bytes()
+        if self.transport.is_closing():  # when its last bytes have gone, which takes a reader that reads
+            self._arm(self._limits.write_timeout_s, self.transport.abort)
+        elif not self.is_busy:
+            self._admission.connections.note_idle(self)
+
+    def _on_deadline(self, part: str, max_s: float) -> None:
+        text = f"{part}: complete within {max_s:g} s (max_{part}_s)"
+        self.refuse(ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="request_timeout"))
+
+    def _hold_bytes(self) -> None:
+        """Note what is stored of this connection's requests."""
+        if self.is_ending:
+            return
+        if self.pipeline:
+            num_body_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
+        else:
+            num_body_bytes = 0 if self._answered is None else len(self._answered.body)
+        num_header_bytes = sum(self._header_sizes) + self._meter.num_unfinished_bytes
+        self._admission.hold(self, num_header_bytes, num_body_bytes)
+
+    def _end(self) -> None:
+        super()._end()
+        self._admission.release(self)
+
+    def _forget_request(self, keeps_head: bool) -> None:
+        self._admission.memory.note_ended(self._largest_body)
+        self._largest_body = 0
+        super()._forget_request(keeps_head)
+
+
+def _read_body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """Bytes of the body as the head says, None when they come in chunks. httptools has checked the digits."""
+    num_bytes = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            num_bytes = int(value.lstrip(b"0") or b"0")  # of many digits, which int refuses, most are zeros
+    return num_bytes

@@ -1,0 +1,1 @@
+"""What the POST endpoints do, and what they have in common."""

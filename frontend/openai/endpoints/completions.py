@@ -1,0 +1,277 @@
+"""POST /v1/completions: one prompt or many, as text or token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from starlette.responses import Response
+
+from ....ipc.errors import PromptError
+from ...input_processor import PreparedParams
+from ...outputs import CompletionOutput, RequestOutput
+from ..bodies.schema import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+    PromptLogprobs,
+)
+from ..errors import FieldError
+from ..serving import Caller, PromptInput, Serving, make_id
+from ..stream import DONE, cancel_and_wait, encode_event, respond_whole
+from .logprobs import (
+    as_json,
+    join_completion_logprobs,
+    make_beside,
+    make_completion_logprobs,
+    make_prompt_logprobs,
+)
+from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
+from .sampling import make_completion_params
+from .unsupported import COMPLETION_RULES, check_supported
+from .usage import UsageCounter
+
+_MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
+_PROMPT_COST = 500  # what each prompt counts beside them
+
+
+async def create_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Response:
+    """Continue prompts. Raises InputErrors and ApiErrors before anything is generated."""
+    _check(request)
+    serving.check_model(request.model)
+    prompts = split_prompts(
+        request.prompt, serving.options.limits.max_prompts, serving.llm.facts.max_model_len
+    )
+    params = make_completion_params(serving, request)
+    serving.check_room(params, caller, len(prompts))
+    prepared = await prepare_params(serving, params, caller)
+    inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller)
+    serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
+    job = _Job(serving, request, prepared, caller, prompts, inputs)
+    if request.stream:
+        return serving.stream(job.stream(), job.id)
+    body = await job.complete()
+    return respond_whole(body, job.id)
+
+
+def _check(request: CompletionRequest) -> None:
+    check_supported(request, COMPLETION_RULES)
+    if request.stream_options is not None and not request.stream:
+        raise FieldError("stream_options", "given", "only with stream=true")
+
+
+class _Job:
+    """One request while it runs: its prompts are engine requests that run at the same time."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        request: CompletionRequest,
+        prepared: PreparedParams,
+        caller: Caller,
+        prompts: list[PromptInput],
+        inputs: list[PromptInput],
+    ) -> None:
+        """`prompts` as the request has them, `inputs` as the engine takes them, which is told each once."""
+        self._serving = serving
+        self._request = request
+        self._prepared = prepared
+        self._n = prepared.params.n
+        self._caller = caller
+        self._num_prompts = len(prompts)
+        self._inputs = list(inputs)
+        # By prompt: its text, for echo.
+        self._echoes = {i: text for i, text in enumerate(prompts) if request.echo and isinstance(text, str)}
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise
+        self._counter = UsageCounter()
+        self._hides_output = request.max_tokens == 0
+        self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
+        options = request.stream_options
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
+        self._head = CompletionResponse(
+            id=make_id("cmpl"), created=int(time.time()), model=serving.model_id, choices=[]
+        )
+        self._text_lengths: dict[int, int] = {}  # by choice: characters sent, for text_offset
+        self._prefixes: dict[int, bytes] = {}
+        if self._has_usage:
+            self._head.usage = None
+        before, after = msgspec.json.encode(self._head).split(b'"choices":[]')
+        self._prefix = b'data: %b"choices":[{"index":%%d,"text":' % before.replace(b"%", b"%%")
+        self._suffix = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]%b\n\n' % after
+        self._encode = msgspec.json.Encoder().encode
+
+    @property
+    def id(self) -> str:
+        """The answer's id."""
+        return self._head.id
+
+    async def complete(self) -> CompletionResponse:
+        """The whole answer; the first prompt that fails ends the others."""
+        tasks: list[asyncio.Future[list[CompletionChoice]]] = []
+        try:
+            async for place in self._places():
+                tasks.append(asyncio.ensure_future(self._finish_one(place)))
+            choices = list(itertools.chain.from_iterable(await asyncio.gather(*tasks)))
+        except BaseException:
+            await cancel_and_wait(*tasks)
+            tasks.clear()  # the error's traceback holds this frame: with its task that would be a cycle
+            raise
+        return msgspec.structs.replace(self._head, choices=choices, usage=self._counter.usage())
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """SSE bytes of all prompts as they come."""
+        if self._num_prompts == 1:
+            async with aclosing(self._outputs(0)) as outputs:
+                async for output in outputs:
+                    # Without logprobs there is nothing to wait for: a coroutine a chunk costs 6 % of it.
+                    if data := (
+                        await self._make_beside(0, output)
+                        if self._has_logprobs
+                        else self._make_chunks(0, output)
+                    ):
+                        yield data
+        else:
+            async with aclosing(self._merge()) as merged:
+                async for place, output in merged:
+                    if data := await self._make_beside(place, output):
+                        yield data
+        if self._has_usage:
+            yield encode_event(msgspec.structs.replace(self._head, usage=self._counter.usage()))
+        yield DONE
+
+    async def _places(self) -> AsyncGenerator[int, None]:
+        """The prompts, as many in a turn of the event loop as it has time to check and send."""
+        size = 0
+        for place, given in enumerate(self._inputs):
+            yield place
+            size += len(given) + _PROMPT_COST
+            if size > _MAX_SIZE_A_TURN:
+                size = 0
+                await asyncio.sleep(0)
+
+    async def _outputs(self, place: int) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one prompt; PromptErrors name its place in the list."""
+        request = self._request
+        request_id = f"{self._head.id}-{place}"
+        generate = self._serving.generate(
+            request_id, self._take_input(place), self._prepared, self._caller, request
+        )
+        try:
+            async with aclosing(generate) as outputs:
+                async for output in outputs:
+                    if self._hides_output:
+                        _hide(output)
+                    self._counter.add(output)
+                    if request.echo and place not in self._echoes:
+                        ids = output.prompt_token_ids
+                        self._echoes[place] = await decode_prompt(self._serving, ids, self._caller)
+                    yield output
+        except PromptError as error:
+            if self._num_prompts == 1 or error.field != "prompt":
+                raise
+            raise FieldError(f"prompt[{place}]", error.value, error.allowed) from None
+
+    def _take_input(self, place: int) -> PromptInput:
+        given, self._inputs[place] = self._inputs[place], ""
+        return given
+
+    async def _merge(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of all prompts in the order of their arrival."""
+        generators = [self._outputs(place) for place in range(self._num_prompts)]
+        waiting: dict[asyncio.Future[RequestOutput | None], int] = {}
+        try:
+            async for place in self._places():
+                waiting[asyncio.ensure_future(anext(generators[place], None))] = place
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place = waiting.pop(task)
+                    if (output := task.result()) is None:
+                        continue
+                    yield place, output
+                    waiting[asyncio.ensure_future(anext(generators[place], None))] = place
+        finally:
+            await cancel_and_wait(*waiting)
+            for one in generators:
+                await one.aclose()
+
+    async def _finish_one(self, place: int) -> list[CompletionChoice]:
+        last: RequestOutput | None = None
+        async with aclosing(self._outputs(place)) as outputs:
+            async for output in outputs:
+                last = output
+        assert last is not None, "every request ends in a final output"
+        whole = last
+        return await make_beside(
+            whole, lambda: [self._make_choice(place, whole, one) for one in whole.outputs]
+        )
+
+    async def _make_beside(self, place: int, output: RequestOutput) -> bytes:
+        """As `_make_chunks`; many logprobs do not hold up the event loop."""
+        return await make_beside(output, lambda: self._make_chunks(place, output))
+
+    def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
+        return b"".join(self._make_chunk(place, output, one) for one in output.outputs)
+
+    def _make_chunk(self, place: int, output: RequestOutput, one: CompletionOutput) -> bytes:
+        index = place * self._n + one.index
+        is_plain = one.finish_reason is None and one.logprobs is None and not self._always_has_usage
+        if is_plain and (not self._request.echo or index in self._text_lengths):
+            if not one.text:
+                return b""
+            prefix = self._prefixes.get(index)
+            if prefix is None:
+                prefix = self._prefixes[index] = self._prefix % index
+            return prefix + self._encode(one.text) + self._suffix
+        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, output, one)])
+        if self._always_has_usage:
+            chunk.usage = self._counter.usage()
+        return encode_event(chunk)
+
+    def _make_choice(self, place: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
+        index = place * self._n + one.index
+        num_sent = self._text_lengths.get(index)
+        echoed = self._echoes[place] if self._request.echo and num_sent is None else ""
+        offset = (num_sent or 0) + len(echoed)
+        self._text_lengths[index] = offset + len(one.text)
+        choice = CompletionChoice(
+            index,
+            echoed + one.text,
+            self._make_logprobs(output, one, offset, num_sent is None),
+            one.finish_reason,
+            one.stop_reason,
+        )
+        if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            if place not in self._prompt_logprobs:  # one of each prompt, for all its choices
+                self._prompt_logprobs[place] = as_json(make_prompt_logprobs(output.prompt_logprobs))
+            choice.prompt_logprobs = self._prompt_logprobs[place]
+        return choice
+
+    def _make_logprobs(
+        self, output: RequestOutput, one: CompletionOutput, offset: int, is_first: bool
+    ) -> CompletionLogprobs | None:
+        num_top = self._request.logprobs
+        if num_top is None or one.logprobs is None:
+            return None
+        own = make_completion_logprobs([] if self._hides_output else one.logprobs, num_top, offset)
+        if not self._request.echo or not is_first or output.prompt_logprobs is None:
+            return own
+        prompt = make_completion_logprobs(output.prompt_logprobs, num_top, 0)
+        prompt.tokens[0] = self._serving.tokenizer.token_text(output.prompt_token_ids[0])
+        lengths = map(len, prompt.tokens[:-1])
+        prompt.text_offset = list(itertools.accumulate(lengths, initial=0))
+        return join_completion_logprobs(prompt, own)
+
+
+def _hide(output: RequestOutput) -> None:
+    """max_tokens=0: the token that was generated all the same is not shown and not counted."""
+    output.metrics = None
+    for one in output.outputs:
+        one.text = ""
+        one.token_ids = []

@@ -1,0 +1,154 @@
+"""Requests' prompts and conversations -> what the engine takes.
+
+Short prompts are left to the engine's own tokenizing; whatever takes longer, and every chat template, runs in
+the server's text processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from ....ipc.sampling_params import SamplingParams
+from ....ipc.token_ids import decode_token_ids, encode_token_ids
+from ...input_processor import PreparedParams, list_bad_word_texts
+from ..bodies.schema import ChatMessage
+from ..errors import FieldError
+from ..serving import Caller, PromptInput, Serving
+from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
+
+# Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
+MAX_INLINE_LENGTH = 2000
+_LARGE_IDS_BYTES = 20_000
+_MAX_INLINE_IDS = 2000  # decoded in the event loop, likewise
+_RESERVED_VARIABLES = {
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+}
+
+
+class ChatPrompt(NamedTuple):
+    """What the chat template renders."""
+
+    messages: Sequence[ChatMessage]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: dict[str, Any] | None = None
+    add_special_tokens: bool = False
+    param: str = "messages"  # the request's field that holds the messages, for errors
+
+
+def split_prompts(
+    prompt: str | list[str | int | list[int]], max_prompts: int, max_model_len: int
+) -> list[PromptInput]:
+    """The prompts of a completions request, which may be one or many, as text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if len(prompt) >= max(max_model_len, max_prompts + 1) and isinstance(prompt[0], int):
+        allowed = f"at most {max_model_len - 1} (max_model_len={max_model_len}, one to generate)"
+        raise FieldError("prompt", f"{len(prompt)} tokens", allowed, "context_length_exceeded")
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    if kinds not in ({str}, {list}):
+        raise FieldError("prompt", prompt, "a text, a list of texts, token ids, or a list of token id lists")
+    if len(prompt) > max_prompts:
+        raise FieldError("prompt", f"{len(prompt)} prompts", f"at most {max_prompts} (max_prompts)")
+    return cast(list[PromptInput], prompt)
+
+
+async def tokenize_prompts(
+    serving: Serving, prompts: list[PromptInput], add_special_tokens: bool | None, caller: Caller
+) -> list[PromptInput]:
+    """Each prompt as it is where the engine's own tokenizing does, else its token ids."""
+    adds = add_special_tokens is not False
+    texts = {place: text for place, text in enumerate(prompts) if isinstance(text, str) and text}
+    if not texts or (adds and can_inline(serving, list(texts.values()))):
+        return prompts
+    names = ["prompt" if len(prompts) == 1 else f"prompt[{place}]" for place in texts]
+    job = EncodeJob(
+        texts=list(texts.values()),
+        names=names,
+        add_special_tokens=adds,
+        max_model_len=serving.llm.facts.max_model_len,
+    )
+    encoded = dict(zip(texts, await _run_for_ids(serving, job, caller), strict=True))
+    return [encoded.get(place, prompt) for place, prompt in enumerate(prompts)]
+
+
+async def prepare_params(serving: Serving, params: SamplingParams, caller: Caller) -> PreparedParams:
+    """Parameters that fit the engine, for all prompts of a request. Raises InputErrors and ApiErrors."""
+    if serving.llm.tokenizer is None or not params.bad_words:
+        return serving.llm.prepare_params(params)
+    texts = list_bad_word_texts(params.bad_words)
+    if can_inline(serving, texts):
+        return serving.llm.prepare_params(params)
+    job = EncodeJob(
+        texts=texts, names=["bad_words"] * len(texts), add_special_tokens=False, max_model_len=None
+    )
+    return serving.llm.prepare_params(params, await _run_for_ids(serving, job, caller))
+
+
+def can_inline(serving: Serving, texts: Sequence[str]) -> bool:
+    """Whether texts may be tokenized in the event loop: they are short, and so is the time for them."""
+    return sum(map(len, texts)) <= MAX_INLINE_LENGTH and serving.tokenizer.is_predictable
+
+
+async def render_chat(serving: Serving, chat: ChatPrompt, caller: Caller) -> list[int]:
+    """Token ids of a conversation by the model's chat template.
+
+    Raises ApiError for messages that are malformed, refused by the template or too long.
+    """
+    (ids,) = await _run_for_ids(serving, make_render_job(serving, chat, has_limit=True), caller)
+    return ids
+
+
+def make_render_job(serving: Serving, chat: ChatPrompt, has_limit: bool) -> RenderJob:
+    """The job for a conversation. Raises FieldError for what can be seen at once."""
+    limits = serving.options.limits
+    if not serving.tokenizer.has_chat_template:
+        raise FieldError(chat.param, "a conversation", "/v1/completions: this model has no chat template")
+    if len(chat.messages) > limits.max_messages:
+        allowed = f"at most {limits.max_messages} (max_messages)"
+        raise FieldError(chat.param, f"{len(chat.messages)} messages", allowed)
+    num_parts = sum(len(one.content) for one in chat.messages if isinstance(one.content, list))
+    if num_parts > limits.max_messages:
+        allowed = f"at most {limits.max_messages} in all messages (max_messages)"
+        raise FieldError(f"{chat.param}.content", f"{num_parts} parts", allowed)
+    for name in chat.variables or ():
+        if name in _RESERVED_VARIABLES:
+            raise FieldError(f"chat_template_kwargs.{name}", name, "a name that the server does not set")
+    return RenderJob(
+        messages=list(chat.messages),
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        variables=chat.variables,
+        add_special_tokens=chat.add_special_tokens,
+        param=chat.param,
+        max_model_len=serving.llm.facts.max_model_len if has_limit else None,
+    )
+
+
+async def decode_prompt(serving: Serving, token_ids: list[int], caller: Caller) -> str:
+    """Text of a prompt's token ids, special tokens shown."""
+    if len(token_ids) <= _MAX_INLINE_IDS:
+        return serving.tokenizer.decode(token_ids, skip_special_tokens=False)
+    answer = await serving.text.run(DecodeJob(token_ids=encode_token_ids(token_ids)), caller.tenant)
+    assert isinstance(answer, Text)
+    return answer.text
+
+
+async def _run_for_ids(serving: Serving, job: TextJob, caller: Caller) -> list[list[int]]:
+    answer = await serving.text.run(job, caller.tenant)
+    assert isinstance(answer, TokenIds)
+    found: list[list[int]] = []
+    for packed in answer.packed:
+        if len(packed) > _LARGE_IDS_BYTES:  # the event loop has other things to do as well
+            await asyncio.sleep(0)
+        found.append(decode_token_ids(packed))
+    return found

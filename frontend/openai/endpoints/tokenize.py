@@ -1,0 +1,56 @@
+"""POST /tokenize and /detokenize: the model's tokenizer on its own."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from ..bodies.schema import DetokenizeRequest, TokenizeRequest
+from ..errors import FieldError
+from ..serving import Caller, Serving
+from ..text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
+from .prompts import ChatPrompt, make_render_job
+
+
+async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Caller) -> Response:
+    """Token ids of a prompt, or of a conversation by the chat template."""
+    serving.check_model(request.model)
+    job = TokenizeJob(
+        source=_make_source(serving, request),
+        max_model_len=serving.llm.facts.max_model_len,
+        wants_strings=bool(request.return_token_strs),
+    )
+    return await _respond(serving, job, caller)
+
+
+async def create_detokenize(serving: Serving, request: DetokenizeRequest, caller: Caller) -> Response:
+    """Text of token ids, special tokens shown."""
+    serving.check_model(request.model)
+    return await _respond(serving, DetokenizeJob(token_ids=bytes(request.tokens)), caller)
+
+
+async def _respond(serving: Serving, job: TextJob, caller: Caller) -> Response:
+    answer = await serving.text.run(job, caller.tenant)
+    assert isinstance(answer, Body)
+    return Response(answer.json, media_type="application/json")
+
+
+def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | EncodeJob:
+    if (request.prompt is None) == (request.messages is None):
+        raise FieldError("prompt", request.prompt, "either 'prompt' or 'messages'")
+    if request.prompt is not None:
+        return EncodeJob(
+            texts=[request.prompt],
+            names=["prompt"],
+            add_special_tokens=request.add_special_tokens is not False,
+            max_model_len=None,
+        )
+    continues = bool(request.continue_final_message)
+    adds = request.add_generation_prompt
+    chat = ChatPrompt(
+        request.messages or [],
+        not continues if adds is None else adds,
+        continues,
+        request.chat_template_kwargs,
+        bool(request.add_special_tokens),
+    )
+    return make_render_job(serving, chat, has_limit=False)

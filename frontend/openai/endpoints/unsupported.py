@@ -1,0 +1,75 @@
+"""Refuses what a request may name and Quire does not have, except at the value that asks for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..errors import FieldError
+
+
+def _is_off(value: Any) -> bool:
+    return value is None or value is False or value in ([], {}, "")
+
+
+def _is_text_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"  # pyright: ignore[reportUnknownMemberType]
+
+
+# Field -> (what is allowed, whether a value is).
+_Rule = tuple[str, Callable[[Any], bool]]
+_NO_TOOLS: _Rule = ("none: tools are not supported", _is_off)
+_NO_TOOL_CHOICE: _Rule = (
+    "'none' or 'auto': tools are not supported",
+    lambda value: value in ("none", "auto"),
+)
+_SAMPLING: dict[str, _Rule] = {
+    "response_format": (
+        "{'type': 'text'}: structured output is not supported",
+        _is_text_format,
+    ),
+}
+COMPLETION_RULES: dict[str, _Rule] = {
+    **_SAMPLING,
+    "suffix": ("none: filling in the middle is not supported", _is_off),
+}
+CHAT_RULES: dict[str, _Rule] = {
+    **_SAMPLING,
+    "chat_template": ("none: the template is the model's own", lambda _: False),
+    "tools": _NO_TOOLS,
+    "tool_choice": _NO_TOOL_CHOICE,
+    "functions": _NO_TOOLS,
+    "function_call": _NO_TOOL_CHOICE,
+    "reasoning_effort": ("'none': reasoning effort is not supported", lambda value: value == "none"),
+    "modalities": ("['text']: only text is supported", lambda value: value == ["text"]),
+    "audio": ("none: only text is supported", _is_off),
+    "prediction": ("none: predicted outputs are not supported", _is_off),
+    "web_search_options": ("none: web search is not supported", lambda _: False),
+    "verbosity": ("'medium': verbosity is not supported", lambda value: value == "medium"),
+}
+RESPONSES_RULES: dict[str, _Rule] = {
+    "text": (
+        "{'format': {'type': 'text'}}: structured output is not supported",
+        lambda value: set(value) <= {"format"} and _is_text_format(value.get("format", {"type": "text"})),
+    ),
+    "previous_response_id": ("none: responses are not stored", _is_off),
+    "conversation": ("none: conversations are not stored", _is_off),
+    "prompt": ("none: prompt templates are not stored", _is_off),
+    "tools": _NO_TOOLS,
+    "tool_choice": _NO_TOOL_CHOICE,
+    "reasoning": ("none: reasoning is not supported", lambda value: not any(value.values())),
+    "background": ("false: responses are not stored", _is_off),
+    "truncation": ("'disabled': nothing is cut off", lambda value: value == "disabled"),
+    "include": ("[] or ['message.output_text.logprobs']", lambda value: not set(value) - {LOGPROBS_ITEM}),
+}
+LOGPROBS_ITEM = "message.output_text.logprobs"
+
+
+def check_supported(request: msgspec.Struct, rules: dict[str, _Rule]) -> None:
+    """Raise FieldError (400) for the first field whose value would change the answer and cannot."""
+    for name, (allowed, is_allowed) in rules.items():
+        value = getattr(request, name)
+        if value is not None and not is_allowed(value):
+            raise FieldError(name, value, allowed, "unsupported_field")

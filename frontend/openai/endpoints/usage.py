@@ -1,0 +1,33 @@
+"""Token counts of an answer, collected from the engine's outputs."""
+
+from __future__ import annotations
+
+from ...outputs import RequestOutput
+from ..bodies.schema import PromptTokensDetails, Usage
+
+
+class UsageCounter:
+    """Counts over all prompts of one request; outputs may be deltas or whole."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens: dict[str, int] = {}
+        self._cached_tokens: dict[str, int] = {}
+        self._completion_tokens: dict[str, int] = {}
+
+    def add(self, output: RequestOutput) -> None:
+        """Take an output. Its final one has the count of every sequence, also of those not returned."""
+        name = output.request_id
+        self._prompt_tokens[name] = len(output.prompt_token_ids)
+        if output.num_cached_tokens is not None:
+            self._cached_tokens[name] = output.num_cached_tokens
+        if output.finished and output.metrics is not None:
+            self._completion_tokens[name] = output.metrics.num_generation_tokens
+        else:
+            known = self._completion_tokens.get(name, 0)
+            self._completion_tokens[name] = known + sum(len(one.token_ids) for one in output.outputs)
+
+    def usage(self) -> Usage:
+        """The counts so far."""
+        prompt, completion = sum(self._prompt_tokens.values()), sum(self._completion_tokens.values())
+        cached = PromptTokensDetails(sum(self._cached_tokens.values()))
+        return Usage(prompt, completion, prompt + completion, cached)

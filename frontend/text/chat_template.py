@@ -1,0 +1,262 @@
+"""Chat templates: a conversation -> the text that the model was trained on, by Jinja in a sandbox.
+
+The environment offers what transformers' does, so hub templates render alike. A template comes with a model
+and is not trusted: it sees plain JSON types only, cannot change them, and its result has a size limit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property, lru_cache
+from typing import Any, cast
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.utils
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ...ipc.errors import ModelError, PromptError
+
+MAX_TEMPLATE_LENGTH = 1_000_000
+MAX_RENDERED_LENGTH = 64_000_000  # characters; far past any context, far below a machine's memory
+_MAX_SAID = 300  # characters of what a template says itself, which may be what it was given
+_CONTINUE_TAG = "<quire-final-message-ends-here>"
+_CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
+
+
+class ChatTemplate:
+    """A compiled template. `special_tokens` (name -> text) are visible to it as variables."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        if not isinstance(source, str) or len(source) > MAX_TEMPLATE_LENGTH:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PromptError("chat_template", source, f"a text of at most {MAX_TEMPLATE_LENGTH} characters")
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Text of a conversation.
+
+        add_generation_prompt: end with the header of an assistant's turn. continue_final_message: end inside
+        the last message, so that the model goes on with it. Raises PromptError; ModelError if it does not
+        compile.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise PromptError("continue_final_message", True, "False with add_generation_prompt=True")
+        chat = [
+            self._check_message(f"messages[{i}]", message) for i, message in enumerate(_as_list(messages))
+        ]
+        if continue_final_message:
+            _tag_final_message(chat)
+        text = self._render(
+            {
+                **self._special_tokens,
+                **{name: _plain(value) for name, value in (variables or {}).items()},
+                "messages": chat,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_tag(text) if continue_final_message else text
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return _compile(self.source)
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """True if the template walks over a message's content, so that lists of parts can stay lists."""
+        _ = self._compiled  # what does not compile is told as that
+        loops = _environment().parse(self.source).find_all(jinja2.nodes.For)
+        return any("content" in _names_in(loop.iter) for loop in loops)
+
+    def _render(self, variables: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        length = 0
+        template = self._compiled
+        try:
+            for piece in template.generate(tools=variables.pop("tools", None), **variables):
+                length += len(piece)
+                if length > MAX_RENDERED_LENGTH:
+                    raise PromptError("messages", f"{length} characters", f"at most {MAX_RENDERED_LENGTH}")
+                pieces.append(piece)
+        except PromptError:
+            raise
+        except jinja2.TemplateError as error:
+            raise PromptError(
+                "messages", variables["messages"], f"the chat template says: {str(error)[:_MAX_SAID]}"
+            ) from error
+        except Exception as error:  # a template is code: it can raise anything, and it is the input's failure
+            reason = f"the chat template failed: {type(error).__name__}: {str(error)[:_MAX_SAID]}"
+            raise PromptError("messages", variables["messages"], reason) from error
+        return "".join(pieces)
+
+    def _check_message(self, name: str, message: Any) -> dict[str, Any]:
+        """A message as plain data, without its None values; PromptError names the field that is wrong."""
+        if not isinstance(message, Mapping):
+            raise PromptError(name, message, "a dict with 'role' and 'content'")
+        plain = {key: value for key, value in _plain(message).items() if value is not None}
+        role = plain.get("role")
+        if not isinstance(role, str) or not role:
+            raise PromptError(f"{name}.role", role, "a text such as 'system', 'user' or 'assistant'")
+        if "content" not in plain and plain.get("tool_calls"):
+            return plain
+        content = plain.get("content")
+        if isinstance(content, list):
+            texts = [
+                _part_text(f"{name}.content[{i}]", part) for i, part in enumerate(cast(list[Any], content))
+            ]
+            if not self._takes_parts:
+                plain["content"] = "\n".join(texts)
+        elif not isinstance(content, str):
+            raise PromptError(f"{name}.content", content, _CONTENT_ALLOWED)
+        return plain
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace()` of a template, without underscore names, which reach into Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, rest = args[0], args[1:]
+        values: dict[str, Any] = dict(*rest, **kwargs)
+        for name in values:
+            _check_attribute(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's part for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's class attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(lineno)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    offered: dict[str, Any] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": _format_now,
+        "namespace": _Namespace,
+        "dict": _make_dict,
+    }
+    environment.globals |= offered
+    return environment
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ModelError("chat_template", source, f"a Jinja template ({str(error)[:_MAX_SAID]})") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which a prompt does not want."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _check_attribute(name: str) -> None:
+    if isinstance(name, str) and name.startswith("_"):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _names_in(node: jinja2.nodes.Node) -> set[str]:
+    """Variables, attributes and keys that an expression mentions."""
+    kinds = (jinja2.nodes.Getattr, jinja2.nodes.Const, jinja2.nodes.Name)
+    found = [node, *node.find_all(kinds)]
+    return {
+        str(getattr(item, key)) for item in found for key in ("attr", "value", "name") if key in item.fields
+    }
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """`dict()` of a template, without the class' own attributes."""
+    return dict(*args, **kwargs)
+
+
+def _format_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _as_list(messages: Any) -> list[Any]:
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise PromptError("messages", messages, "a list of at least one message")
+    return list(cast(Sequence[Any], messages))
+
+
+def _part_text(name: str, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":  # pyright: ignore[reportUnknownMemberType]
+        raise PromptError(name, part, 'a part {"type": "text", "text": ...}')
+    text = cast(dict[str, Any], part).get("text")
+    if not isinstance(text, str):
+        raise PromptError(f"{name}.text", text, "a text")
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """A copy in JSON's types: objects with methods stay outside of the sandbox, as their type's name."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast(Sequence[Any], value)]
+    # Subclasses (enums and the like) carry methods and are reduced to their base.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    return f"<{type(value).__name__}>"
+
+
+def _tag_final_message(chat: list[dict[str, Any]]) -> None:
+    content = chat[-1].get("content")
+    if isinstance(content, list) and content:
+        part = cast(dict[str, Any], content[-1])
+        part["text"] += _CONTINUE_TAG
+    elif isinstance(content, str):
+        chat[-1]["content"] = content + _CONTINUE_TAG
+    else:
+        raise PromptError("continue_final_message", True, "a final message with a content to continue")
+
+
+def _cut_at_tag(text: str) -> str:
+    end = text.rfind(_CONTINUE_TAG)
+    if end < 0:
+        raise PromptError(
+            "continue_final_message", True, "a template that shows the final message; this one drops it"
+        )
+    return text[:end]

@@ -1,0 +1,284 @@
+"""Text <-> token ids over the `tokenizers` library, without transformers.
+
+Reads tokenizer.json and, for special tokens and the chat template, tokenizer_config.json as transformers 5
+does: whether BOS or EOS is added is tokenizer.json's post-processor's to say, add_bos_token is not looked at.
+Knows no requests; incremental decoding is the detokenizer's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from ...ipc.errors import ModelError
+from ..models.model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_file, read_file, read_json
+from .tokenizer_cost import MAX_GROWTH, has_bounded_decoder, is_predictable
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from .chat_template import ChatTemplate
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_TOKEN_TEXT_CACHE_SIZE = 65536  # texts of single ids, for logprobs
+# The library's `encode` keeps the interpreter's lock, its batch call does not; the latter starts threads, and
+# says so to whoever forks afterwards, so short texts (1 ms) do without it.
+_LOCKED_LENGTH = 4000
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class Tokenizer:
+    """A model's tokenizer. Made by `load_tokenizer`.
+
+    Attributes: `backend` (tokenizers.Tokenizer), `special_tokens` (name such as 'bos_token' -> text).
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], template: str | None
+    ):
+        self.backend = backend
+        self.special_tokens = dict(special_tokens)
+        self._template = template
+        self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self._decode_one)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's own vocabulary may be larger (padded)."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id_of(self.eos_token)
+
+    @cached_property
+    def all_special_ids(self) -> frozenset[int]:
+        """Ids that decoding leaves out when special tokens are skipped."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` adds BOS and the like where the model wants them.
+
+        Raises UnicodeEncodeError or TypeError for text that UTF-8 cannot hold (lone surrogates).
+        """
+        return self.encode_texts([text], add_special_tokens)[0].ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """As `encode` for many texts, on all cores."""
+        return [encoding.ids for encoding in self.encode_texts(texts, add_special_tokens)]
+
+    def encode_texts(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[tokenizers.Encoding]:
+        """As `encode_batch`, not yet as lists: `len` of one is its number of tokens, `ids` makes the list.
+
+        Long texts, and several, are encoded without the interpreter's lock and without offsets.
+        """
+        if len(texts) == 1 and len(texts[0]) <= _LOCKED_LENGTH:
+            return [self.backend.encode(texts[0], add_special_tokens=add_special_tokens)]
+        return self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of token ids; ids that the tokenizer does not know are left out."""
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def is_predictable(self) -> bool:
+        """Whether short texts are encoded in a short time, as far as that can be told."""
+        return is_predictable(self.backend)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat_template` is something; loads nothing."""
+        return self._template is not None
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, None if it has none."""
+        if self._template is None:
+            return None
+        from .chat_template import ChatTemplate
+
+        return ChatTemplate(self._template, self.special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
+        """Text of a conversation by the model's template, or by the caller's own `chat_template`.
+
+        Raises PromptError for messages that are malformed or that the template refuses, ModelError when there
+        is no template.
+        """
+        template = self.chat_template
+        if chat_template is not None:
+            from .chat_template import ChatTemplate
+
+            template = ChatTemplate(chat_template, self.special_tokens)
+        if template is None:
+            raise ModelError("chat_template", None, "a model that has one, or the argument chat_template")
+        return template.render(messages, add_generation_prompt, continue_final_message, template_kwargs)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_kwargs: Any,
+    ) -> str | list[int]:
+        """transformers' spelling of `render_chat`: the text, or its token ids."""
+        text = self.render_chat(
+            conversation, chat_template, add_generation_prompt, continue_final_message, **template_kwargs
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+    def _decode_one(self, token_id: int) -> str:
+        """Text of one id on its own, special tokens shown."""
+        return self.backend.decode([token_id], skip_special_tokens=False)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Load a folder's tokenizer; raises ModelError naming the file that is missing or unreadable."""
+    import tokenizers
+
+    path = Path(folder)
+    file = path / "tokenizer.json"
+    try:
+        check_file(file, MAX_TOKENIZER_BYTES)
+    except FileNotFoundError:
+        raise ModelError("tokenizer", str(path), "a folder with a tokenizer.json") from None
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for whatever it cannot parse
+        raise ModelError("tokenizer", str(file), f"a file that tokenizers can read ({error})") from error
+    if not has_bounded_decoder(backend):
+        allowed = f"at most 2 replacements of a text by one of at most {MAX_GROWTH} characters"
+        raise ModelError(f"{file} decoder", backend.decoder, allowed)
+    backend.no_truncation()
+    backend.no_padding()
+    config = read_json(path / "tokenizer_config.json")
+    named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
+    _add_missing_tokens(backend, config, named)
+    return Tokenizer(backend, named, _read_template(path, config))
+
+
+def _read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for name in _NAMED_TOKENS:
+        text = _token_text(config.get(name)) or _token_text(special_map.get(name))
+        if text is not None:
+            named[name] = text
+    return named
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as a text or as an object with `content`."""
+    content = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) and content else None
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
+) -> None:
+    """Make special what tokenizer_config.json calls special and tokenizer.json does not."""
+    from tokenizers import AddedToken
+
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = _read_declared_tokens(config)
+    for text in [*named.values(), *_read_extra_tokens(config)]:
+        missing.setdefault(text, {})["special"] = True
+    backend.add_tokens([AddedToken(text, **flags) for text, flags in missing.items() if text not in known])
+
+
+def _read_declared_tokens(config: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
+    """Text and flags of each token in `added_tokens_decoder`, by id. Raises ModelError."""
+    declared = config.get("added_tokens_decoder") or {}
+    allowed = "an object of token ids to objects with a text 'content' and flags true or false"
+    if not isinstance(declared, dict):
+        raise _bad_tokens("added_tokens_decoder", declared, allowed)
+    entries = cast(dict[str, Any], declared)
+    if not all(_TOKEN_ID.fullmatch(token_id) for token_id in entries):
+        raise _bad_tokens("added_tokens_decoder", list(entries), allowed)
+    tokens: dict[str, dict[str, bool]] = {}
+    for token_id in sorted(entries, key=int):
+        text = _token_text(entries[token_id]) if isinstance(entries[token_id], dict) else None
+        if text is not None:
+            flags = {name: entries[token_id][name] for name in _TOKEN_FLAGS if name in entries[token_id]}
+            if not all(isinstance(value, bool) for value in flags.values()):
+                raise _bad_tokens(f"added_tokens_decoder.{token_id}", entries[token_id], allowed)
+            tokens[text] = flags
+    return tokens
+
+
+def _read_extra_tokens(config: Mapping[str, Any]) -> list[str]:
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        if extra := config.get(name):
+            if not isinstance(extra, (list, dict)):
+                raise _bad_tokens(name, extra, "a list or an object of texts")
+            values = (
+                cast(dict[str, Any], extra).values() if isinstance(extra, dict) else cast(list[Any], extra)
+            )
+            return [text for text in map(_token_text, values) if text is not None]
+    return []
+
+
+def _bad_tokens(name: str, value: object, allowed: str) -> ModelError:
+    return ModelError(f"tokenizer_config.json {name}", value, allowed)
+
+
+def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's; of several named ones 'default'."""
+    file = folder / "chat_template.jinja"
+    try:
+        text = read_file(file, MAX_TEMPLATE_BYTES).decode()
+        return text.replace("\r\n", "\n").replace("\r", "\n")  # as every file that is opened as text
+    except UnicodeDecodeError as error:
+        raise ModelError("chat_template", str(file), f"readable UTF-8 text ({error})") from error
+    except FileNotFoundError:
+        template = config.get("chat_template")
+    if not isinstance(template, list):
+        if template is None or isinstance(template, str):
+            return template
+        raise _bad_tokens("chat_template", template, "a text, or a list of {name, template}")
+    try:
+        named = msgspec.convert(template, list[_NamedTemplate])
+    except msgspec.ValidationError as error:
+        raise _bad_tokens("chat_template", template, f"a list of {{name, template}} ({error})") from None
+    return {entry.name: entry.template for entry in named}.get("default")

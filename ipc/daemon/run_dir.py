@@ -1,0 +1,202 @@
+"""Run directories: where an engine's sockets live, private to one user, one owner at a time.
+
+A directory has mode 0700. A private engine's has a random name that begins with `p-`; a daemon's has the
+daemon's name. Its owner holds it by what cannot be deleted: a lock on the open directory (and one on a file
+in it, which has the pid), and for a daemon an abstract socket (daemon_mark.py). So a cleaner of /tmp may take
+everything away: the name stays taken, the owner notices it by the inodes and makes all of it again; and it
+removes by descriptor, never what has come to lie at its path. A directory that can be locked belongs to a
+dead owner: it may be removed or taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import ConfigError, DaemonError, EngineStartError, UnknownDaemonError, did_you_mean
+from ..sockets import MAX_IPC_PATH_BYTES, make_ipc_address
+from .daemon_mark import DaemonMark, find_marked_owner
+from .directory_lock import DirectoryLock, find_lock_holder
+from .private_folder import make_folder, make_private_folder
+
+_PRIVATE_PREFIX = "p-"
+_NUM_LOCK_TRIES = 20
+_NUM_MARK_TRIES = 5  # then another user has taken the mark's name, and locks have to do
+_LOCK_RETRY_S = 0.01
+_TOUCH_INTERVAL_S = 3600.0
+_STAGING_AGE_S = 60.0
+_LONGEST_SOCKET_NAME = "worker.sock1234567"  # with what each worker's has of its own
+_DAEMON_NAME = re.compile(r"(?!p-)[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+
+
+class RunDirectory:
+    """One engine's directory, this process's until `remove` (or until this process ends)."""
+
+    def __init__(self, path: Path, lock: DirectoryLock, mark: DaemonMark | None = None) -> None:
+        self.path = path
+        self.mark = mark  # of a daemon; None where it cannot be had
+        self._lock: DirectoryLock | None = lock
+        self._touched_at = time.monotonic()
+
+    @classmethod
+    def create_private(cls) -> RunDirectory:
+        """A new directory with a random name. Leftovers of dead owners beside it are removed on the way.
+
+        Raises ConfigError or EngineStartError with the reason why there can be none.
+        """
+        name = f"{_PRIVATE_PREFIX}{secrets.token_hex(4)}"
+        base = find_base(longest_name=f"{name}/{_LONGEST_SOCKET_NAME}")
+        remove_leftovers(base)
+        path = base / name
+        # Locked under another name first: a half-made directory must not look like a leftover.
+        staging = base / f".{name}"
+        make_folder(staging)
+        lock = DirectoryLock.take(staging)
+        if lock is None:
+            staging.rmdir()
+            raise EngineStartError(f"the run directory {staging} cannot be locked")
+        staging.rename(path)
+        return cls(path, lock)
+
+    @classmethod
+    def create_named(cls, name: str) -> RunDirectory:
+        """A daemon's directory; what a dead daemon of this name left is removed first.
+
+        Raises ConfigError for a name that cannot be one, DaemonError with the owner's pid while one lives,
+        EngineStartError if it cannot be made.
+        """
+        path = find_named(name)
+        mark = None
+        try:
+            for attempt in range(_NUM_LOCK_TRIES):
+                mark = mark or DaemonMark.claim(path)
+                if mark is None and (owner := find_marked_owner(path)) is not None:
+                    raise _make_taken_error(name, owner)
+                make_folder(path)
+                lock = DirectoryLock.take(path) if mark is not None or attempt >= _NUM_MARK_TRIES else None
+                if lock is not None:
+                    lock.empty()
+                    return cls(path, lock, mark)
+                if (owner := find_lock_holder(path)) is not None:
+                    raise _make_taken_error(name, owner)
+                time.sleep(_LOCK_RETRY_S)  # its owner just removes it, or somebody looks who owns it
+            raise DaemonError(f"the run directory {path} is being made and removed by others")
+        except BaseException:
+            if mark is not None:
+                mark.close()
+            raise
+
+    def address_of(self, name: str) -> str:
+        """The ipc address of a socket in this directory. Raises ConfigError if its path is too long."""
+        return make_ipc_address(str(self.path / name))
+
+    def maintain(self) -> bool:
+        """Make again what somebody has removed: True if something was missing. Called every second or so.
+
+        What is old is touched, since cleaners go by age. Raises DaemonError if the directory is another's by
+        now, ConfigError or EngineStartError if it cannot be made.
+        """
+        assert self._lock is not None
+        if self._lock.is_whole(self.path):
+            if time.monotonic() - self._touched_at > _TOUCH_INTERVAL_S:
+                self._touched_at = time.monotonic()
+                self._lock.touch()
+            return False
+        if self._lock.is_at(self.path):
+            self._lock.lock_file()
+            return True
+        make_private_folder(self.path.parent)
+        make_folder(self.path)
+        lock = DirectoryLock.take(self.path)
+        if lock is None and (owner := find_lock_holder(self.path)) is not None:
+            raise DaemonError(f"the run directory {self.path} was removed, and pid {owner} has the name now")
+        if lock is not None:
+            self._lock.close()
+            self._lock = lock
+        return True
+
+    def remove(self) -> None:
+        """Delete the directory, if it is still this owner's, and give it up. Idempotent."""
+        if self._lock is None:
+            return
+        self._lock.remove(self.path)
+        self._lock = None
+        if self.mark is not None:
+            self.mark.close()
+
+
+def find_named(name: str) -> Path:
+    """Where a daemon of this name has its directory. Raises ConfigError for a name that cannot be one."""
+    if not _DAEMON_NAME.fullmatch(name):
+        raise ConfigError(
+            "name", name, "1 to 32 letters, digits, '_' or '-', with a letter or digit first and not 'p-'"
+        )
+    return find_base(longest_name=f"{name}/{_LONGEST_SOCKET_NAME}") / name
+
+
+def find_daemon(name: str) -> int:
+    """The pid of a running daemon's supervisor. Raises UnknownDaemonError if there is none of this name."""
+    pid = find_owner(find_named(name))
+    if pid is None:
+        running = list_daemons()
+        hint = did_you_mean(name, running) or f"; those that run: {', '.join(running) or 'none'}"
+        raise UnknownDaemonError(name, f"{hint}; `quire daemon start --name {name}` starts one")
+    return pid
+
+
+def list_daemons() -> list[str]:
+    """Names of the daemons of this user that run now."""
+    folders = [path for path in find_base().iterdir() if _DAEMON_NAME.fullmatch(path.name)]
+    return sorted(path.name for path in folders if find_owner(path) is not None)
+
+
+def find_owner(directory: Path) -> int | None:
+    """The pid of the process that owns the directory, None if nobody does."""
+    return find_marked_owner(directory) or find_lock_holder(directory)
+
+
+def find_base(longest_name: str = "") -> Path:
+    """The folder that holds this user's run directories, made if missing.
+
+    `$XDG_RUNTIME_DIR/quire`, or `quire-<uid>` in $TMPDIR or /tmp: the first that can be used and
+    leaves room for a socket path that ends in `longest_name`. Raises ConfigError if somebody else owns it or
+    others may enter it, since whoever can write there can speak to the engine.
+    """
+    candidates: list[Path] = []
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        candidates.append(Path(runtime) / "quire")
+    # Not tempfile.gettempdir(), which goes elsewhere while a disk is full.
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    if not (os.path.isabs(temporary) and os.access(temporary, os.W_OK | os.X_OK)):
+        temporary = "/tmp"
+    candidates += [Path(folder) / f"quire-{os.getuid()}" for folder in (temporary, "/tmp")]
+    fitting = [base for base in candidates if len(os.fsencode(base / longest_name)) <= MAX_IPC_PATH_BYTES]
+    base = (fitting or candidates)[0]
+    make_private_folder(base)
+    return base
+
+
+def remove_leftovers(base: Path) -> None:
+    """Remove private directories whose owner is dead."""
+    for path in (*base.glob(f"{_PRIVATE_PREFIX}*"), *_find_old_stagings(base)):
+        lock = DirectoryLock.take(path)
+        if lock is not None:
+            lock.remove(path)
+
+
+def _find_old_stagings(base: Path) -> Iterator[Path]:
+    """Directories that were being made, and are not any more."""
+    for path in base.glob(f".{_PRIVATE_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _STAGING_AGE_S:
+                yield path
+
+
+def _make_taken_error(name: str, owner: int) -> DaemonError:
+    return DaemonError(f"a daemon named {name!r} is running already (pid {owner})")

@@ -1,0 +1,32 @@
+"""What a child process is started with, written into its standard input before any socket exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ..config import EngineConfig
+
+CORE_MODULE = "quire.core"
+WORKER_MODULE = "quire.worker"
+SPARE_ROLE = "spare-worker"
+PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
+
+
+class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine core: where to listen for clients and for its worker, and what to run."""
+
+    client_address: str
+    worker_address: str
+    config: EngineConfig
+    journal_path: str = ""  # where one core tells the next what ran when it died
+    package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
+
+
+class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker: where the core listens, who it is, what to load."""
+
+    address: str
+    rank: int
+    config: EngineConfig

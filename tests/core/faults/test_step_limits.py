@@ -1,0 +1,157 @@
+"""Steps that are too large for the memory: they are made smaller, and only who fails alone fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes import FakeEngine, FakeExecutor, FakeWorker, expected_output, make_config, make_request
+from quire.core.faults.step_limits import ATTEMPTS_AT_FLOOR, FIRST_PATIENCE, MAX_PATIENCE, StepLimits
+from quire.ipc.config import SchedulerConfig
+from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
+from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, StepFailed
+
+MAX_MODEL_LEN = 128
+
+
+class ShortWorker(FakeWorker):
+    """A FakeWorker with memory for steps of `capacity` tokens, and for none with a request in `hungry`."""
+
+    capacity = 1 << 30
+    hungry: frozenset[str] = frozenset()
+    num_shortages = 0
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | StepFailed:
+        if self.has_failed:
+            return super().execute(step)
+        arriving = {new.row: new.request_id for new in step.new_requests}
+        names = {arriving.get(row) or self.rows[row].request_id for row in step.rows}
+        if sum(step.num_tokens) <= self.capacity and not names & self.hungry:
+            return super().execute(step)
+        self.num_shortages += 1
+        self.has_failed = True
+        self.last_step_id = step.step_id
+        return StepFailed(step.step_id, "too little memory", is_out_of_memory=True)
+
+
+def make_engine(**scheduler: Any) -> tuple[FakeEngine, ShortWorker]:
+    config = make_config(
+        max_model_len=MAX_MODEL_LEN,
+        scheduler=SchedulerConfig(**{"max_num_seqs": 64, "max_num_batched_tokens": 256} | scheduler),
+    )
+    engine = FakeEngine(config, 64 * 9)
+    worker = ShortWorker(config, 64 * 9)
+    engine.worker, engine.executor = worker, FakeExecutor(worker)
+    return engine, worker
+
+
+def add_all(engine: FakeEngine, requests: list[EngineCoreRequest]) -> None:
+    for request in requests:
+        engine.add(request)
+
+
+def assert_undisturbed(engine: FakeEngine, requests: list[EngineCoreRequest]) -> None:
+    for request in requests:
+        tokens, reason = expected_output(request, MAX_MODEL_LEN)
+        assert engine.tokens[request.request_id] == tokens
+        assert engine.finals[request.request_id].finish_reason == reason
+    assert engine.core.check_integrity() == []
+
+
+def make_requests(count: int, prompt_length: int = 30) -> list[EngineCoreRequest]:
+    return [make_request(f"r{i}", [i, *range(prompt_length)], max_tokens=40) for i in range(count)]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+@pytest.mark.parametrize("run_ahead", [1, 2])
+@pytest.mark.parametrize("capacity", [1, 2, 40, 100])
+def test_a_batch_that_does_not_fit_is_made_smaller_and_nobody_fails(
+    capacity: int, run_ahead: int, policy: str
+) -> None:
+    engine, worker = make_engine(policy=policy, run_ahead=run_ahead)
+    worker.capacity = capacity
+    requests = make_requests(24)
+    add_all(engine, requests)
+    engine.run()
+    assert worker.num_shortages > 0
+    assert_undisturbed(engine, requests)
+
+
+def test_steps_grow_again_when_there_is_memory_again() -> None:
+    engine, worker = make_engine()
+    worker.capacity = 8
+    requests = make_requests(24)
+    add_all(engine, requests)
+    while worker.num_shortages < 5:
+        engine.turn()
+    assert engine.core.failures.step_limits[0] <= 8
+    worker.capacity = 1 << 30
+    requests += [make_request(f"late{i}", [i, i, 3], max_tokens=100) for i in range(300)]
+    add_all(engine, requests[24:])
+    engine.run()
+    assert engine.core.failures.step_limits == (256, 64)
+    assert worker.num_shortages == 5
+    assert_undisturbed(engine, requests)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+@pytest.mark.parametrize("splits", [True, False])
+def test_only_the_requests_that_never_fit_fail_with_their_own_code(splits: bool, policy: str) -> None:
+    engine, worker = make_engine(policy=policy, enable_chunked_prefill=splits)
+    worker.hungry = frozenset({"r3", "r17"})
+    requests = make_requests(24)
+    add_all(engine, requests)
+    engine.run()
+    for name in worker.hungry:
+        final = engine.finals[name]
+        assert (final.finish_reason, final.error_code) == (FinishReason.ERROR, ErrorCode.OUT_OF_MEMORY)
+        assert final.error == "too little memory"
+    assert_undisturbed(engine, [one for one in requests if one.request_id not in worker.hungry])
+
+
+def test_a_shortage_during_a_search_for_a_poison_request_convicts_nobody_else() -> None:
+    engine, worker = make_engine()
+    worker.poisoned.add("r5")
+    requests = make_requests(16)
+    add_all(engine, requests)
+    engine.turn()
+    worker.capacity = 6
+    engine.run()
+    assert engine.finals["r5"].error_code is ErrorCode.POISON_REQUEST
+    assert_undisturbed(engine, [one for one in requests if one.request_id != "r5"])
+
+
+def test_limits_are_halved_and_doubled_more_and_more_slowly() -> None:
+    limits = StepLimits(256, 64, can_split=True)
+    assert limits.shrink(200, 50)
+    assert (limits.max_tokens, limits.max_rows) == (100, 25)
+    waits: list[int] = []
+    for _ in range(10):
+        num_steps = 1
+        while not limits.note_success():
+            num_steps += 1
+        waits.append(num_steps)
+        assert (limits.max_tokens, limits.max_rows) == (200, 50)
+        assert limits.shrink(200, 50)
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (FIRST_PATIENCE, MAX_PATIENCE)
+
+
+def test_a_single_prompt_is_halved_without_limiting_how_many_requests_run() -> None:
+    limits = StepLimits(256, 64, can_split=True)
+    assert limits.shrink(256, 1)
+    assert (limits.max_tokens, limits.max_rows) == (128, 64)
+
+
+def test_the_smallest_step_is_tried_again_before_its_request_fails() -> None:
+    limits = StepLimits(256, 64, can_split=True)
+    answers = [limits.shrink(1, 1) for _ in range(ATTEMPTS_AT_FLOOR)]
+    assert answers == [True] * (ATTEMPTS_AT_FLOOR - 1) + [False]
+
+
+def test_more_rows_than_tokens_may_be_configured_and_come_back() -> None:
+    limits = StepLimits(16, 64, can_split=True)
+    assert limits.shrink(16, 16)
+    while not limits.note_success():
+        pass
+    assert (limits.max_tokens, limits.max_rows) == (16, 16)

@@ -1,0 +1,241 @@
+"""KVCacheManager: prefix hits, accounting, and a random walk of many requests on a tiny pool."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import make_config, make_request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from quire.core.kv.block_hash import BlockHasher
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache_manager import KVCacheManager
+from quire.core.scheduling.request import Request
+from quire.core.scheduling.tenant import Tenant
+
+BLOCK_SIZE = 8
+
+
+def make_manager(num_blocks: int, *, caching: bool = True) -> KVCacheManager:
+    hasher = BlockHasher(BLOCK_SIZE, make_config().model.spec, b"seed") if caching else None
+    return KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, hasher)
+
+
+def make_live(prompt: list[int], **params: object) -> Request:
+    return Request.from_message(
+        make_request("r", prompt, **params), b"c", Tenant(b"c", 1.0), (0, 0.0, 0), 4096, 0.0
+    )
+
+
+def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = None) -> list[int]:
+    """Count tokens as computed, as a step does, and return the blocks that became findable."""
+    request.num_computed_tokens += (
+        request.num_tokens - request.num_computed_tokens if num_tokens is None else num_tokens
+    )
+    indexed: list[int] = []
+    manager.index_full_blocks(request, indexed)
+    return indexed
+
+
+def admit(manager: KVCacheManager, request: Request, reserve: int = 0) -> bool:
+    return manager.allocate(request, manager.find_prefix(request), reserve)
+
+
+def test_a_prefix_is_found_in_whole_blocks_and_never_whole():
+    manager = make_manager(20)
+    first = make_live(list(range(32)))
+    assert admit(manager, first)
+    compute(manager, first)
+    for length in (1, 8, 9, 16, 17, 31, 32):
+        hits = manager.find_prefix(make_live(list(range(length))))
+        assert hits == first.block_ids[: (length - 1) // BLOCK_SIZE]
+    assert manager.find_prefix(make_live([*range(32), 999])) == first.block_ids
+    assert manager.find_prefix(make_live([*range(12), 999, *range(13, 32)])) == first.block_ids[:1]
+
+
+def test_a_block_is_found_only_once_it_is_computed():
+    manager = make_manager(20)
+    first, second = make_live(list(range(32))), make_live(list(range(32)))
+    assert admit(manager, first)
+    assert manager.find_prefix(second) == []
+    assert compute(manager, first, 15) == first.block_ids[:1]
+    assert manager.find_prefix(second) == first.block_ids[:1]
+    assert compute(manager, first, 1) == first.block_ids[1:2]
+
+
+def test_a_block_that_holds_a_placeholder_is_not_found():
+    manager = make_manager(20)
+    request = make_live(list(range(15)))
+    assert admit(manager, request)
+    compute(manager, request)
+    request.num_placeholders += 1
+    request.num_computed_tokens += 1  # token 15 is computed in flight, its value is not known
+    indexed: list[int] = []
+    manager.index_full_blocks(request, indexed)
+    assert indexed == []
+    assert request.num_indexed_blocks == 1
+    request.append(7)
+    manager.index_full_blocks(request, indexed)
+    assert indexed == request.block_ids[1:2]
+
+
+def test_prompt_logprobs_do_not_read_the_cache_but_fill_it():
+    manager = make_manager(20)
+    first = make_live(list(range(32)), prompt_logprobs=1)
+    assert admit(manager, first)
+    compute(manager, first)
+    assert manager.find_prefix(make_live(list(range(32)), prompt_logprobs=0)) == []
+    assert len(manager.find_prefix(make_live(list(range(32))))) == 3
+
+
+def test_without_caching_nothing_is_found():
+    manager = make_manager(20, caching=False)
+    request = make_live(list(range(32)))
+    assert admit(manager, request)
+    assert request.num_computed_tokens == 0
+    assert manager.find_prefix(make_live(list(range(32)))) == []
+
+
+def test_a_hit_in_the_free_list_counts_as_taken():
+    manager = make_manager(5)
+    first = make_live(list(range(32)))
+    assert admit(manager, first)
+    compute(manager, first)
+    manager.free(first)
+    second = make_live([*range(32), *range(100, 116)])  # 6 blocks, 4 of them hits that are free
+    assert len(manager.find_prefix(second)) == 4
+    assert manager.count_taken(second, manager.find_prefix(second)) == 6
+    assert not admit(manager, second)
+    assert manager.pool.num_free == 5
+    third = make_live([*range(32), 100])
+    assert manager.count_taken(third, manager.find_prefix(third)) == 5
+    assert admit(manager, third)
+    assert third.num_computed_tokens == 32
+
+
+def test_hits_are_held_before_other_blocks_are_taken():
+    manager = make_manager(4)
+    first = make_live(list(range(24)))
+    assert admit(manager, first)
+    compute(manager, first)
+    other = make_live([7] * 8)
+    assert admit(manager, other)  # the last block without a content
+    manager.free(first)
+    manager.free(other)
+    second = make_live([*range(16), *range(50, 65)])
+    hits = manager.find_prefix(second)
+    assert admit(manager, second)
+    assert len(set(second.block_ids)) == 4
+    assert second.block_ids[:2] == hits
+
+
+def test_a_prefix_is_lost_from_its_end():
+    manager = make_manager(4)
+    first = make_live(list(range(32)))
+    assert admit(manager, first)
+    compute(manager, first)
+    manager.free(first)
+    assert admit(manager, make_live([7] * 16))
+    assert len(manager.find_prefix(make_live(list(range(33))))) == 2
+
+
+def test_a_reserve_stays_free():
+    manager = make_manager(4)
+    assert not admit(manager, make_live([1] * 24), reserve=2)
+    assert manager.pool.num_free == 4
+    assert admit(manager, make_live([1] * 24), reserve=1)
+
+
+def test_the_check_sees_a_block_shared_with_other_contents():
+    manager = make_manager(4)
+    first, second = make_live([1] * 8), make_live([2] * 8)
+    assert admit(manager, first)
+    manager.pool.acquire(first.block_ids[0])
+    second.block_ids = list(first.block_ids)
+    assert any("different contents" in problem for problem in manager.check([first, second]))
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Requests come, compute, decode and go; the model is the set of contents that each block holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = make_manager(12)
+        self.live: list[Request] = []
+        self.contents: dict[int, bytes] = {}  # block -> all tokens up to its end, once computed
+
+    @rule(
+        shared=st.integers(0, 32), own=st.integers(1, 24), seed=st.integers(2, 9), reserve=st.integers(0, 3)
+    )
+    def admit(self, shared: int, own: int, seed: int, reserve: int) -> None:
+        request = make_live([1] * shared + [seed] * own)
+        hits = self.manager.find_prefix(request)
+        for position, block_id in enumerate(hits):
+            assert self.contents[block_id] == request.packed_tokens(0, (position + 1) * BLOCK_SIZE)
+        num_free = self.manager.pool.num_free
+        taken = self.manager.count_taken(request, hits)
+        if self.manager.allocate(request, hits, reserve):
+            assert self.manager.pool.num_free == num_free - taken >= reserve
+            assert len(request.block_ids) == self.manager.count_blocks(request.num_tokens)
+            assert request.block_ids[: len(hits)] == hits
+            self.live.append(request)
+        else:
+            assert self.manager.pool.num_free == num_free < taken + reserve
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def compute_a_chunk(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        missing = request.num_tokens - request.num_computed_tokens
+        if missing:
+            indexed = compute(self.manager, request, data.draw(st.integers(1, missing)))
+            for position in range(request.num_computed_tokens // BLOCK_SIZE):
+                end = (position + 1) * BLOCK_SIZE
+                self.contents[request.block_ids[position]] = request.packed_tokens(0, end)
+            assert set(indexed) <= set(request.block_ids)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), token_id=st.integers(1, 3))
+    def decode(self, data: st.DataObject, token_id: int) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        if request.num_computed_tokens < request.num_tokens:
+            return
+        if request.num_tokens == len(request.block_ids) * BLOCK_SIZE and self.manager.grow(request) is None:
+            assert self.manager.pool.num_free == 0
+            return
+        request.num_placeholders += 1
+        request.append(token_id)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        self.live.remove(request)
+        self.manager.free(request)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        self.manager.forget_contents(request)
+        assert not self.manager.find_prefix(request)
+
+    @invariant()
+    def blocks_in_are_blocks_out(self) -> None:
+        assert self.manager.check(self.live) == []
+        held = {block_id for request in self.live for block_id in request.block_ids}
+        assert self.manager.pool.num_free + len(held) == 12
+
+    def teardown(self) -> None:
+        for request in self.live:
+            self.manager.free(request)
+        assert self.manager.pool.num_free == 12
+
+
+ManagerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManagerMachine = ManagerMachine.TestCase
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 8, 9, 16])
+def test_blocks_are_counted_up(num_tokens: int):
+    assert make_manager(4).count_blocks(num_tokens) == (num_tokens + 7) // 8

@@ -1,0 +1,191 @@
+"""What a look into the engine shows, and that it costs little however much waits."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from fakes import FakeEngine, make_config, make_request
+from quire.core.kv.block_pool import BlockPool
+from quire.core.stats.stats.engine_facts import call_utility
+from quire.core.stats.stats.stats_collector import (
+    MAX_BLOCK_CELLS,
+    MAX_REQUEST_VIEWS,
+    MIN_WAITING_VIEWS,
+    AttachedClient,
+    Surroundings,
+    _name_clients,
+)
+from quire.ipc.config import SchedulerConfig
+from quire.ipc.messages import EngineSnapshot, UtilityCall, UtilityMethod
+
+
+def make_engine(num_blocks: int = 64, max_num_seqs: int = 256, **config: int) -> FakeEngine:
+    return FakeEngine(make_config(scheduler=SchedulerConfig(max_num_seqs=max_num_seqs), **config), num_blocks)
+
+
+def attach(*identities: bytes, kind: str = "llm") -> dict[bytes, AttachedClient]:
+    return {
+        identity: AttachedClient(kind, 40 + place, 1.0, num_unsent=0, connected_s=3.0)
+        for place, identity in enumerate(identities)
+    }
+
+
+def look(engine: FakeEngine, *clients: bytes) -> EngineSnapshot:
+    return engine.core.snapshot(
+        Surroundings("epoch", engine.clock.now - 60.0, attach(*clients or (b"client",)))
+    )
+
+
+def test_a_request_is_shown_with_what_it_has_and_what_it_may_get():
+    engine = make_engine()
+    engine.add(make_request("a", list(range(12)), max_tokens=20))
+    engine.clock.advance(1.5)
+    engine.turn()
+    (view,) = look(engine).requests
+    assert (view.request_id, view.client, view.state, view.waits_for) == ("a", "llm-40", "running", "")
+    assert (view.num_prompt_tokens, view.num_output_tokens, view.max_total_tokens) == (12, 1, 32)
+    assert (view.num_blocks, view.age_s) == (2, 2.5)  # a turn of the fake takes 1 s
+    engine.run()
+    assert look(engine).requests == []
+
+
+def test_the_waiting_are_shown_in_the_order_in_which_they_will_run_and_say_what_for():
+    engine = make_engine(max_num_seqs=1)
+    for number in (0, 3, 1, 2):
+        engine.add(make_request(f"r{number}", [1, 2], max_tokens=9, arrival_time=float(number)))
+    engine.turn()
+    views = look(engine).requests
+    assert [view.request_id for view in views] == ["r0", "r1", "r2", "r3"]
+    assert [view.state for view in views] == ["running", "waiting", "waiting", "waiting"]
+    assert "max_num_seqs=1" in views[1].waits_for
+
+
+def test_a_request_that_lacks_blocks_says_how_many():
+    engine = make_engine(num_blocks=17)
+    engine.add(make_request("big", list(range(100)), max_tokens=9))
+    engine.turn()
+    engine.add(make_request("next", list(range(50, 100)), max_tokens=9))
+    engine.turn()
+    waiting = look(engine).requests[1]
+    assert waiting.request_id == "next"
+    assert waiting.waits_for != ""
+    assert "blocks" in waiting.waits_for
+
+
+def test_a_preempted_request_is_shown_as_such():
+    engine = make_engine()
+    engine.add(make_request("a", [1, 2], max_tokens=9))
+    engine.turn()
+    engine.lose_worker()
+    (view,) = look(engine).requests
+    assert (view.state, view.num_preemptions) == ("preempted", 1)
+
+
+def test_requests_that_wait_for_the_end_of_a_search_are_counted_and_shown_as_such():
+    engine = make_engine()
+    for number in range(4):
+        engine.add(make_request(f"r{number}", [1, 2], max_tokens=9, arrival_time=float(number)))
+    engine.worker.fail_next = "a hiccup"
+    engine.turn()
+    snapshot = look(engine)
+    assert (snapshot.stats.num_running, snapshot.stats.num_waiting) == (0, 4)
+    assert snapshot.num_hidden_requests == 0
+    parked = [view.request_id for view in snapshot.requests if "makes steps fail" in view.waits_for]
+    assert parked == ["r2", "r3"]
+
+
+def test_more_than_can_be_shown_is_counted_and_the_waiting_keep_a_place():
+    engine = make_engine(num_blocks=2000)
+    for number in range(600):
+        engine.add(make_request(f"r{number}", [1, 2], max_tokens=9, arrival_time=float(number)))
+    engine.turn()
+    snapshot = look(engine)
+    states = [view.state for view in snapshot.requests]
+    assert len(states) == MAX_REQUEST_VIEWS
+    assert states.count("waiting") == MIN_WAITING_VIEWS
+    assert snapshot.num_hidden_requests == 600 - MAX_REQUEST_VIEWS
+    waiting = [view.request_id for view in snapshot.requests if view.state == "waiting"]
+    assert waiting == [f"r{256 + place}" for place in range(MIN_WAITING_VIEWS)]
+
+
+def test_clients_are_shown_with_their_own_requests_and_tokens():
+    engine = make_engine(max_num_seqs=1)
+    engine.add(make_request("a", [1, 2], max_tokens=5, arrival_time=1.0), b"first")
+    engine.add(make_request("b", [1, 2], max_tokens=5, arrival_time=2.0), b"second")
+    engine.turn()
+    first, second, idle = look(engine, b"first", b"second", b"idle").clients
+    assert (first.num_running, first.num_waiting, first.tokens_served_total) == (1, 0, 1)
+    assert (second.num_running, second.num_waiting, second.tokens_served_total) == (0, 1, 0)
+    assert (idle.name, idle.num_running, idle.num_waiting, idle.connected_s) == ("llm-42", 0, 0, 3.0)
+    engine.run()
+    first, second, _ = look(engine, b"first", b"second", b"idle").clients
+    assert (first.tokens_served_total, second.tokens_served_total) == (5, 5)
+    assert look(engine, b"first").stats.num_clients == 1
+
+
+def test_clients_of_one_process_have_names_of_their_own():
+    client = AttachedClient("llm", 7, 1.0, 0, 0.0)
+    assert list(_name_clients({b"x": client, b"y": client}).values()) == ["llm-7", "llm-7.2"]
+
+
+def test_the_block_map_tells_used_cached_and_empty_blocks_apart():
+    pool = BlockPool(4)
+    used, cached, both, _ = pool.take(4)
+    pool.register(cached, b"c")
+    pool.register(both, b"b")
+    pool.release([cached, 3])
+    cells, length = pool.map_cells(512)
+    assert length == 1
+    shares = {block: tuple(cells[2 * block : 2 * block + 2]) for block in range(4)}
+    assert shares == {used: (255, 0), cached: (0, 255), both: (255, 255), 3: (0, 0)}
+
+
+@pytest.mark.parametrize("num_blocks", [1, 511, 512, 513, 10_007])
+def test_the_block_map_covers_every_block_in_a_bounded_number_of_cells(num_blocks: int):
+    pool = BlockPool(num_blocks)
+    pool.take(num_blocks // 2)
+    cells, length = pool.map_cells(MAX_BLOCK_CELLS)
+    num_cells = len(cells) // 2
+    assert num_cells <= MAX_BLOCK_CELLS
+    assert num_cells == -(-num_blocks // length)
+    sizes = [min(length, num_blocks - length * cell) for cell in range(num_cells)]
+    num_used = sum(size * cells[2 * cell] / 255 for cell, size in enumerate(sizes))
+    assert num_used == pytest.approx(num_blocks // 2, abs=max(sizes) / 255 * num_cells)
+
+
+def test_snapshot_and_metrics_are_answers_to_utility_calls_and_count_who_is_attached():
+    engine = make_engine()
+    engine.add(make_request("a", [1, 2], max_tokens=2))
+    engine.run()
+    surroundings = Surroundings("epoch", engine.clock.now - 60.0, attach(b"client", b"other"))
+    shown = call_utility(engine.core, UtilityCall(1, UtilityMethod.SNAPSHOT), surroundings)
+    counted = call_utility(engine.core, UtilityCall(2, UtilityMethod.METRICS), surroundings)
+    assert shown.snapshot is not None
+    assert (shown.call_id, shown.snapshot.epoch, shown.snapshot.uptime_s) == (1, "epoch", 60.0)
+    assert counted.metrics is not None
+    assert (counted.call_id, counted.metrics.finished_total["length"]) == (2, 1)
+    assert shown.snapshot.stats == counted.metrics.stats
+    assert counted.metrics.stats.num_clients == 2
+
+
+def measure_look(num_waiting: int) -> float:
+    """The least of 30 looks, in seconds."""
+    engine = FakeEngine(make_config(), 4000, verify=False)
+    for number in range(256 + num_waiting):
+        engine.add(make_request(f"r{number}", [1, 2], max_tokens=99, arrival_time=float(number)))
+    engine.turn()
+    assert engine.core.stats().num_waiting == num_waiting
+    surroundings = Surroundings("epoch", 0.0, attach(b"client"))
+    costs_s: list[float] = []
+    for _ in range(30):
+        began = time.perf_counter()
+        engine.core.snapshot(surroundings)
+        costs_s.append(time.perf_counter() - began)
+    return min(costs_s)
+
+
+def test_a_look_costs_the_same_however_much_waits():
+    few_s, many_s = measure_look(300), measure_look(10_000)
+    assert many_s < 3 * few_s
+    assert many_s < 5e-3  # 0.5 ms on an idle machine

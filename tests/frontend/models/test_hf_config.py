@@ -1,0 +1,399 @@
+"""config.json means to Quire what it means to transformers' own config classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from checkpoints import FAMILIES
+from quire.frontend.families import ARCHITECTURES, read_model_spec
+from quire.frontend.models.hf_config import (
+    compute_max_model_len,
+    read_default_sampling,
+    read_dtype,
+    read_eos_token_ids,
+)
+from quire.ipc.errors import ConfigError, ModelError
+from quire.ipc.messages import MAX_EOS_TOKEN_IDS
+from quire.ipc.model_spec import DenseSpec, ExpertsSpec, ModelSpec
+
+BASE: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def make_config(family: str = "llama", **values: Any) -> dict[str, Any]:
+    config = {"architectures": [f"{FAMILIES[family]}ForCausalLM"], "model_type": family, **BASE, **values}
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def oracle_of(config: dict[str, Any]) -> Any:
+    import transformers
+
+    oracle_class = getattr(transformers, f"{FAMILIES[config['model_type']]}Config")
+    return oracle_class(**{key: value for key, value in config.items() if key != "architectures"})
+
+
+def check_against_transformers(config: dict[str, Any]) -> ModelSpec:
+    spec = read_model_spec(config)
+    oracle = oracle_of(config)
+    head_size = getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads
+    attention = spec.layers[0].attention
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_size) == (
+        oracle.num_attention_heads,
+        oracle.num_key_value_heads,
+        head_size,
+    )
+    assert spec.norm_eps == oracle.rms_norm_eps
+    assert spec.max_position_embeddings == oracle.max_position_embeddings
+    assert spec.tie_word_embeddings == oracle.tie_word_embeddings
+    oracle.standardize_rope_params()  # as a model does when it builds its rotary embedding
+    rope = oracle.rope_parameters
+    assert spec.rope.theta == rope["rope_theta"]
+    assert spec.rope.type == rope["rope_type"]
+    for key in ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"):
+        if rope.get(key) is not None:
+            assert getattr(spec.rope, key) == rope[key]
+    windows = [layer.attention.window for layer in spec.layers]
+    if config["model_type"] in ("mistral", "mixtral", "qwen3_moe"):
+        assert windows == [oracle.sliding_window] * len(spec.layers)
+    elif hasattr(oracle, "layer_types"):
+        sliding = [kind == "sliding_attention" for kind in oracle.layer_types]
+        assert windows == [oracle.sliding_window if one else None for one in sliding]
+    else:
+        assert windows == [None] * len(spec.layers)
+    return spec
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "theta": {"rope_theta": 500000.0},
+    "old linear": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "old dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "old null": {"rope_scaling": None, "rope_theta": 1e6},
+    "old llama3": {
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "old yarn": {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        "rope_theta": 1e6,
+    },
+    "yarn without original": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "new default": {"rope_parameters": {"rope_type": "default", "rope_theta": 12345.0}},
+    "new yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 2.0,
+            "original_max_position_embeddings": 256,
+            "beta_fast": 16.0,
+            "attention_factor": 1.5,
+        }
+    },
+    "original outside": {
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128},
+    },
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_rope_spelling_reads_as_in_transformers(family: str, rope: str):
+    import copy
+
+    check_against_transformers(make_config(family, **copy.deepcopy(ROPES[rope])))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_key_value_heads": ...},
+        {"num_key_value_heads": None},
+        {"head_dim": 32},
+        {"head_dim": None},
+        {"max_position_embeddings": ...},
+        {"tie_word_embeddings": True},
+        {"rms_norm_eps": 1e-5},
+        {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 128},
+    ],
+    ids=str,
+)
+def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: dict[str, Any]):
+    [key] = list(values)[:1]
+    refused = {
+        "head_dim": ("qwen3", "gemma2"),
+        "num_key_value_heads": ("mistral", "gemma2", "mixtral", "qwen3_moe"),
+    }
+    if values[key] is None and family in refused.get(key, ()):
+        pytest.skip("transformers' config of this family refuses null here")
+    if values == {"num_key_value_heads": ...} and family != "llama":
+        values = {**values, "num_attention_heads": 32, "hidden_size": 256}
+    check_against_transformers(make_config(family, **values))
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("mistral", {}),
+        ("mistral", {"sliding_window": 16}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 32}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 0}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+        ("gemma2", {}),
+        ("gemma2", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+        ("mixtral", {}),
+        ("mixtral", {"sliding_window": 16}),
+        ("qwen3_moe", {"sliding_window": 8}),
+        ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": True}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention",
+                   "sliding_attention", "full_attention", "sliding_attention"]}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_windows_fall_on_the_same_layers_as_in_transformers(family: str, values: dict[str, Any]):
+    check_against_transformers(make_config(family, **values))
+
+
+def test_bias_flags_are_each_familys_own():
+    def flags(family: str, **values: Any) -> tuple[bool, bool, bool, str | None]:
+        spec = read_model_spec(make_config(family, **values))
+        layer = spec.layers[0]
+        assert isinstance(layer.ffn, DenseSpec)
+        return layer.attention.qkv_bias, layer.attention.o_bias, layer.ffn.bias, layer.attention.qk_norm
+
+    assert flags("llama") == (False, False, False, None)
+    assert flags("llama", attention_bias=True, mlp_bias=True) == (True, True, True, None)
+    assert flags("mistral", attention_bias=False) == (False, False, False, None)
+    assert flags("qwen2") == (True, False, False, None)
+    assert flags("qwen3", attention_bias=True) == (True, True, False, "each_head")
+    assert flags("olmo2", attention_bias=True) == (True, True, False, "all_heads")
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0, 3]}, {"norm_topk_prob": True}], ids=str
+)
+def test_experts_are_in_the_layers_where_transformers_has_them(values: dict[str, Any]):
+    import torch
+    import transformers
+
+    config = make_config(
+        "qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, **values
+    )
+    spec = read_model_spec(config)
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(oracle_of(config))
+    for layer, reference in zip(spec.layers, model.model.layers, strict=True):
+        is_sparse = hasattr(reference.mlp, "experts")
+        assert isinstance(layer.ffn, ExpertsSpec if is_sparse else DenseSpec)
+        assert layer.ffn.intermediate_size == (24 if is_sparse else 128)
+        if isinstance(layer.ffn, ExpertsSpec):
+            router = reference.mlp.gate
+            assert (layer.ffn.num_experts, layer.ffn.num_experts_per_tok) == (6, router.top_k)
+            assert layer.ffn.norm_topk_prob == router.norm_topk_prob
+
+
+def test_gemmas_caps_and_scale_read_as_in_transformers():
+    spec = read_model_spec(make_config("gemma2", query_pre_attn_scalar=144, final_logit_softcapping=None))
+    attention = spec.layers[0].attention
+    assert (attention.scale, attention.soft_cap, spec.logit_soft_cap) == (1 / 12, 50.0, None)
+    assert (spec.embedding_scale, spec.norm_weight_offset, spec.norm_rounds_normed) == (8.0, 1.0, False)
+
+
+def test_an_absent_architecture_is_told_by_the_model_type():
+    assert read_model_spec(make_config("qwen3", architectures=...)).architecture == "Qwen3ForCausalLM"
+
+
+@pytest.mark.parametrize("names", [["GPT2LMHeadModel"], [], "x", None])
+def test_an_unsupported_architecture_is_refused_with_the_list(names: Any):
+    config = make_config(architectures=names, model_type="gpt2")
+    with pytest.raises(ModelError) as caught:
+        read_model_spec(config)
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+GEMMA2: dict[str, Any] = {"architectures": ["Gemma2ForCausalLM"]}
+MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"]}
+QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "text"),
+    [
+        ({"vocab_size": ...}, "vocab_size", "missing"),
+        ({"hidden_size": ...}, "hidden_size", "missing"),
+        ({"intermediate_size": "128"}, "intermediate_size", "integer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers", "from 1 to 10000"),
+        ({"vocab_size": 2**31}, "vocab_size", "from 1 to 2147483647"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps", "from 1e-20 to 1e."),
+        ({"num_attention_heads": True}, "num_attention_heads", "integer"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads", "divisor"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size", "multiple"),
+        ({"head_dim": 7}, "head_dim", "even"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps", "number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps", "from 1e-20 to 1e."),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
+        ({"hidden_act": "relu2"}, "hidden_act", "silu"),
+        ({"hidden_size": True}, "hidden_size", "integer"),
+        ({"vocab_size": 100.0}, "vocab_size", "integer"),
+        ({"architectures": False}, "architectures", "one of"),
+        ({"rope_scaling": False}, "rope_scaling", "object"),
+        ({"rope_parameters": 0}, "rope_parameters", "object"),
+        ({"rope_scaling": {"rope_type": False}}, "rope_type", "default"),
+        ({"partial_rotary_factor": True}, "partial_rotary_factor", "number"),
+        (GEMMA2 | {"attn_logit_softcapping": False}, "attn_logit_softcapping", "number"),
+        (GEMMA2 | {"final_logit_softcapping": ""}, "final_logit_softcapping", "number"),
+        (QWEN3_MOE | {"mlp_only_layers": False}, "mlp_only_layers", "list"),
+        (QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers", "list"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8"),
+        (MIXTRAL | {"num_local_experts": 0}, "num_local_experts", "from 1"),
+        (QWEN3_MOE | {"mlp_only_layers": "0"}, "mlp_only_layers", "list"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_type",
+            "default, linear, dynamic, llama3, yarn",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "factor", "missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor", "from 1e-20"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor", "missing"),
+        ({"rope_scaling": [1]}, "rope_scaling", "object"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters", "all layers"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "1"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "none"),
+    ],
+    ids=str,
+)
+def test_a_value_that_makes_no_sense_is_refused_by_its_key(values: dict[str, Any], key: str, text: str):
+    with pytest.raises(ModelError, match=text) as caught:
+        read_model_spec(make_config(**values))
+    assert key in caught.value.field
+
+
+def test_layer_types_must_be_known_and_one_a_layer():
+    window = {"use_sliding_window": True, "sliding_window": 8}
+    for kinds in (["full_attention"] * 3, ["chunked_attention"] * 4, "full_attention"):
+        with pytest.raises(ModelError, match="full_attention"):
+            read_model_spec(make_config("qwen3", **window, layer_types=kinds))
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "expected"),
+    [
+        ({"dtype": "bfloat16"}, None, "bfloat16"),
+        ({"torch_dtype": "float16"}, None, "float16"),
+        ({"torch_dtype": "torch.float32"}, "bfloat16", "float32"),
+        ({"dtype": "bfloat16", "torch_dtype": "float32"}, None, "bfloat16"),
+        ({}, "float16", "float16"),
+        ({}, None, "float32"),
+    ],
+)
+def test_the_number_format_is_the_checkpoints(config: dict[str, Any], stored: str | None, expected: str):
+    assert read_dtype(config, stored) == expected
+
+
+def test_a_number_format_without_kernels_is_refused():
+    with pytest.raises(ModelError, match="float32, bfloat16, float16"):
+        read_dtype({"torch_dtype": "float8_e4m3fn"}, None)
+
+
+def test_end_tokens_come_from_the_generation_config_first():
+    assert read_eos_token_ids({"eos_token_id": 2}, {"eos_token_id": [5, 2, 5]}, 10) == (5, 2)
+    assert read_eos_token_ids({"eos_token_id": 2}, {}, 10) == (2,)
+    assert read_eos_token_ids({"eos_token_id": None}, {}, 10) == ()
+
+
+@pytest.mark.parametrize("value", [[2, 10], -1, True, [True, -1], 2.0, "2", {}])
+def test_what_is_no_token_id_ends_no_sequence(value: Any):
+    with pytest.raises(ModelError, match=r"^config\.json eos_token_id=.*: token ids from 0 to 9"):
+        read_eos_token_ids({"eos_token_id": value}, {}, 10)
+    with pytest.raises(ModelError, match=r"^config\.json eos_token_id="):  # also if it does not count
+        read_eos_token_ids({"eos_token_id": value}, {"eos_token_id": 2}, 10)
+    with pytest.raises(ModelError, match=r"^generation_config\.json eos_token_id="):
+        read_eos_token_ids({"eos_token_id": 2}, {"eos_token_id": value}, 10)
+
+
+def test_more_end_of_sequence_ids_than_a_request_carries_are_refused_at_the_start():
+    assert len(read_eos_token_ids({"eos_token_id": list(range(MAX_EOS_TOKEN_IDS))}, {}, 5000)) == 1024
+    with pytest.raises(ModelError, match=r"config.json eos_token_id='1025 ids': at most 1024"):
+        read_eos_token_ids({"eos_token_id": list(range(MAX_EOS_TOKEN_IDS + 1))}, {}, 5000)
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({}, 512),
+        ({"type": "linear", "factor": 4.0}, 2048),
+        ({"type": "dynamic", "factor": 2.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ({"type": "yarn", "factor": 4.0}, 2048),
+        ({"type": "linear", "factor": 1e20}, 2**31 - 1),
+        (ROPES["old llama3"]["rope_scaling"], 512),
+    ],
+    ids=str,
+)
+def test_the_length_limit_counts_what_rope_scaling_adds(rope: dict[str, Any], expected: int):
+    spec = read_model_spec(make_config(rope_scaling=rope))
+    assert compute_max_model_len(spec, None) == expected
+    assert compute_max_model_len(spec, expected) == expected
+    with pytest.raises(ConfigError, match=f"max_model_len={expected + 1}: at most {expected}"):
+        compute_max_model_len(spec, expected + 1)
+    with pytest.raises(ConfigError, match="max_model_len"):
+        compute_max_model_len(spec, 0)
+
+
+def test_default_sampling_takes_what_the_generation_config_presets():
+    generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "top_p": None}
+    assert read_default_sampling(generation) == {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
+
+
+@pytest.mark.parametrize(
+    "preset", [{"temperature": "hot"}, {"top_k": 1.5}, {"max_new_tokens": -1}, {"top_p": []}]
+)
+def test_a_bad_preset_is_refused_by_file_and_key(preset: dict[str, Any]):
+    [(key, value)] = preset.items()
+    with pytest.raises(ModelError, match=rf"generation_config\.json {key}=") as caught:
+        read_default_sampling(preset)
+    assert caught.value.value == value
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"rope_scaling": YARN, "rope_theta": 1}, "rope_theta"),  # log(1) was a divisor
+        ({"rope_scaling": YARN | {"rope_theta": 0.5}}, "rope_theta"),
+        ({"rope_theta": 1e-300}, "rope_theta"),
+        ({"rope_scaling": YARN | {"beta_fast": 5e-324}}, "beta_fast"),
+        ({"rope_scaling": YARN | {"beta_slow": 1e308}}, "beta_slow"),
+        ({"rope_scaling": YARN | {"mscale": 1e308, "mscale_all_dim": 1e308}}, "mscale"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, "factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "head_dim"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps"),
+    ],
+    ids=str,
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused_by_name(config: dict[str, Any], field: str):
+    with pytest.raises(ModelError, match=field):
+        read_model_spec(make_config(**config))

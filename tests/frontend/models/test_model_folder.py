@@ -1,0 +1,285 @@
+"""A model folder is found, and refused before anything is loaded when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quire.frontend.models.model_folder import find_model_folder, inspect_model_folder, pocket_folder
+from quire.ipc.errors import ModelError
+from safetensors.torch import save_file
+
+
+def write_model(folder: Path, names: tuple[str, ...] = ("model.safetensors",)) -> Path:
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    for number, name in enumerate(names):
+        save_file({f"layer{number}": torch.zeros(4, 8, dtype=torch.bfloat16)}, folder / name)
+    return folder
+
+
+def write_index(folder: Path, weight_map: dict[str, Any]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_whole_folder_reports_its_files_bytes_and_stored_dtype(tmp_path: Path):
+    folder = inspect_model_folder(write_model(tmp_path))
+    assert [file.name for file in folder.weight_files] == ["model.safetensors"]
+    assert folder.weights_size_bytes == 4 * 8 * 2
+    assert folder.stored_dtype == "bfloat16"
+
+
+def test_the_pocket_model_is_the_packaged_folder():
+    assert find_model_folder("pocket") == pocket_folder()
+
+
+def test_a_folder_without_config_json_is_refused(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"config\.json"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "\xff"])
+def test_a_config_json_that_is_no_object_is_refused_by_name(tmp_path: Path, content: str):
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"config\.json"):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_config_json_nested_too_deep_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "~nobody-of-this-name/model"])
+def test_a_name_that_no_file_system_takes_is_refused(model: str):
+    with pytest.raises(ModelError, match=r"cannot be read .*hub name") as caught:
+        find_model_folder(model)
+    assert caught.value.value == model
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
+def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path, name: str):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"pickle")
+    with pytest.raises(ModelError, match="safetensors only.*" + name):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused_unless_they_are_not_wanted(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="dummy"):
+        inspect_model_folder(tmp_path)
+    assert inspect_model_folder(tmp_path, load_weights=False).weight_files == ()
+
+
+@pytest.mark.parametrize("cut", [1, 60])
+def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path, cut: int):
+    file = write_model(tmp_path) / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-cut])
+    with pytest.raises(ModelError, match=rf"{len(whole)} bytes, it has {len(whole) - cut}"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01", b"\xff" * 64, (5).to_bytes(8, "little") + b"[1,2]"])
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes):
+    write_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        inspect_model_folder(tmp_path)
+
+
+def test_bytes_after_the_declared_end_are_refused(tmp_path: Path):
+    file = write_model(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"x")
+    with pytest.raises(ModelError, match="as its header declares"):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_sharded_model_is_read_through_its_index(tmp_path: Path):
+    write_model(tmp_path, ("a.safetensors", "b.safetensors", "unused.safetensors"))
+    write_index(tmp_path, {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"})
+    folder = inspect_model_folder(tmp_path)
+    assert [file.name for file in folder.weight_files] == ["a.safetensors", "b.safetensors"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"x": 1}}'])
+def test_an_index_that_names_no_files_is_refused_by_name(tmp_path: Path, content: str):
+    (write_model(tmp_path) / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
+        inspect_model_folder(tmp_path)
+
+
+def test_only_a_second_copy_in_another_layout_is_refused(tmp_path: Path):
+    write_model(tmp_path, ("consolidated.safetensors",))
+    with pytest.raises(ModelError, match="another layout"):
+        inspect_model_folder(tmp_path)
+
+
+def test_missing_shards_are_named(tmp_path: Path):
+    write_model(tmp_path, ("a.safetensors",))
+    write_index(tmp_path, {"x": "a.safetensors", "y": "b.safetensors"})
+    with pytest.raises(ModelError, match=r"1 of 2 shards are missing: b\.safetensors"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "a.bin"])
+def test_an_index_cannot_name_files_elsewhere(tmp_path: Path, name: str):
+    write_model(tmp_path, ("a.safetensors",))
+    write_index(tmp_path, {"x": name})
+    with pytest.raises(ModelError, match="beside"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["./missing", "no/such/folder", "what is this", ""])
+def test_a_name_that_is_neither_folder_nor_hub_name_is_refused(model: str, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    if not model:
+        model = "\x00"
+    with pytest.raises(ModelError, match="hub name"):
+        find_model_folder(model)
+
+
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(ModelError, match="a file"):
+        find_model_folder(str(file))
+
+
+@pytest.mark.parametrize("kind", ["offline", "unknown", "other"])
+def test_a_hub_that_has_no_such_model_says_so(kind: str, monkeypatch: Any):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    errors = {
+        "offline": (LocalEntryNotFoundError("offline"), "cannot be reached"),
+        "unknown": (RepositoryNotFoundError.__new__(RepositoryNotFoundError), "not on the hub"),
+        "other": (ValueError("what now"), "what now"),
+    }
+    error, text = errors[kind]
+
+    def fail(*_args: Any, **_kwargs: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match=text):
+        find_model_folder("some-org/some-model")
+
+
+def test_a_hub_name_downloads_no_second_copy_and_no_pickles(monkeypatch: Any, tmp_path: Path):
+    import fnmatch
+
+    import huggingface_hub
+
+    asked: dict[str, Any] = {}
+
+    def download(model: str, **kwargs: Any) -> str:
+        asked.update(kwargs, model=model)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find_model_folder("some-org/some-model", revision="v2") == tmp_path
+    wanted = [
+        name
+        for name in (
+            "model.safetensors",
+            "config.json",
+            "tokenizer.model",
+            "chat_template.jinja",
+            "x.bin",
+            "a.pt",
+        )
+        if any(fnmatch.fnmatch(name, pattern) for pattern in asked["allow_patterns"])
+    ]
+    assert asked["revision"] == "v2"
+    assert wanted == ["model.safetensors", "config.json", "tokenizer.model", "chat_template.jinja"]
+
+
+# Files that are no files: each of these blocked the reader, or was read without end.
+
+
+def put_fifo(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def put_endless_device(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+def put_folder(file: Path) -> None:
+    file.mkdir()
+
+
+def put_socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(file))
+
+
+def put_loop(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
+PUTS = [put_fifo, put_endless_device, put_folder, put_socket, put_loop]
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose files' names fit a socket's address."""
+    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_what_is_no_regular_file_is_refused_by_name(put: Callable[[Path], None], short_path: Path):
+    write_model(short_path)
+    put(short_path / "generation_config.json")
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        inspect_model_folder(short_path)
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_weights_that_are_no_regular_file_are_refused_by_name(put: Callable[[Path], None], short_path: Path):
+    (short_path / "config.json").write_text("{}")
+    put(short_path / "one.safetensors")
+    with pytest.raises(ModelError, match=r"one\.safetensors"):
+        inspect_model_folder(short_path)
+
+
+def test_a_link_to_weights_that_are_gone_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "one.safetensors").symlink_to("gone")
+    with pytest.raises(ModelError, match=r"one\.safetensors"):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_file_larger_than_any_of_its_kind_is_not_read(tmp_path: Path):
+    write_model(tmp_path)
+    os.truncate(tmp_path / "config.json", 1 << 40)
+    with pytest.raises(ModelError, match=r"config\.json=.*: at most 16777216 bytes; it has 1099511627776"):
+        inspect_model_folder(tmp_path)
+
+
+def test_a_header_larger_than_any_is_not_read(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((99_000_000).to_bytes(8, "little"))
+    os.truncate(file, 1 << 30)
+    with pytest.raises(ModelError, match="no header of at most"):
+        inspect_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("entry", ["3", "[]", '{"data_offsets": 3}', '{"data_offsets": [-1, -1]}', "{}"])
+def test_a_header_of_wrong_types_is_refused(tmp_path: Path, entry: str):
+    (tmp_path / "config.json").write_text("{}")
+    header = f'{{"x": {entry}}}'.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="a safetensors file"):
+        inspect_model_folder(tmp_path)

@@ -1,0 +1,152 @@
+"""Chat templates render as in transformers, stay in their sandbox, and bad messages are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from quire.frontend.text import chat_template as chat_template_module
+from quire.frontend.text.chat_template import ChatTemplate
+from quire.ipc.errors import ModelError, PromptError
+
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": 'Hi <b>&"you"</b>'},
+    {"role": "assistant", "content": "Hello there "},
+]
+LOOP = "{% for m in messages %}"
+TEMPLATES = {
+    "blocks": LOOP + "\n    {% if m.role == 'user' %}\n  U:{{ m.content }}\n{% endif %}\n{% endfor %}",
+    "loop controls": LOOP + "{% if loop.index == 2 %}{% break %}{% endif %}{{ m['content'] }}{% endfor %}",
+    "tojson": "{{ messages | tojson }}|{{ messages[1] | tojson(indent=2, sort_keys=true) }}",
+    "namespace": "{% set ns = namespace(n=0) %}" + LOOP + "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "generation": LOOP + "{% generation %}{{ m.content | trim }}{% endgeneration %};{% endfor %}",
+    "tokens": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ dict(a=1)['a'] }}{{ nothing }}",
+    "prompt": "{{ messages[-1].content }}{% if add_generation_prompt %}<go>{% endif %}{{ tools is none }}",
+    "variable": "{{ mood }}{{ messages[0].role | upper }}{{ ' x ' | trim }}",
+    "strip": "a \n{%- if true -%} \n b{% endif %}\n",
+}
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def oracle_render(source: str, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered, _ = render_jinja_template([messages], chat_template=source, **TOKENS, **kwargs)
+    return rendered[0]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_templates_render_as_in_transformers(name: str, add_generation_prompt: bool):
+    source = TEMPLATES[name]
+    ours = ChatTemplate(source, TOKENS).render(TALK, add_generation_prompt, variables={"mood": "calm"})
+    assert ours == oracle_render(source, TALK, add_generation_prompt=add_generation_prompt, mood="calm")
+
+
+@pytest.mark.parametrize("name", ["prompt", "generation", "blocks"])
+def test_continuing_the_final_message_ends_inside_it_as_in_transformers(name: str):
+    talk = TALK[:2] if name == "blocks" else TALK
+    ours = ChatTemplate(TEMPLATES[name], TOKENS).render(talk, False, continue_final_message=True)
+    expected = oracle_render(TEMPLATES[name], talk, continue_final_message=True)
+    assert ours.rstrip() == expected.rstrip()
+
+
+def test_the_caller_s_messages_are_left_as_they_were():
+    talk = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    ChatTemplate("{{ messages[0].content }}", {}).render(talk, False, continue_final_message=True)
+    assert talk == [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+
+
+def test_text_parts_are_joined_unless_the_template_walks_over_them():
+    talk = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert ChatTemplate("{{ messages[0].content }}", {}).render(talk) == "a\nb"
+    walking = "{% for m in messages %}{% for part in m['content'] %}[{{ part.text }}]{% endfor %}{% endfor %}"
+    assert ChatTemplate(walking, {}).render(talk) == "[a][b]"
+    inner = "{% set content = m.content %}{% for p in content %}<{{ p.text }}>{% endfor %}"
+    named = LOOP + inner + "{% endfor %}"
+    assert ChatTemplate(named, {}).render(talk) == "<a><b>"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        ({"role": "user", "content": "x"}, "messages"),
+        (["hello"], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": 3, "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": "x"}, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
+    ],
+    ids=str,
+)
+def test_malformed_messages_are_refused_by_field(messages: Any, field: str):
+    with pytest.raises(PromptError) as caught:
+        ChatTemplate("x", {}).render(messages)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{{ dict.__class__ }}{{ dict.fromkeys([1]) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ 1 / 0 }}",
+        "{% include 'x' %}",
+    ],
+)
+def test_what_reaches_out_of_the_sandbox_or_fails_is_a_prompt_error(source: str):
+    with pytest.raises(PromptError) as caught:
+        ChatTemplate(source, {}).render(TALK)
+    assert caught.value.field == "messages"
+
+
+def test_a_template_s_own_refusal_is_quoted():
+    with pytest.raises(PromptError, match="roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render(TALK)
+
+
+def test_a_template_that_does_not_compile_is_a_model_error():
+    with pytest.raises(ModelError, match="Jinja"):
+        ChatTemplate("{% for %}", {}).render(TALK)
+
+
+def test_a_result_that_grows_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat_template_module, "MAX_RENDERED_LENGTH", 1000)
+    endless = "{% for i in range(90000) %}{% for j in range(90000) %}aaaa{% endfor %}{% endfor %}"
+    with pytest.raises(PromptError, match="at most 1000"):
+        ChatTemplate(endless, {}).render(TALK)
+
+
+def test_objects_with_methods_do_not_enter_the_sandbox(tmp_path: Any):
+    source = "{{ thing }}"
+    assert ChatTemplate(source, {}).render(TALK, variables={"thing": tmp_path}) == "<PosixPath>"
+
+
+def test_generating_and_continuing_exclude_each_other():
+    with pytest.raises(PromptError, match="continue_final_message"):
+        ChatTemplate("x", {}).render(TALK, True, True)
+
+
+def test_a_template_that_drops_the_final_message_cannot_continue_it():
+    with pytest.raises(PromptError, match="drops it"):
+        ChatTemplate("x", {}).render(TALK, False, True)
+
+
+@pytest.mark.parametrize("content", ["x", [{"type": "text", "text": "x"}]])
+def test_a_template_too_deep_to_compile_is_refused_as_one(content: Any):
+    template = ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", {})
+    with pytest.raises(ModelError, match=r"^chat_template=.*a Jinja template \(maximum recursion depth"):
+        template.render([{"role": "user", "content": content}])

@@ -1,0 +1,140 @@
+"""RequestRows: one permanent row of host state per live request, columns as numpy arrays.
+
+Written by the runner alone: requests enter, steps advance the counts, sampled tokens are filled in. Plain
+parameters are columns, so a step gathers them in one go; what few requests ask for is an object per row.
+Legend: N rows (max_num_seqs), L max_model_len.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...ipc.sampling_params import SamplingParams
+from ...ipc.step import NewRequestData
+from ..sampling.logit_edit import EditedRow, LogitEdit
+from ..sampling.logit_edits import make_logit_edits
+from ..sampling.sampler import SamplingBatch, make_sampling_columns
+
+# A row whose last token filled max_model_len may be computed some steps longer before the core hears of it.
+_SLACK = 8
+
+
+class RequestRows:
+    """State of the live requests. `num_known` counts prompt and output, samples of running steps included."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        # calloc'ed: pages that no token has reached cost nothing.
+        self.token_ids: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + _SLACK), dtype=np.int32)
+        self.num_prompt: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_known: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # Another number for each request of the row: tokens sampled for an earlier one are dropped.
+        self.generation: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # The launch (1, 2, ...) whose sampled token is not on the host yet; 0 if all are.
+        self.pending_launch: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+
+        self.sampling = make_sampling_columns(max_num_seqs)
+        # num_logprobs, num_prompt_logprobs: alternatives wanted, None for no logprobs.
+        self.num_logprobs: list[int | None] = [None] * max_num_seqs
+        self.num_prompt_logprobs: list[int | None] = [None] * max_num_seqs
+        self.edits: list[list[LogitEdit[Any]]] = [[] for _ in range(max_num_seqs)]
+        self.has_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        # Until the last of its prompt's tokens is scored.
+        self.has_prompt_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.has_edits: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        # The most likely token and nothing else: no edits, no logprobs.
+        self.is_greedy: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+
+    def enter(self, request: NewRequestData) -> None:
+        """Fill row `request.row` with a new or resumed request; whatever stood there is gone."""
+        row = request.row
+        prompt = np.frombuffer(request.prompt_token_ids, dtype=np.int32)
+        output = np.frombuffer(request.output_token_ids, dtype=np.int32)
+        num_known = len(prompt) + len(output)
+        self.token_ids[row, : len(prompt)] = prompt
+        self.token_ids[row, len(prompt) : num_known] = output
+        self.num_prompt[row] = len(prompt)
+        self.num_known[row] = num_known
+        self.num_computed[row] = request.num_computed_tokens
+        self.generation[row] += 1
+        self.pending_launch[row] = 0
+        self.sampling.enter(row, request.sampling_params, self._vocab_size)
+        # A request with output has had the logprobs of its prompt delivered before its first token.
+        self._enter_logprobs(row, request.sampling_params, is_resumed=len(output) > 0)
+        self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size))
+        is_plain = not (self.has_edits[row] or self.has_logprobs[row])
+        self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
+
+    def free(self, row: int) -> None:
+        """Forget the request in `row`; the row may be entered again at once."""
+        self.generation[row] += 1
+        self.pending_launch[row] = 0
+        self._enter_edits(row, [])
+
+    def append_sampled(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """Append one token to each of `rows`."""
+        known = self.num_known[rows]
+        self.token_ids[rows, known] = token_ids
+        self.num_known[rows] = known + 1
+        self._note_history(rows, token_ids)
+
+    def fill_pending(
+        self,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+        generations: NDArray[np.int64],
+        launch: int,
+    ) -> None:
+        """Fill in tokens that `num_known` counts already, sampled by `launch` for the requests of then.
+
+        Tokens of rows that have got another request since are dropped.
+        """
+        is_same = self.generation[rows] == generations
+        rows, positions, token_ids = rows[is_same], positions[is_same], token_ids[is_same]
+        self.token_ids[rows, positions] = token_ids
+        self.pending_launch[rows[self.pending_launch[rows] == launch]] = 0
+        self._note_history(rows, token_ids)
+
+    def _note_history(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        for place in np.flatnonzero(self.needs_history[rows]).tolist():
+            for edit in self.edits[int(rows[place])]:
+                edit.append(int(token_ids[place]))
+
+    def history(self, row: int) -> NDArray[np.int32]:
+        """Prompt and output tokens of `row`, a view."""
+        return self.token_ids[row, : self.num_known[row]]
+
+    def make_sampling_batch(self, row_ids: NDArray[np.int64]) -> SamplingBatch:
+        """How `row_ids` are sampled next. History must be complete for rows that need it."""
+        num_output = self.num_known[row_ids] - self.num_prompt[row_ids]
+        batch = SamplingBatch(**self.sampling.take(row_ids), output_positions=num_output)
+        for index in np.flatnonzero(self.has_edits[row_ids]).tolist():
+            row = int(row_ids[index])
+            batch.edited.append(EditedRow(index, self.edits[row], self.history(row), int(num_output[index])))
+        for index in np.flatnonzero(self.has_logprobs[row_ids]).tolist():
+            num_logprobs = self.num_logprobs[int(row_ids[index])]
+            assert num_logprobs is not None
+            batch.logprob_groups.setdefault(num_logprobs, []).append(index)
+        return batch
+
+    def _enter_logprobs(self, row: int, params: SamplingParams, is_resumed: bool) -> None:
+        self.num_logprobs[row] = self._num_alternatives(params.logprobs)
+        self.num_prompt_logprobs[row] = None if is_resumed else self._num_alternatives(params.prompt_logprobs)
+        self.has_logprobs[row] = self.num_logprobs[row] is not None
+        self.has_prompt_logprobs[row] = self.num_prompt_logprobs[row] is not None
+
+    def _enter_edits(self, row: int, edits: list[LogitEdit[Any]]) -> None:
+        self.edits[row] = edits
+        self.has_edits[row] = bool(edits)
+        self.needs_history[row] = any(edit.needs_history for edit in edits)
+
+    def _num_alternatives(self, wanted: int | None) -> int | None:
+        if wanted is None:
+            return None
+        return self._vocab_size if wanted < 0 else min(wanted, self._vocab_size)

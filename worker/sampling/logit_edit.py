@@ -1,0 +1,90 @@
+"""LogitEdit: what a request changes in its logits before sampling, one class a kind of change.
+
+Knows no kind; they are listed in logit_edits.py. Legend: S sampling rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...ipc.step import NewRequestData
+from ..rows.staging import to_device
+
+Ids = NDArray[np.int64]
+Edit = TypeVar("Edit")  # the class itself
+
+
+class RowStart(NamedTuple):
+    """What an edit may read of a request that enters a row."""
+
+    request: NewRequestData
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]  # not empty for a request that is resumed
+    vocab_size: int
+
+
+class LogitEdit(ABC, Generic[Edit]):
+    """One kind of edit of one row, with the state that it keeps for the row: vLLM's LogitsProcessor, by row.
+
+    State is made of prompt and output when a request enters a row, and advanced by each token. So it comes
+    back after a preemption or a lost worker without anybody's help. A grammar is a class of this kind: `make`
+    feeds the output to a matcher, `append` feeds it the next token, `apply` masks what the matchers refuse;
+    a user's class that a command line names is one more entry of LOGIT_EDITS.
+    """
+
+    # Whether the row's last token must be on the host, and appended, before the next one can be sampled.
+    needs_history: bool = False
+
+    @classmethod
+    @abstractmethod
+    def make(cls, start: RowStart) -> Self | None:
+        """The edit that a request asks for, None for none. Ids outside the vocabulary are dropped."""
+
+    def append(self, token: int) -> None:
+        """The row has generated `token`. Called for each one, in order, if `needs_history`."""
+
+    @classmethod
+    @abstractmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[Edit]) -> None:
+        """Edit float32 `logits` [S, V] in place for the `rows` that have this edit; at least one."""
+
+
+@dataclass(slots=True)
+class EditedRow:
+    """A row of one step's logits with what its edits depend on."""
+
+    index: int  # in the logits
+    edits: Sequence[LogitEdit[Any]]
+    history: NDArray[
+        np.int32
+    ]  # prompt and output tokens; the last one may be missing without `needs_history`
+    num_output: int
+
+
+# The rows of a step that have one kind of edit, each with its own.
+EditedRows = Sequence[tuple[EditedRow, Edit]]
+
+
+def find_places(logits: Tensor, ids: Iterable[tuple[EditedRow, Ids]]) -> Tensor:
+    """Indexes into the flat `logits` of the ids of each row, int64."""
+    size = logits.shape[1]
+    return join([own + row.index * size for row, own in ids], logits.device)
+
+
+def ban(logits: Tensor, ids: Sequence[tuple[EditedRow, Ids]]) -> None:
+    """Set the ids of each row to minus infinity."""
+    if any(len(own) for _, own in ids):
+        logits.view(-1).index_fill_(0, find_places(logits, ids), -torch.inf)
+
+
+def join(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
+    """The arrays one after the other, on the device."""
+    return to_device(np.concatenate(arrays), device)

@@ -1,0 +1,148 @@
+"""The logit edits that there are. A new one is a class here and an entry of LOGIT_EDITS.
+
+A row has edits only if its request asks for some; rows without pay nothing. Filters (top-k, top-p, min-p) are
+not edits: they are of weights after temperature, which the sampler's kernels compute and cut in one pass.
+Legend: S sampling rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...ipc.step import NewRequestData
+from ...ipc.token_ids import TOKEN_SIZE_BYTES
+from ...ipc.token_lists import is_token_mask, unpack_bad_words
+from ..rows.staging import to_device
+from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join
+from .penalties import Penalties
+
+
+class AllowedTokens(LogitEdit["AllowedTokens"]):
+    """allowed_token_ids: nothing else can be sampled."""
+
+    def __init__(self, allowed: bytes) -> None:
+        self._allowed = allowed  # packed as in TokenLists
+
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        allowed = start.request.token_lists.allowed
+        return cls(allowed) if allowed else None
+
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[AllowedTokens]) -> None:
+        for row, edit in rows:
+            edit._keep_only(logits[row.index])
+
+    def _keep_only(self, logits: Tensor) -> None:
+        size = len(logits)
+        if is_token_mask(self._allowed, size):
+            bits = np.unpackbits(np.frombuffer(self._allowed, dtype=np.uint8), count=size, bitorder="little")
+            logits.masked_fill_(to_device(bits == 0, logits.device), -torch.inf)
+            return
+        index = to_device(_unpack_ids(self._allowed, size), logits.device)
+        kept = logits[index]
+        logits.fill_(-torch.inf)
+        logits[index] = kept
+
+
+class BadWords(LogitEdit["BadWords"]):
+    """bad_words: a word's last token cannot follow the others."""
+
+    def __init__(self, words: list[NDArray[np.int32]]) -> None:
+        self._first_ids = np.array([word[0] for word in words if len(word) == 1], dtype=np.int64)
+        # (All tokens but the last, packed, and the last.)
+        self._longer = [(word[:-1].tobytes(), int(word[-1])) for word in words if len(word) > 1]
+        self._max_start = max((len(start) for start, _ in self._longer), default=0) // TOKEN_SIZE_BYTES
+        self.needs_history = bool(self._longer)
+
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        packed = unpack_bad_words(start.request.token_lists)
+        words = [np.frombuffer(word, dtype=np.int32) for word in packed]
+        words = [word for word in words if word.max() < start.vocab_size]
+        return cls(words) if words else None
+
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[BadWords]) -> None:
+        ban(logits, [(row, edit._find_banned(row.history)) for row, edit in rows])
+
+    def _find_banned(self, history: NDArray[np.int32]) -> Ids:
+        if not self._longer:
+            return self._first_ids
+        tail = history[-self._max_start :].tobytes()  # 256 words take 20 us: bytes are compared from the end
+        last_ids = [last for start, last in self._longer if tail.endswith(start)]
+        return np.concatenate((self._first_ids, np.array(last_ids, dtype=np.int64)))
+
+
+class MinTokens(LogitEdit["MinTokens"]):
+    """min_tokens: no token that ends the answer before so many."""
+
+    def __init__(self, min_tokens: int, stop_ids: Ids) -> None:
+        self._min_tokens, self._stop_ids = min_tokens, stop_ids
+
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        request, min_tokens = start.request, start.request.sampling_params.min_tokens
+        if len(start.output) >= min_tokens:
+            return None
+        eos = np.array([one for one in request.eos_token_ids if one < start.vocab_size], dtype=np.int64)
+        stop_ids = np.union1d(eos, _unpack_ids(request.token_lists.stop, start.vocab_size))
+        return cls(min_tokens, stop_ids) if len(stop_ids) else None
+
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[MinTokens]) -> None:
+        ban(logits, [(row, edit._stop_ids) for row, edit in rows if row.num_output < edit._min_tokens])
+
+
+class LogitBias(LogitEdit["LogitBias"]):
+    """logit_bias: a number is added to some tokens' logits."""
+
+    def __init__(self, ids: Ids, values: NDArray[np.float32]) -> None:
+        self._ids, self._values = ids, values
+
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        lists = start.request.token_lists
+        ids = np.frombuffer(lists.bias_ids, dtype=np.int32).astype(np.int64)
+        is_known = ids < start.vocab_size
+        values = np.frombuffer(lists.bias_values, dtype=np.float32)
+        return cls(ids[is_known], values[is_known]) if is_known.any() else None
+
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[LogitBias]) -> None:
+        places = find_places(logits, [(row, edit._ids) for row, edit in rows])
+        flat = logits.view(-1)  # ids of a row are distinct, so nothing is added twice
+        flat[places] = flat[places] + join([edit._values for _, edit in rows], logits.device)
+
+
+# In the order in which they are applied, which is vLLM's.
+LOGIT_EDITS: tuple[type[LogitEdit[Any]], ...] = (AllowedTokens, BadWords, MinTokens, LogitBias, Penalties)
+
+
+def make_logit_edits(
+    request: NewRequestData, prompt: NDArray[np.int32], output: NDArray[np.int32], vocab_size: int
+) -> list[LogitEdit[Any]]:
+    """The edits that the request asks for; seldom any."""
+    start = RowStart(request, prompt, output, vocab_size)
+    return [edit for kind in LOGIT_EDITS if (edit := kind.make(start)) is not None]
+
+
+def apply_logit_edits(logits: Tensor, rows: list[EditedRow]) -> None:
+    """Edit float32 `logits` [S, V] in place, each kind of edit for all rows at once."""
+    rows_of: dict[type[LogitEdit[Any]], list[tuple[EditedRow, LogitEdit[Any]]]] = {}
+    for row in rows:
+        for edit in row.edits:
+            rows_of.setdefault(type(edit), []).append((row, edit))
+    for kind in LOGIT_EDITS:
+        if kind in rows_of:
+            kind.apply(logits, rows_of[kind])
+
+
+def _unpack_ids(packed: bytes, vocab_size: int) -> Ids:
+    ids = np.frombuffer(packed, dtype=np.int32).astype(np.int64)
+    return ids[ids < vocab_size]
