@@ -397,7 +397,7 @@ def test_what_a_request_held_goes_with_it_and_not_when_the_collector_comes(
         await call
         del call
         await asyncio.sleep(0)
-        left = [one for one in gc.get_objects() if isinstance(one, CompletionRequest)]
+        left = [one for one in gc.get_objects() if type(one) is CompletionRequest]
         assert [one for one in left if one.n == n] == []
 
     gc.disable()
