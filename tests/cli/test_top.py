@@ -220,7 +220,7 @@ SCREEN = """
 import sys
 sys.path[:0] = {folders!r}
 import test_top
-from quire.frontend.cli import top
+from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
 top.attach_engine = lambda name: test_top.FakeEngine(test_top.make_snapshot())
 sys.exit(run_command(["top"]))

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from fakes import FakeClock, FakeWorker, make_config, make_request
-from quire.core.clients.clients.client_registry import OUTBOX_RETRY_S, ClientRegistry
+from quire.core.clients.client_registry import OUTBOX_RETRY_S, ClientRegistry
 from quire.core.engine_loop import MAX_RECEIVE_S, EngineLoop
 from quire.core.executor import Executor, ExecutorEvent, WorkerLost
-from quire.core.stats.stats.engine_facts import StartupClock
+from quire.core.stats.engine_facts import StartupClock
 from quire.ipc.codec import make_client_codec
 from quire.ipc.messages import (
     PROTOCOL_VERSION,

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 from fakes import FakeEngine, make_config, make_request
-from quire.core.clients.clients.client_registry import ClientRegistry
-from quire.core.clients.clients.clients import LeaseWatch
+from quire.core.clients.client_registry import ClientRegistry
+from quire.core.clients.clients import LeaseWatch
 from quire.core.scheduling import scheduler
 from quire.core.scheduling.request import Request
-from quire.core.stats.stats.remarks import PERIOD_S
-from quire.core.stats.stats.stats_collector import Surroundings
+from quire.core.stats.remarks import PERIOD_S
+from quire.core.stats.stats_collector import Surroundings
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreRequest, ErrorCode, Hello
 from quire.ipc.request_price import find_held_bytes, find_max_frame_bytes, find_result_price

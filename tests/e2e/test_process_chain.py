@@ -211,7 +211,7 @@ REAL_WAYS = ("ends", "dies", "ctrl-c")
 PRELUDE = """
 import os, threading, psutil
 from quire import LLM, SamplingParams
-from quire.frontend import engines
+from quire.frontend.client import engines
 def use(llm):
     llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
     print(*(c.pid for c in psutil.Process().children(recursive=True)), flush=True)

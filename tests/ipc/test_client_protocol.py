@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from child_fakes import FakeProcess
 from fakes import make_config, make_request
-from quire.core.stats.stats.engine_facts import StartupClock, make_engine_facts
+from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.client_protocol import RECONNECT_TIMEOUT_S, ClientProtocol
 from quire.ipc.codec import PING, make_client_codec
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError, ModelError, ProtocolError

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from quire.core.clients.clients.client_registry import ClientRegistry
-from quire.core.clients.clients.clients import LeaseWatch
+from quire.core.clients.client_registry import ClientRegistry
+from quire.core.clients.clients import LeaseWatch
 from quire.core.engine_loop import EngineLoop
 from quire.core.executor import WorkerLost
 from quire.core.faults.blame import Blame

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 from fakes import FakeEngine, make_config, make_request
-from quire.core.stats.stats.stats import WINDOW_S, EngineCounters, HistogramCounts, RateWindow
+from quire.core.stats.stats import WINDOW_S, EngineCounters, HistogramCounts, RateWindow
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason, Histogram
 

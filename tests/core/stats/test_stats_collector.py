@@ -7,8 +7,8 @@ import time
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.kv.block_pool import BlockPool
-from quire.core.stats.stats.engine_facts import call_utility
-from quire.core.stats.stats.stats_collector import (
+from quire.core.stats.engine_facts import call_utility
+from quire.core.stats.stats_collector import (
     MAX_BLOCK_CELLS,
     MAX_REQUEST_VIEWS,
     MIN_WAITING_VIEWS,

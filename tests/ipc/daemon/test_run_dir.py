@@ -102,7 +102,9 @@ directory.remove()
 
 
 # As in another network namespace, whose abstract sockets are not seen here.
-UNSEEN = "from quire.ipc import daemon_mark; daemon_mark._name_of = lambda path: chr(0) + f'other {path}'\n"
+UNSEEN = (
+    "from quire.ipc.daemon import daemon_mark; daemon_mark._name_of = lambda path: chr(0) + f'other {path}'\n"
+)
 
 
 def hold(name: str, script: str = HOLD) -> subprocess.Popen[str]:
