@@ -33,6 +33,7 @@ from quire.ipc.messages import (
     EngineCoreRequest,
     FinishReason,
     Hello,
+    LeaseCheck,
     MessageType,
     ProtocolNotice,
     Refusal,
@@ -89,9 +90,12 @@ class Stranger:
         self.socket.send_multipart(frames)
 
     def receive(self) -> object:
-        """The next message."""
-        assert self.socket.poll(5000), "no answer"
-        return CODEC.decode(self.socket.recv_multipart())
+        """The next message; lease checks come whenever somebody else has left."""
+        while True:
+            assert self.socket.poll(5000), "no answer"
+            message = CODEC.decode(self.socket.recv_multipart())
+            if not isinstance(message, LeaseCheck):
+                return message
 
     def ask(self, *frames: bytes) -> object:
         self.send(*frames)
