@@ -1,1 +1,4 @@
-"""Decides what runs. Pure state machines; sockets only in engine_process.py; no tensors, no torch."""
+"""Decides what runs. Pure state machines; no tensors, no torch.
+
+Sockets only in engine_process.py, executor.py, supervisor.py and clients/listener.py.
+"""

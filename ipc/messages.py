@@ -2,7 +2,8 @@
 
 A message is one ZeroMQ frame: a byte that names its type (`MessageType`), then a msgpack body.
 The engine binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a
-frame that does not decode costs its sender a ProtocolNotice and nobody else anything.
+frame that does not decode costs its sender a ProtocolNotice and nobody else anything. A field that is added
+at the end of a message, with a default, is left out by a side that does not know it.
 
 Hello: frontend, first thing after connecting, and again after every reconnection. Answered by Welcome when
   the engine is ready, or by Refusal. While the engine starts, StartupProgress comes in between. The

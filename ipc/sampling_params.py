@@ -2,8 +2,9 @@
 
 A field's type, range, default and text stand in its declaration. The checks, the HTTP requests with their
 schema (`frontend/openai/bodies/schema.py`) and the options of `quire generate` and `quire chat` are made of
-it: a new number or switch is a line here, and the code that computes with it. What needs a tokenizer or the
-model's vocabulary is checked by `frontend/input_processor.py`.
+it: a new number or switch is a line here, and the code that computes with it, which is a logit edit or a
+filter of the sampler (`worker/sampling`). What temperature 0 switches off is reset in `_normalize`. What
+needs a tokenizer or the model's vocabulary is checked by `frontend/input_processor.py`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ struct QuireWiden {
     int32_t x, y, size;
 };
 
-// x *= factor, rounded to the model's type.
+// x *= factor; x is of the model's type, so never what QUIRE_WIDEN has left.
 struct QuireScale {
     int32_t x, size;
     float factor;

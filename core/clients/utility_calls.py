@@ -5,7 +5,7 @@ wait until it is due, then share one answer that is newer than each of them: a r
 client. After a round the method is due again when _REST times its cost has passed. Whoever asks now and then
 is answered at once; whoever floods waits, and nobody's steps do.
 
-Knows methods and call ids; not what an answer holds.
+Knows methods and call ids; not what an answer holds (`call_utility` in core/stats/engine_facts.py).
 """
 
 from __future__ import annotations

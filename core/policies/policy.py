@@ -36,7 +36,10 @@ class Policy(Generic[QueueT]):
     # -- who waits
 
     def rank(self, request: EngineCoreRequest) -> int:
-        """The first part of `Request.order`: the least runs first and is preempted last; then by arrival."""
+        """The first part of `Request.order`: the least runs first and is preempted last; then by arrival.
+
+        Asked once, when the request comes. Its token ids are packed: `ipc.token_ids.count_token_ids`.
+        """
         del request
         return 0
 

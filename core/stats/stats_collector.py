@@ -38,7 +38,7 @@ class AttachedClient:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the process around the core adds to a snapshot."""
+    """What the process around the core adds to the answers of utility calls."""
 
     epoch: str
     started_at: float  # wall clock

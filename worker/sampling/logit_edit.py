@@ -54,7 +54,11 @@ class LogitEdit(ABC, Generic[Edit]):
     @classmethod
     @abstractmethod
     def apply(cls, logits: Tensor, rows: EditedRows[Edit]) -> None:
-        """Edit float32 `logits` [S, V] in place for the `rows` that have this edit; at least one."""
+        """Edit float32 `logits` [S, V] in place for the `rows` that have this edit; at least one.
+
+        Edits before it have left minus infinity at what they forbid. A row's bits must not depend on the
+        other rows: sums are taken of `row_ops.block_sums`.
+        """
 
 
 @dataclass(slots=True)
