@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
+import re
 import subprocess
 import sys
 import tomllib
@@ -306,3 +307,30 @@ def test_the_wheel_carries_every_data_file() -> None:
         folder = ROOT / Path(*package.split(".")[1:]) if "." in package else ROOT
         for pattern in patterns:
             assert list(folder.glob(pattern)), f"{package}: {pattern} matches no file"
+
+
+DOCUMENTS = ("README.md", "docs/architecture.md", "docs/faults.md")
+NAMED_FILE = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|cpp|h))(?:::(\w+))?`|`::(test_\w+)`")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_and_test_that_the_documents_name_is_there(document: str) -> None:
+    path, missing = Path(), list[str]()
+    for match in NAMED_FILE.finditer((ROOT / document).read_text()):
+        name, test, further_test = match.groups()
+        if name is not None:
+            path = next((top / name for top in (ROOT, ROOT / "tests") if (top / name).is_file()), Path())
+        wanted = test or further_test
+        if path == Path() or (wanted and f"def {wanted}(" not in path.read_text()):
+            missing.append(match.group())
+    assert not missing
+
+
+def test_every_module_of_ours_that_a_test_imports_is_there() -> None:
+    missing: list[str] = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node, _ in list_imports(path):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if module.startswith("quire.") and module.removeprefix("quire.") not in MODULES:
+                missing.append(f"{path.relative_to(ROOT)}: {module}")
+    assert not missing

@@ -6,6 +6,8 @@ machine checks integrity after each event and compares all tokens with an undist
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from fakes import VOCAB_SIZE, FakeEngine, expected_output, make_config, make_request, token_at
 from hypothesis import settings
@@ -19,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from quire.core.scheduling.step import Step
-from quire.ipc.config import SchedulerConfig
+from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.token_ids import encode_token_ids
 
@@ -36,7 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 2, 7, 16, 40, 64, 200]),
         threshold=st.sampled_from([0, 1, 9]),
         chunked=st.booleans(),
-        policy=st.sampled_from(["fcfs", "priority", "fair", "fair"]),
+        policy=st.sampled_from([*get_args(SchedulingPolicy), "fair"]),
         max_num_queued=st.sampled_from([None, None, None, 3]),
         run_ahead=st.sampled_from([1, 2]),
         caching=st.sampled_from([True, True, False]),

@@ -146,7 +146,7 @@ def draw_scenario(seed: int) -> Scenario:
         max_num_seqs=rng.randint(1, 5),
         max_num_batched_tokens=rng.choice([8, 16, 40, 200]),
         capacity=rng.choice([None] * 7 + [rng.randint(1, 20)]),
-        policy=rng.choice(("fcfs", "priority", "fair", "fair")),
+        policy=rng.choice((*get_args(SchedulingPolicy), "fair")),
         max_num_queued_reqs=rng.choice([None, None, 2]),
         run_ahead=rng.choice([1, 2, 2]),
         caching=rng.random() < 0.75,
