@@ -1,4 +1,6 @@
 // Each row's most likely token: the lowest index of its maximum, or of its first NaN. See argmax.py.
+#include "argmax.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -12,9 +14,10 @@ using namespace quire;
 constexpr int64_t kMinParallelSize = 1 << 17;
 constexpr int kBlock = 16 * kLanes;
 
-// The first place of the row's maximum, or of its first NaN. Each lane notes the block in which its own maximum came
-// first, so that only one block is searched for the place.
-int64_t find_largest(const float* row, int64_t size) {
+}  // namespace
+
+// Each lane notes the block in which its own maximum came first, so that only one block is searched for the place.
+int64_t quire::find_largest(const float* row, int64_t size) {
     Vec largest = splat(-INFINITY);
     IntVec first = IntVec{}, has_nan = IntVec{};
     const int64_t blocks = size / kBlock;
@@ -44,8 +47,6 @@ int64_t find_largest(const float* row, int64_t size) {
     if (is_nan) return std::find_if(row, row + size, [](float x) { return x != x; }) - row;
     return std::find(row + found, row + size, most) - row;
 }
-
-}  // namespace
 
 extern "C" void quire_argmax(const float* rows, int num_rows, int64_t size, int64_t* index, bool* is_bad) {
     parallel_for(num_rows, num_rows * size > kMinParallelSize, [&](int r) {

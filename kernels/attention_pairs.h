@@ -219,16 +219,8 @@ inline void multiply_pairs(const typename Pairs::Left* a, size_t lda, const bf16
 template <typename Pairs, int Vectors>
 inline void multiply_pair_rows(int rows, const typename Pairs::Left* a, size_t lda, const bf16* const* b,
                                size_t ldb, float* c, size_t ldc, int pairs) {
-    switch (rows) {
-        case 1: return multiply_pairs<Pairs, 1, Vectors>(a, lda, b, ldb, c, ldc, pairs);
-        case 2: return multiply_pairs<Pairs, 2, Vectors>(a, lda, b, ldb, c, ldc, pairs);
-        case 3: return multiply_pairs<Pairs, 3, Vectors>(a, lda, b, ldb, c, ldc, pairs);
-#if defined(__AVX512F__)
-        case 4: return multiply_pairs<Pairs, 4, Vectors>(a, lda, b, ldb, c, ldc, pairs);
-        case 5: return multiply_pairs<Pairs, 5, Vectors>(a, lda, b, ldb, c, ldc, pairs);
-        case 6: return multiply_pairs<Pairs, 6, Vectors>(a, lda, b, ldb, c, ldc, pairs);
-#endif
-    }
+    with_constant<kMaxRows>(
+        rows, [&](auto count) { multiply_pairs<Pairs, count, Vectors>(a, lda, b, ldb, c, ldc, pairs); });
 }
 
 template <typename Pairs>

@@ -136,19 +136,17 @@ void run_experts(const Layer<T>& layer, const T* x, int rows, const int32_t* cho
 
 extern "C" void quire_route(int is_bf16, const void* logits, int rows, int num_experts, int per_token, int normalizes,
                             int32_t* choices, float* weights) {
-    if (is_bf16)
-        route(static_cast<const bf16*>(logits), rows, num_experts, per_token, normalizes, choices, weights);
-    else
-        route(static_cast<const float*>(logits), rows, num_experts, per_token, normalizes, choices, weights);
+    with_type(is_bf16, [&](auto zero) {
+        route(static_cast<const decltype(zero)*>(logits), rows, num_experts, per_token, normalizes, choices, weights);
+    });
 }
 
 extern "C" void quire_experts(int is_bf16, int activation, const void* x, int rows, const int32_t* choices,
                               const float* weights, int num_experts, int per_token, const QuireLinear* gate_up,
                               const QuireLinear* down, const QuireExpertsScratch* scratch, void* y) {
-    if (is_bf16)
-        run_experts(Layer<bf16>{activation, per_token, gate_up, down, *scratch}, static_cast<const bf16*>(x), rows,
-                    choices, weights, num_experts, static_cast<bf16*>(y));
-    else
-        run_experts(Layer<float>{activation, per_token, gate_up, down, *scratch}, static_cast<const float*>(x), rows,
-                    choices, weights, num_experts, static_cast<float*>(y));
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        run_experts(Layer<T>{activation, per_token, gate_up, down, *scratch}, static_cast<const T*>(x), rows, choices,
+                    weights, num_experts, static_cast<T*>(y));
+    });
 }

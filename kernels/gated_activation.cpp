@@ -65,10 +65,10 @@ void gate_rows(const T* x, T* y, int rows, int size) {
 
 template <typename Act>
 void gate(int is_bf16, const void* x, void* y, int rows, int size) {
-    if (is_bf16)
-        gate_rows<Act>(static_cast<const bf16*>(x), static_cast<bf16*>(y), rows, size);
-    else
-        gate_rows<Act>(static_cast<const float*>(x), static_cast<float*>(y), rows, size);
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        gate_rows<Act>(static_cast<const T*>(x), static_cast<T*>(y), rows, size);
+    });
 }
 
 }  // namespace

@@ -1,9 +1,19 @@
 // A step's inputs from the rows of its requests, as worker/rows/step_inputs.py says.
 // Legend: T tokens, R requests of the step, W blocks of the widest table.
-#include "gather_step.h"
+#include "program.h"
 
 #include <algorithm>
 #include <cstring>
+
+// Host state of N rows; the owner keeps the arrays at their addresses. gather_step.py mirrors it field by field.
+struct QuireRows {
+    const int32_t* token_ids;                 // [N, token_stride]
+    const int64_t *num_computed, *num_known;  // [N]
+    const int32_t* block_ids;                 // [N, table_stride]
+    int64_t token_stride, table_stride;
+    int32_t block_size;
+    int32_t max_tokens;  // of a step: what its arrays [T] hold
+};
 
 namespace {
 
@@ -25,8 +35,8 @@ void gather_tokens(const QuireRows& rows, int64_t row, int64_t count, QuireStep&
 
 }  // namespace
 
-// Fills the arrays of `step` but for cos, sin and sampling, and its other counts. Returns 0, or 1 if a row has to compute tokens
-// that are not known, 2 if the step has more than max_tokens; the arrays are undefined then.
+// Fills the arrays of `step` but for cos, sin and sampling, and its other counts. Returns 0, or 1 if a row has to
+// compute tokens that are not known, 2 if the step has more than max_tokens; the arrays are undefined then.
 extern "C" int quire_gather_step(const QuireRows* rows, const int64_t* row_ids, const int64_t* num_tokens,
                                  int num_requests, QuireStep* step) {
     step->num_requests = num_requests;

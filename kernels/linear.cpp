@@ -101,12 +101,6 @@ void multiply_packed([[maybe_unused]] int variant, const PackedLayer<Y>& layer) 
     return layer.scales ? compute_packed<VectorEngine, true>(layer) : compute_packed<VectorEngine, false>(layer);
 }
 
-template <class Y>
-PackedLayer<Y> packed_layer(const void* x, int m, int K, const void* packed, int N, const float* scales,
-                            const void* bias, void* y) {
-    return {static_cast<const Y*>(x), m, K, packed, N, scales, static_cast<const Y*>(bias), static_cast<Y*>(y)};
-}
-
 }  // namespace
 
 extern "C" int quire_linear_has_variant(int variant) {
@@ -143,9 +137,9 @@ extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, 
 }
 
 extern "C" void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* packed, float* scales) {
-    if (is_bf16)
-        return quantize_panels(static_cast<const bf16*>(weight), N, K, static_cast<int8_t*>(packed), scales);
-    quantize_panels(static_cast<const float*>(weight), N, K, static_cast<int8_t*>(packed), scales);
+    with_type(is_bf16, [&](auto zero) {
+        quantize_panels(static_cast<const decltype(zero)*>(weight), N, K, static_cast<int8_t*>(packed), scales);
+    });
 }
 
 extern "C" void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed,
@@ -154,8 +148,9 @@ extern "C" void quire_linear(int variant, int format, int is_bf16, const void* x
     if (format == QUIRE_LINEAR_FLOAT32)
         return compute_all(Layer{static_cast<const float*>(x), static_cast<const float*>(packed),
                                  static_cast<const float*>(bias), static_cast<float*>(y), m, K, N});
-    if (is_bf16)
-        multiply_packed(variant, packed_layer<bf16>(x, m, K, packed, N, scales, bias, y));
-    else
-        multiply_packed(variant, packed_layer<float>(x, m, K, packed, N, scales, bias, y));
+    with_type(is_bf16, [&](auto zero) {
+        using Y = decltype(zero);
+        multiply_packed<Y>(variant, {static_cast<const Y*>(x), m, K, packed, N, scales, static_cast<const Y*>(bias),
+                                     static_cast<Y*>(y)});
+    });
 }

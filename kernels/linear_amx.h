@@ -36,21 +36,9 @@ struct TileEngine {
     static constexpr int kBlockSteps = 8;
 
     // A thread's tiles: 0 to 3 sums, 4 and 5 rows, 6 and 7 columns. Fewer than 16 rows are one short tile.
-    class Scope {
-      public:
-        explicit Scope(int rows) {
-            struct alignas(64) {
-                uint8_t palette = 1, start_row = 0, reserved[14] = {};
-                uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-                uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-            } config;
-            std::fill_n(config.rows, 6, uint8_t(std::min(rows, kTileRows)));
-            asm volatile("" : : "r"(&config) : "memory");
-            _tile_loadconfig(&config);
-        }
-        ~Scope() { _tile_release(); }
-        Scope(const Scope&) = delete;
-        Scope& operator=(const Scope&) = delete;
+    struct Scope {
+        const AmxTiles tiles;
+        explicit Scope(int rows) : tiles(true, std::min(rows, kTileRows)) {}
     };
 
     // The last tile of rows ends with the last row and so may repeat some of the tile before.
@@ -84,47 +72,31 @@ struct TileEngine {
         }
     }
 
-    static void multiply_one(const Number* a, size_t lda, const Number* panel, int steps, Sum* sums) {
-        const size_t stride = lda * sizeof(Number), ld = kLeading * sizeof(Sum);
-        order();
-        _tile_loadd(0, sums, ld);
-        _tile_loadd(1, sums + kTileColumns, ld);
-        for (int step = 0; step < steps; ++step) {
-            const Number* b = panel + step * kPanelStep;
-            fetch(b + kPanelStep, kPanelStep);
-            _tile_loadd(4, a + step * kDepth, stride);
-            _tile_loadd(6, b, 64);
-            _tile_loadd(7, b + kPanelStep / 2, 64);
-            add_products();
-        }
-        _tile_stored(0, sums, ld);
-        _tile_stored(1, sums + kTileColumns, ld);
-    }
-
-    // Beside each step it fetches `count` numbers, from `next` on.
-    static void multiply_two(const Number* a, const Number* a2, size_t lda, const Number* panel, int steps,
-                             Sum* sums, const Number* next, int count) {
+    // One or two tiles of rows, from a and a2 on. Beside each step it fetches `count` numbers, from `next` on.
+    template <int Tiles>
+    static void multiply_tiles(const Number* a, const Number* a2, size_t lda, const Number* panel, int steps,
+                               Sum* sums, const Number* next, int count) {
         const size_t stride = lda * sizeof(Number), ld = kLeading * sizeof(Sum);
         Sum* sums2 = sums + kTileRows * kLeading;
         order();
         _tile_loadd(0, sums, ld);
         _tile_loadd(1, sums + kTileColumns, ld);
-        _tile_loadd(2, sums2, ld);
-        _tile_loadd(3, sums2 + kTileColumns, ld);
+        if (Tiles == 2) _tile_loadd(2, sums2, ld);
+        if (Tiles == 2) _tile_loadd(3, sums2 + kTileColumns, ld);
         for (int step = 0; step < steps; ++step) {
             const Number* b = panel + step * kPanelStep;
             fetch(next + size_t(step) * count, count);
             _tile_loadd(4, a + step * kDepth, stride);
             _tile_loadd(6, b, 64);
-            _tile_loadd(5, a2 + step * kDepth, stride);
+            if (Tiles == 2) _tile_loadd(5, a2 + step * kDepth, stride);
             _tile_loadd(7, b + kPanelStep / 2, 64);
             add_products();
-            add_second_products();
+            if (Tiles == 2) add_second_products();
         }
         _tile_stored(0, sums, ld);
         _tile_stored(1, sums + kTileColumns, ld);
-        _tile_stored(2, sums2, ld);
-        _tile_stored(3, sums2 + kTileColumns, ld);
+        if (Tiles == 2) _tile_stored(2, sums2, ld);
+        if (Tiles == 2) _tile_stored(3, sums2 + kTileColumns, ld);
     }
 
     static void multiply(const Number* a, size_t lda, int rows, const Number* const* panels, int, int steps,
@@ -135,11 +107,11 @@ struct TileEngine {
         const Number* from = is_long ? next : panels[0] + kStepsAhead * kPanelStep;
         int tile = 0;
         for (; tile + 2 <= tiles; tile += 2, from += size_t(count) * steps)
-            multiply_two(a + find_start(tile, rows) * lda, a + find_start(tile + 1, rows) * lda, lda, panels[0],
-                         steps, sums + tile * kTileRows * kLeading, from, count);
+            multiply_tiles<2>(a + find_start(tile, rows) * lda, a + find_start(tile + 1, rows) * lda, lda, panels[0],
+                              steps, sums + tile * kTileRows * kLeading, from, count);
         if (tile < tiles)
-            multiply_one(a + find_start(tile, rows) * lda, lda, panels[0], steps,
-                         sums + tile * kTileRows * kLeading);
+            multiply_tiles<1>(a + find_start(tile, rows) * lda, nullptr, lda, panels[0], steps,
+                              sums + tile * kTileRows * kLeading, panels[0] + kPanelStep, kPanelStep);
     }
 };
 

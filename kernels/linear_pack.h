@@ -22,23 +22,15 @@ void copy_step(const T* weight, int N, int K, int panel, int step, T (&square)[k
     for (int n = 0; n < columns; ++n) std::memcpy(square[n], start + size_t(n) * K, depth * sizeof(T));
 }
 
-inline void pack_step(const bf16 (&square)[kPanelColumns][kTileDepth], bf16* packed) {
-    constexpr int kPairs = kTileDepth / 2;
-    uint32_t pairs[kPanelColumns][kPairs], turned[2][kPairs][kTileColumns];
-    std::memcpy(pairs, square, sizeof pairs);
+// A step of a panel in the packed order: columns side by side, 4 bytes of each at a time.
+template <class T, int Depth>
+void pack_step(const T (&square)[kPanelColumns][Depth], T* packed) {
+    constexpr int kWords = Depth * sizeof(T) / sizeof(uint32_t);
+    uint32_t words[kPanelColumns][kWords], turned[2][kWords][kTileColumns];
+    std::memcpy(words, square, sizeof words);
     for (int tile = 0; tile < 2; ++tile)
-        for (int pair = 0; pair < kPairs; ++pair)
-            for (int n = 0; n < kTileColumns; ++n) turned[tile][pair][n] = pairs[tile * kTileColumns + n][pair];
-    std::memcpy(packed, turned, sizeof turned);
-}
-
-inline void pack_step(const int8_t (&square)[kPanelColumns][kInt8Depth], int8_t* packed) {
-    constexpr int kFours = kInt8Depth / 4;
-    uint32_t fours[kPanelColumns][kFours], turned[2][kFours][kTileColumns];
-    std::memcpy(fours, square, sizeof fours);
-    for (int tile = 0; tile < 2; ++tile)
-        for (int four = 0; four < kFours; ++four)
-            for (int n = 0; n < kTileColumns; ++n) turned[tile][four][n] = fours[tile * kTileColumns + n][four];
+        for (int word = 0; word < kWords; ++word)
+            for (int n = 0; n < kTileColumns; ++n) turned[tile][word][n] = words[tile * kTileColumns + n][word];
     std::memcpy(packed, turned, sizeof turned);
 }
 

@@ -15,19 +15,34 @@ namespace quire {
 // An engine's multiply: sums[rows, panels * 32] += a[rows, steps * 32] W, a's rows `lda` numbers apart, sums'
 // rows kGroup * 32, for num_panels <= kGroup panels whose steps to take begin at panels[i]. The weights from
 // `next` on come after them and may be fetched; null where that is not known.
-struct VectorEngine {
-    typedef float Input;
+template <class Engine, class Number>
+struct RowsEngine {
+    typedef Number Input;
     static constexpr int kGroup = 2;
     static constexpr int kLeading = kGroup * kPanelColumns;
     static constexpr int kFewRows = kMaxRows;  // whose K is not cut in blocks
     static constexpr int kBlockSteps = 8;  // with a group's columns 32 KB: they stay in the first-level cache
-    static constexpr int kVectorsPerTile = kTileColumns / kLanes;
 
     struct Scope {
         explicit Scope(int) {}
     };
 
     static int find_slot(int row, int) { return row; }
+
+    static void multiply(const Number* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
+                         float* sums, const bf16*) {
+        const int tiles = (rows + kMaxRows - 1) / kMaxRows;
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int r = rows * tile / tiles;
+            with_constant<kMaxRows>(rows * (tile + 1) / tiles - r, [&](auto count) {
+                Engine::template multiply_rows<count>(a + r * lda, lda, panels, num_panels, steps, sums + r * kLeading);
+            });
+        }
+    }
+};
+
+struct VectorEngine : RowsEngine<VectorEngine, float> {
+    static constexpr int kVectorsPerTile = kTileColumns / kLanes;
 
     static UintVec load_bits(const bf16* p) {
         UintVec bits;
@@ -72,40 +87,10 @@ struct VectorEngine {
             multiply_tile<Rows, kVectors>(a, lda, panels, v, steps, sums);
         for (; v < vectors; v += 2) multiply_tile<Rows, 2>(a, lda, panels, v, steps, sums);
     }
-
-    // At most Rows rows.
-    template <int Rows>
-    static void multiply_few(const float* a, size_t lda, int rows, const bf16* const* panels, int num_panels,
-                             int steps, float* sums) {
-        if (rows == Rows) return multiply_rows<Rows>(a, lda, panels, num_panels, steps, sums);
-        if constexpr (Rows > 1) multiply_few<Rows - 1>(a, lda, rows, panels, num_panels, steps, sums);
-    }
-
-    static void multiply(const float* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
-                         float* sums, const bf16*) {
-        const int tiles = (rows + kMaxRows - 1) / kMaxRows;
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int r = rows * tile / tiles, count = rows * (tile + 1) / tiles - r;
-            multiply_few<kMaxRows>(a + r * lda, lda, count, panels, num_panels, steps, sums + r * kLeading);
-        }
-    }
 };
 
 #if defined(__AVX512BF16__)
-struct PairEngine {
-    typedef bf16 Input;
-    static constexpr int kGroup = 2;
-    static constexpr int kLeading = kGroup * kPanelColumns;
-    static constexpr int kRows = 6;
-    static constexpr int kFewRows = kRows;
-    static constexpr int kBlockSteps = 8;
-
-    struct Scope {
-        explicit Scope(int) {}
-    };
-
-    static int find_slot(int row, int) { return row; }
-
+struct PairEngine : RowsEngine<PairEngine, bf16> {
     template <int Rows, int Panels>
     static void multiply_tile(const bf16* a, size_t lda, const bf16* const* panels, int steps, float* sums) {
         __m512 total[Rows][2 * Panels];
@@ -132,20 +117,10 @@ struct PairEngine {
     }
 
     template <int Rows>
-    static void multiply_few(const bf16* a, size_t lda, int rows, const bf16* const* panels, int num_panels,
-                             int steps, float* sums) {
-        if (rows == Rows && num_panels == 2) return multiply_tile<Rows, 2>(a, lda, panels, steps, sums);
-        if (rows == Rows) return multiply_tile<Rows, 1>(a, lda, panels, steps, sums);
-        if constexpr (Rows > 1) multiply_few<Rows - 1>(a, lda, rows, panels, num_panels, steps, sums);
-    }
-
-    static void multiply(const bf16* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
-                         float* sums, const bf16*) {
-        const int tiles = (rows + kRows - 1) / kRows;
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int r = rows * tile / tiles, count = rows * (tile + 1) / tiles - r;
-            multiply_few<kRows>(a + r * lda, lda, count, panels, num_panels, steps, sums + r * kLeading);
-        }
+    static void multiply_rows(const bf16* a, size_t lda, const bf16* const* panels, int num_panels, int steps,
+                              float* sums) {
+        if (num_panels == 2) return multiply_tile<Rows, 2>(a, lda, panels, steps, sums);
+        multiply_tile<Rows, 1>(a, lda, panels, steps, sums);
     }
 };
 #endif

@@ -157,30 +157,6 @@ void attend(const Step<T>& step) {
         attend_tasks<Variant>(step, tasks, max_rows, work > kMinParallelWork);
 }
 
-template <typename T>
-Step<T> make_step(const void* query, int64_t query_stride, void* out, const void* k_cache, const void* v_cache,
-                  const int32_t* block_tables, int64_t table_stride, const int32_t* query_starts,
-                  const int32_t* seq_lens, int num_requests, int num_heads, int num_kv_heads, int head_size,
-                  int block_size, int window, float scale, float soft_cap) {
-    return {static_cast<const T*>(query),
-            size_t(query_stride),
-            static_cast<T*>(out),
-            static_cast<const T*>(k_cache),
-            static_cast<const T*>(v_cache),
-            block_tables,
-            size_t(table_stride),
-            query_starts,
-            seq_lens,
-            num_requests,
-            num_heads,
-            num_kv_heads,
-            head_size,
-            block_size,
-            std::min(window, kMaxWindow),
-            scale,
-            soft_cap};
-}
-
 // In the order of preference; a machine uses one of them for a model.
 enum PairVariant { kAmx, kDotted, kWidened };
 
@@ -194,7 +170,9 @@ std::atomic<int> g_first_variant{kAmx};
 
 bool can_use_tiles(int head_size) { return can_use_amx() && head_size % 32 == 0; }
 
-void attend_pairs(const Step<bf16>& step) {
+void attend_all(const Step<float>& step) { attend<FloatAttention>(step); }
+
+void attend_all(const Step<bf16>& step) {
     switch (quire_attention_variant(step.head_size)) {
 #if defined(QUIRE_HAS_AMX)
         case kAmx: return attend<AmxAttention>(step);
@@ -224,12 +202,11 @@ extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t qu
                                       const int32_t* seq_lens, int num_requests, int num_heads,
                                       int num_kv_heads, int head_size, int block_size, int window,
                                       float scale, float soft_cap) {
-    if (is_bf16)
-        attend_pairs(make_step<bf16>(query, query_stride, out, k_cache, v_cache, block_tables, table_stride,
-                                     query_starts, seq_lens, num_requests, num_heads, num_kv_heads, head_size,
-                                     block_size, window, scale, soft_cap));
-    else
-        attend<FloatAttention>(make_step<float>(query, query_stride, out, k_cache, v_cache, block_tables,
-                                                table_stride, query_starts, seq_lens, num_requests, num_heads,
-                                                num_kv_heads, head_size, block_size, window, scale, soft_cap));
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        attend_all(Step<T>{static_cast<const T*>(query), size_t(query_stride), static_cast<T*>(out),
+                           static_cast<const T*>(k_cache), static_cast<const T*>(v_cache), block_tables,
+                           size_t(table_stride), query_starts, seq_lens, num_requests, num_heads, num_kv_heads,
+                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap});
+    });
 }

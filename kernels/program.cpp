@@ -44,11 +44,8 @@ void gather_rows(const void* from, const int64_t* index, int count, size_t width
 }
 
 void widen_all(const bf16* from, int64_t count, float* to) {
-    constexpr int64_t kChunk = 1 << 14;
-    const int chunks = int((count + kChunk - 1) / kChunk);
-    parallel_for(chunks, count * int64_t(sizeof(float)) > kMinParallelBytes, [&](int chunk) {
-        const int64_t first = chunk * kChunk;
-        copy_floats(to + first, from + first, int(std::min(kChunk, count - first)));
+    parallel_runs(count, count * int64_t(sizeof(float)) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        copy_floats(to + first, from + first, int(last - first));
     });
 }
 
@@ -215,10 +212,9 @@ class Pass {
     }
 
     void add(const QuireAdd& op) {
-        if (program_.is_bf16)
-            add_rows(at<bf16>(op.x), at<bf16>(op.residual), rows_, op.size);
-        else
-            add_rows(at<float>(op.x), at<float>(op.residual), rows_, op.size);
+        with_type(program_.is_bf16, [&](auto zero) {
+            add_rows(at<decltype(zero)>(op.x), at<decltype(zero)>(op.residual), rows_, op.size);
+        });
     }
 
     void multiply(const QuireMultiply& op) {
@@ -267,11 +263,9 @@ class Pass {
     void widen(const QuireWiden& op) { widen_all(at<bf16>(op.x), int64_t(rows_) * op.size, at<float>(op.y)); }
 
     void scale(const QuireScale& op) {
-        const int64_t count = int64_t(rows_) * op.size;
-        if (program_.is_bf16)
-            scale_all(at<bf16>(op.x), count, op.factor);
-        else
-            scale_all(at<float>(op.x), count, op.factor);
+        with_type(program_.is_bf16, [&](auto zero) {
+            scale_all(at<decltype(zero)>(op.x), int64_t(rows_) * op.size, op.factor);
+        });
     }
 
     void cap(const QuireCap& op) { quire_soft_cap(at<float>(op.x), int64_t(rows_) * op.size, op.cap); }

@@ -29,11 +29,9 @@ void norm_rows(const T* x, T* residual, const T* weight, T* y, int rows, int siz
 
 extern "C" void quire_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* y, int rows,
                                int size, int stride, float eps, float weight_offset, int rounds_normed) {
-    if (is_bf16)
-        norm_rows(static_cast<const bf16*>(x), static_cast<bf16*>(residual), static_cast<const bf16*>(weight),
-                  static_cast<bf16*>(y), rows, size, stride, eps, weight_offset, rounds_normed);
-    else
-        norm_rows(static_cast<const float*>(x), static_cast<float*>(residual),
-                  static_cast<const float*>(weight), static_cast<float*>(y), rows, size, stride, eps, weight_offset,
-                  rounds_normed);
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        norm_rows(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const T*>(weight),
+                  static_cast<T*>(y), rows, size, stride, eps, weight_offset, rounds_normed);
+    });
 }

@@ -147,23 +147,17 @@ void process_tokens(const Layer<T>& layer, int tokens) {
     });
 }
 
-template <typename T>
-void process_pointers(void* qkv, int tokens, const float* cos, const float* sin, const void* query_norm,
-                      const void* key_norm, float eps, void* k_cache, void* v_cache, const int64_t* slots,
-                      int num_heads, int num_kv_heads, int head_size, int block_size) {
-    process_tokens(Layer<T>{static_cast<T*>(qkv), cos, sin, static_cast<const T*>(query_norm),
-                            static_cast<const T*>(key_norm), eps, static_cast<T*>(k_cache),
-                            static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size},
-                   tokens);
-}
-
 }  // namespace
 
 extern "C" void quire_rotate_and_write(int is_bf16, void* qkv, int tokens, const float* cos, const float* sin,
                                        const void* query_norm, const void* key_norm, float eps, void* k_cache,
                                        void* v_cache, const int64_t* slots, int num_heads, int num_kv_heads,
                                        int head_size, int block_size) {
-    (is_bf16 ? process_pointers<bf16> : process_pointers<float>)(qkv, tokens, cos, sin, query_norm, key_norm, eps,
-                                                                 k_cache, v_cache, slots, num_heads,
-                                                                 num_kv_heads, head_size, block_size);
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        process_tokens(Layer<T>{static_cast<T*>(qkv), cos, sin, static_cast<const T*>(query_norm),
+                                static_cast<const T*>(key_norm), eps, static_cast<T*>(k_cache),
+                                static_cast<T*>(v_cache), slots, num_heads, num_kv_heads, head_size, block_size},
+                       tokens);
+    });
 }

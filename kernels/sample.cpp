@@ -2,14 +2,12 @@
 // blocks of 128 find the noise's quantile; with top-k or top-p the weights are kept, and their threshold is selected
 // among the few that a bound leaves.
 // Legend: S rows, V vocabulary.
-#include "sample.h"
-
+#include "argmax.h"
 #include "thread_pool.h"
 #include "tile.h"
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 
 namespace {
 
@@ -17,39 +15,6 @@ using namespace quire;
 
 constexpr int kBlock = 128;
 constexpr int64_t kMinParallelSize = 1 << 16;
-
-struct Largest {
-    float value;
-    int place;  // the lowest of equals, or the first NaN
-};
-
-Largest find_largest(const float* row, int size) {
-    const float kLowest = -std::numeric_limits<float>::infinity();
-    Vec high = splat(kLowest);
-    IntVec nans = IntVec{}, lane, place;
-    for (int i = 0; i < kLanes; ++i) lane[i] = i;
-    place = lane;
-    int i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
-        const Vec x = load(row + i);
-        place = x > high ? lane + i : place;  // of equals in one lane the first stays
-        high = x > high ? x : high;
-        nans |= x != x;
-    }
-    Largest best{high[0], place[0]};
-    bool has_nan = nans[0] != 0;
-    for (int j = 1; j < kLanes; ++j) {
-        if (high[j] > best.value || (high[j] == best.value && place[j] < best.place)) best = {high[j], place[j]};
-        has_nan |= nans[j] != 0;
-    }
-    for (; i < size; ++i) {
-        if (row[i] > best.value) best = {row[i], i};
-        has_nan |= row[i] != row[i];
-    }
-    for (int j = 0; has_nan && j < size; ++j)
-        if (row[j] != row[j]) return {row[j], j};
-    return best;
-}
 
 // The weight at which the largest, taken in falling order and each worth `worth(w)`, add up to `target`; 0 if all
 // together do not. Rearranges `values`. Selection by halves: each pass keeps one side of a pivot.
@@ -218,21 +183,22 @@ int sample_row(Row& row, int64_t top_k, double top_p, double noise, float* memor
 
 }  // namespace
 
+// logits [S, V]; top_k is V and top_p 1 where they are off. A temperature of 0 takes the most likely token; rows
+// with another take the quantile `noise`, in [0, 1). `top`: each row's largest logit, or NaN if it has one.
 extern "C" void quire_sample(const float* logits, int rows, int size, const float* temperature,
                              const int64_t* top_k, const double* top_p, const float* min_p, const double* noise,
                              int64_t* token_ids, float* top) {
     const int padded = round_up(size, kBlock);
     parallel_for(rows, int64_t(rows) * size > kMinParallelSize, [&](int r) {
         const float* values = logits + size_t(r) * size;
-        const Largest largest = find_largest(values, size);
-        token_ids[r] = largest.place;
-        top[r] = largest.value;
-        if (!(temperature[r] > 0.0f) || !std::isfinite(largest.value)) return;
+        token_ids[r] = find_largest(values, size);
+        top[r] = values[token_ids[r]];
+        if (!(temperature[r] > 0.0f) || !std::isfinite(top[r])) return;
         const bool is_kept = top_k[r] < size || top_p[r] < 1.0;
         float* memory = thread_memory(2 * size_t(padded / kBlock) + (is_kept ? 2 * size_t(padded) + kBlock : 0));
         double* sums = reinterpret_cast<double*>(memory);
         float* weights = is_kept ? memory + 2 * size_t(padded / kBlock) : nullptr;
-        Row row{values, size, largest.value, 1.0f / temperature[r], min_p[r], weights, sums};
+        Row row{values, size, top[r], 1.0f / temperature[r], min_p[r], weights, sums};
         token_ids[r] = sample_row(row, top_k[r], top_p[r], noise[r], weights + (is_kept ? padded : 0));
     });
 }

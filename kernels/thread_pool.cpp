@@ -74,22 +74,14 @@ class alignas(64) Run {
   public:
     void set(uint32_t first, uint32_t last) { word_.store(uint64_t(first) << 32 | last, std::memory_order_release); }
 
-    bool take_first(int& task) {
+    // The first of them, or the last.
+    template <bool is_first>
+    bool take(int& task) {
         uint64_t word = word_.load(std::memory_order_acquire);
         while (first(word) < last(word))
-            if (word_.compare_exchange_weak(word, word + (uint64_t(1) << 32), std::memory_order_acq_rel,
-                                            std::memory_order_acquire)) {
-                task = int(first(word));
-                return true;
-            }
-        return false;
-    }
-
-    bool take_last(int& task) {
-        uint64_t word = word_.load(std::memory_order_acquire);
-        while (first(word) < last(word))
-            if (word_.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
-                task = int(last(word)) - 1;
+            if (word_.compare_exchange_weak(word, is_first ? word + (uint64_t(1) << 32) : word - 1,
+                                            std::memory_order_acq_rel, std::memory_order_acquire)) {
+                task = int(is_first ? first(word) : last(word) - 1);
                 return true;
             }
         return false;
@@ -161,9 +153,9 @@ class Pool {
     int work(int self, int size) {
         int count = 0, task;
         t_is_in_task = true;
-        for (; runs_[self].take_first(task); ++count) function_(context_, task);
+        for (; runs_[self].take<true>(task); ++count) function_(context_, task);
         for (int i = 1; i < size; ++i)
-            for (Run& run = runs_[(self + i) % size]; run.take_last(task); ++count) function_(context_, task);
+            for (Run& run = runs_[(self + i) % size]; run.take<false>(task); ++count) function_(context_, task);
         t_is_in_task = false;
         return count;
     }

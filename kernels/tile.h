@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -91,6 +92,19 @@ inline bf16 narrow<bf16>(float x) {
     return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// body(a zero of the type), which is bfloat16 or float32.
+template <typename Body>
+inline void with_type(int is_bf16, const Body& body) {
+    is_bf16 ? body(bf16{}) : body(float{});
+}
+
+// body(value) for a value from Least to Most, as a constant that templates take.
+template <int Most, int Least = 1, typename Body>
+inline void with_constant(int value, const Body& body) {
+    if (value == Least) return body(std::integral_constant<int, Least>{});
+    if constexpr (Least < Most) with_constant<Most, Least + 1>(value, body);
+}
+
 inline Vec splat(float x) { return x - Vec{}; }
 
 // exp(x) to about 2 units in the last place; 0 below -87, exp(88) above 88, exactly 1 at 0.
@@ -152,31 +166,15 @@ inline void multiply_tile(const float* a, size_t lda, const B* const* b, size_t 
         for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
 }
 
-template <int Vectors, typename B>
-inline void multiply_rows(int rows, const float* a, size_t lda, const B* const* b, size_t ldb, float* c,
-                          size_t ldc, int depth) {
-    switch (rows) {
-        case 1: return multiply_tile<1, Vectors>(a, lda, b, ldb, c, ldc, depth);
-        case 2: return multiply_tile<2, Vectors>(a, lda, b, ldb, c, ldc, depth);
-        case 3: return multiply_tile<3, Vectors>(a, lda, b, ldb, c, ldc, depth);
-#if defined(__AVX512F__)
-        case 4: return multiply_tile<4, Vectors>(a, lda, b, ldb, c, ldc, depth);
-        case 5: return multiply_tile<5, Vectors>(a, lda, b, ldb, c, ldc, depth);
-        case 6: return multiply_tile<6, Vectors>(a, lda, b, ldb, c, ldc, depth);
-#endif
-    }
-}
-
-// The same for at most kVectors vectors of columns.
+// The same for at most kMaxRows rows and kVectors vectors of columns.
 template <typename B>
 inline void multiply_vectors(int rows, int vectors, const float* a, size_t lda, const B* const* b, size_t ldb,
                              float* c, size_t ldc, int depth) {
-    switch (vectors) {
-        case 1: return multiply_rows<1>(rows, a, lda, b, ldb, c, ldc, depth);
-        case 2: return multiply_rows<2>(rows, a, lda, b, ldb, c, ldc, depth);
-        case 3: return multiply_rows<3>(rows, a, lda, b, ldb, c, ldc, depth);
-        case 4: return multiply_rows<4>(rows, a, lda, b, ldb, c, ldc, depth);
-    }
+    with_constant<kVectors>(vectors, [&](auto columns) {
+        constexpr int kColumnVectors = columns;
+        with_constant<kMaxRows>(
+            rows, [&](auto count) { multiply_tile<count, kColumnVectors>(a, lda, b, ldb, c, ldc, depth); });
+    });
 }
 
 // c[rows, columns] += a[rows, depth] b[depth, columns]; rows <= kMaxRows, columns a multiple of kLanes.
