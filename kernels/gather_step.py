@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from .program import StepTable
 
-_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FAILURES = {
     1: "the core scheduled tokens that are not known",
     2: "the core scheduled more tokens than a step may have",
@@ -24,14 +23,9 @@ class RowsTable(ctypes.Structure):
     """QuireRows."""
 
     _fields_ = (
-        ("token_ids", _POINTER),
-        ("num_computed", _POINTER),
-        ("num_known", _POINTER),
-        ("block_ids", _POINTER),
-        ("token_stride", _LONG),
-        ("table_stride", _LONG),
-        ("block_size", _INT),
-        ("max_tokens", _INT),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "num_computed", "num_known", "block_ids")),
+        *((name, ctypes.c_int64) for name in ("token_stride", "table_stride")),
+        *((name, ctypes.c_int32) for name in ("block_size", "max_tokens")),
     )
 
 
@@ -47,15 +41,7 @@ class StepArrays:
         self.seq_lens: NDArray[np.int32] = np.zeros(max_requests, dtype=np.int32)
         # Tables of a step lie close, [R, W]: its width W changes from step to step.
         self.block_tables: NDArray[np.int32] = np.zeros(max_requests * max_blocks, dtype=np.int32)
-        self.table = StepTable(
-            input_ids=self.input_ids.ctypes.data,
-            positions=self.positions.ctypes.data,
-            slots=self.slots.ctypes.data,
-            sampling=self.sampling.ctypes.data,
-            query_starts=self.query_starts.ctypes.data,
-            seq_lens=self.seq_lens.ctypes.data,
-            block_tables=self.block_tables.ctypes.data,
-        )
+        self.table = StepTable(**{name: array.ctypes.data for name, array in vars(self).items()})
 
 
 def launch_gather_step(

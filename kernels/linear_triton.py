@@ -220,33 +220,26 @@ def launch_linear(
     if m == 0:
         return y
     segments = plan_segments(weight)
-    num_tiles = triton.cdiv(m, _MANY_ROWS) * triton.cdiv(num_out, _MANY_OUT)
-    if m > _FEW_ROWS and num_tiles >= _ENOUGH_TILES:
-        _launch_many(num_tiles, x, weight, bias, scale, y, segments)
-    else:
-        _launch_few(x, weight, bias, scale, y, segments)
-    return y
-
-
-def _launch_few(
-    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, y: Tensor, segments: Segments
-) -> None:
-    (m, num_in), num_out = x.shape, weight.shape[0]
-    is_whole = segments.count == 1
-    sums = y if is_whole else x.new_empty((segments.count, m, num_out), dtype=torch.float32)
     has = {"HAS_SCALE": scale is not None, "HAS_BIAS": bias is not None}
     scale, bias = y if scale is None else scale, y if bias is None else bias  # not read
+    num_tiles = triton.cdiv(m, _MANY_ROWS) * triton.cdiv(num_out, _MANY_OUT)
+    if m > _FEW_ROWS and num_tiles >= _ENOUGH_TILES:
+        _linear_many[(num_tiles,)](
+            *(x, weight, scale, bias, y, m, num_out, x.shape[1], segments.size, segments.count),
+            **has,
+            BLOCK_M=_MANY_ROWS,
+            BLOCK_N=_MANY_OUT,
+            BLOCK_K=segments.block_k,
+            GROUP=8,
+            num_warps=8,
+            num_stages=4,
+        )
+        return y
+    is_whole = segments.count == 1
+    sums = y if is_whole else x.new_empty((segments.count, m, num_out), dtype=torch.float32)
     block_m = _LONE_ROWS if m <= _LONE_ROWS else _FEW_ROWS
     _linear_few[(triton.cdiv(num_out, _FEW_OUT), triton.cdiv(m, block_m), segments.count)](
-        x,
-        weight,
-        scale,
-        bias,
-        sums,
-        m,
-        num_out,
-        num_in,
-        segments.size,
+        *(x, weight, scale, bias, sums, m, num_out, x.shape[1], segments.size),
         **has,
         IS_WHOLE=is_whole,
         BLOCK_M=block_m,
@@ -259,34 +252,4 @@ def _launch_few(
         _add_segments[(m, triton.cdiv(num_out, _ADD_OUT))](
             sums, scale, bias, y, m, num_out, segments.count, **has, BLOCK_N=_ADD_OUT
         )
-
-
-def _launch_many(
-    num_tiles: int,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    y: Tensor,
-    segments: Segments,
-) -> None:
-    _linear_many[(num_tiles,)](
-        x,
-        weight,
-        y if scale is None else scale,
-        y if bias is None else bias,
-        y,
-        x.shape[0],
-        weight.shape[0],
-        x.shape[1],
-        segments.size,
-        segments.count,
-        HAS_SCALE=scale is not None,
-        HAS_BIAS=bias is not None,
-        BLOCK_M=_MANY_ROWS,
-        BLOCK_N=_MANY_OUT,
-        BLOCK_K=segments.block_k,
-        GROUP=8,
-        num_warps=8,
-        num_stages=4,
-    )
+    return y

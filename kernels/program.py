@@ -41,6 +41,10 @@ class Kind(IntEnum):
     ADD = 14
 
 
+class _Table(ctypes.Structure):
+    """A struct of program.h; they are defined here in the order of quire_program_layout."""
+
+
 def _fields(pointers: str = "", ints: str = "", floats: str = "") -> list[tuple[str, type]]:
     """Fields of a struct, by type in this order."""
     types = ((_POINTER, pointers), (_INT, ints), (_FLOAT, floats))
@@ -51,22 +55,22 @@ def _make_struct(
     pointers: str = "", ints: str = "", floats: str = "", first: tuple[tuple[str, type], ...] = ()
 ) -> type[ctypes.Structure]:
     fields = (*first, *_fields(pointers, ints, floats))
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+    return type("Arguments", (_Table,), {"_fields_": fields})
 
 
-class LinearTable(ctypes.Structure):
+class LinearTable(_Table):
     """QuireLinear."""
 
     _fields_ = _fields("packed scales bias", "num_in num_out variant format")
 
 
-class SlotTable(ctypes.Structure):
+class SlotTable(_Table):
     """QuireSlot."""
 
     _fields_ = (("row_bytes", _LONG), ("is_sampled", _INT), ("padding", _INT))
 
 
-class CacheTable(ctypes.Structure):
+class CacheTable(_Table):
     """QuireCache."""
 
     _fields_ = _fields("k v")
@@ -91,13 +95,13 @@ Experts = _make_struct(
 Add = _make_struct("", "x residual size")
 
 
-class OperationTable(ctypes.Structure):
+class OperationTable(_Table):
     """QuireOperation."""
 
     _fields_ = _fields("arguments", "kind padding")
 
 
-class ProgramTable(ctypes.Structure):
+class ProgramTable(_Table):
     """QuireProgram."""
 
     _fields_ = _fields(
@@ -105,7 +109,7 @@ class ProgramTable(ctypes.Structure):
     )
 
 
-class StepTable(ctypes.Structure):
+class StepTable(_Table):
     """QuireStep."""
 
     _fields_ = _fields(
@@ -114,24 +118,7 @@ class StepTable(ctypes.Structure):
     )
 
 
-_ARGUMENTS = (
-    Embed,
-    Angles,
-    Norm,
-    Multiply,
-    Rotate,
-    Keep,
-    Attend,
-    Activate,
-    Widen,
-    Scale,
-    Cap,
-    Route,
-    Experts,
-    Add,
-)
-# In the order of quire_program_layout.
-_TABLES = (LinearTable, SlotTable, CacheTable, *_ARGUMENTS, OperationTable, ProgramTable, StepTable)
+_TABLES = tuple(_Table.__subclasses__())
 
 
 class NotNativeError(Exception):

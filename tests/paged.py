@@ -1,4 +1,4 @@
-"""A small paged harness: drives a CausalLM step by step without a scheduler, on shuffled blocks."""
+"""A small paged harness: drives a Decoder step by step without a scheduler, on shuffled blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from quire.ipc.config import EngineConfig
 from quire.kernels.native import is_switched_off
 from quire.worker.attention.metadata import AttentionMetadata, KVCaches
-from quire.worker.models import CausalLM
+from quire.worker.models import Decoder
 from torch import Tensor
 
 
@@ -29,7 +29,7 @@ class PagedRun:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Decoder,
         config: EngineConfig,
         num_blocks: int = 64,
         seed: int = 0,

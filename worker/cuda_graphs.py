@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..ipc.config import EngineConfig
 from .attention.metadata import AttentionMetadata, KVCaches
-from .models.causal_lm import CausalLM
+from .models.decoder import Decoder
 from .rows.staging import StagingRing
 from .rows.step_inputs import StepInputs
 
@@ -53,7 +53,7 @@ class DecodeGraphs:
     def __init__(
         self,
         config: EngineConfig,
-        model: CausalLM,
+        model: Decoder,
         kv_caches: KVCaches,
         last_tokens: Tensor,
         capture: Capture,
@@ -145,7 +145,7 @@ class DecodeGraphs:
 
 
 def make_decode_graphs(
-    config: EngineConfig, model: CausalLM, kv_caches: KVCaches, last_tokens: Tensor
+    config: EngineConfig, model: Decoder, kv_caches: KVCaches, last_tokens: Tensor
 ) -> DecodeGraphs | None:
     """The device's graphs, None where `can_capture` says no."""
     if not can_capture(config, model, last_tokens.device):
@@ -153,7 +153,7 @@ def make_decode_graphs(
     return DecodeGraphs(config, model, kv_caches, last_tokens, make_cuda_capture())
 
 
-def can_capture(config: EngineConfig, model: CausalLM, device: torch.device) -> bool:
+def can_capture(config: EngineConfig, model: Decoder, device: torch.device) -> bool:
     """False on a CPU, under `enforce_eager`, and for a model whose attention reads lengths on the host."""
     return device.type == "cuda" and not config.model.enforce_eager and model.is_capturable
 

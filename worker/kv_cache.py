@@ -105,7 +105,7 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
     cache, block_bytes = config.cache, config.block_size_bytes
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
-        _check_one_request(config, num_blocks, "num_gpu_blocks_override", num_blocks, is_in_blocks=True)
+        _check_one_request(config, num_blocks, "num_gpu_blocks_override", num_blocks)
         _check_available(config, num_blocks, free_bytes, "num_gpu_blocks_override", num_blocks)
         return num_blocks
     if cache.kv_cache_memory_bytes is not None:
@@ -114,9 +114,13 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
         _check_available(config, size // block_bytes, free_bytes, "kv_cache_memory_bytes", size)
         return size // block_bytes
     if device.type == "cuda":
-        budget = free_bytes - _withheld_bytes(device, cache.gpu_memory_utilization)
-        num_blocks = max(0, budget) // block_bytes
-        _check_cuda_fraction(config, num_blocks)
+        total = torch.cuda.mem_get_info(device)[1]
+        withheld_bytes = total - int(total * cache.gpu_memory_utilization)  # left to others
+        num_blocks = max(0, free_bytes - withheld_bytes) // block_bytes
+        field = "gpu_memory_utilization"
+        _check_one_request(
+            config, num_blocks, field, cache.gpu_memory_utilization, "more, or kv_cache_memory_bytes "
+        )
         return num_blocks
     wanted = config.scheduler.max_num_seqs * config.max_blocks_per_request
     budget = min(_MAX_AUTO_CPU_BYTES, int(free_bytes * _MAX_AUTO_CPU_FRACTION))
@@ -126,31 +130,20 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
 
 
 def _check_one_request(
-    config: EngineConfig, num_blocks: int, field: str, value: int | None, is_in_blocks: bool = False
+    config: EngineConfig, num_blocks: int, field: str, value: float | None, instead: str = ""
 ) -> None:
     """Refuse a cache in which a request of max_model_len could wait for ever."""
-    needed = config.max_blocks_per_request
-    if num_blocks < needed:
-        least = needed if is_in_blocks else needed * config.block_size_bytes
-        raise ConfigError(field, value, f"at least {least} {_why_one_request(config, num_blocks)}")
-
-
-def _check_cuda_fraction(config: EngineConfig, num_blocks: int) -> None:
-    if num_blocks < config.max_blocks_per_request:
-        least = config.max_blocks_per_request * config.block_size_bytes
-        raise ConfigError(
-            "gpu_memory_utilization",
-            config.cache.gpu_memory_utilization,
-            f"more, or kv_cache_memory_bytes at least {least} {_why_one_request(config, num_blocks)}",
-        )
-
-
-def _why_one_request(config: EngineConfig, num_blocks: int) -> str:
+    needed, block_size_bytes = config.max_blocks_per_request, config.block_size_bytes
+    if num_blocks >= needed:
+        return
+    least = needed if field == "num_gpu_blocks_override" else needed * block_size_bytes
     text = (
-        f"(one request of max_model_len={config.model.max_model_len} tokens takes "
-        f"{config.max_blocks_per_request} blocks of {config.block_size_bytes} bytes, {num_blocks} fit)"
+        f"{instead}at least {least} (one request of max_model_len={config.model.max_model_len} tokens takes "
+        f"{needed} blocks of {block_size_bytes} bytes, {num_blocks} fit)"
     )
-    return f"{text}, or max_model_len at most {num_blocks * config.cache.block_size}" if num_blocks else text
+    if num_blocks:
+        text += f", or max_model_len at most {num_blocks * config.cache.block_size}"
+    raise ConfigError(field, value, text)
 
 
 def _check_available(config: EngineConfig, num_blocks: int, free_bytes: int, field: str, value: int) -> None:
@@ -169,12 +162,6 @@ def _free_bytes(device: torch.device) -> int:
     available = psutil.virtual_memory().available
     limit = _cgroup_free_bytes()
     return available if limit is None else min(available, limit)
-
-
-def _withheld_bytes(device: torch.device, utilization: float) -> int:
-    """The part of the device's memory that the worker must leave to others."""
-    total = torch.cuda.mem_get_info(device)[1]
-    return total - int(total * utilization)
 
 
 def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -27,7 +27,7 @@ from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
 from .cuda_graphs import make_decode_graphs
-from .models.causal_lm import CausalLM
+from .models.decoder import Decoder
 from .native_steps import NativeSteps
 from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
@@ -72,7 +72,7 @@ class GPUModelRunner:
     def __init__(
         self,
         config: EngineConfig,
-        model: CausalLM,
+        model: Decoder,
         kv_caches: KVCaches,
         device: torch.device,
         is_async: bool | None = None,

@@ -8,9 +8,10 @@ tensor, so that no second copy of the weights exists. Only safetensors is read: 
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,27 +27,25 @@ _DUMMY_STD = 0.02  # transformers' usual initializer_range: activations stay fin
 _DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, so rows differ
 
 
-class WeightSource(Protocol):
+class WeightSource(ABC):
     """Named tensors. Every tensor that comes back is the caller's own, on `device` and of `dtype`."""
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """The tensor; ModelError when it is missing or of another shape."""
-        ...
+        return self.take_stacked([name], shape[:1], *shape[1:])
 
-    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
+    @abstractmethod
+    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
         """Several tensors in one, along the first dimension: [sum(sizes), width], or [sum(sizes)]."""
-        ...
 
-    def skip(self, name: str) -> None:
+    def skip(self, name: str) -> None:  # noqa: B027
         """Mark a tensor as known and not needed."""
-        ...
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Close the files; ModelError when they hold a tensor that nobody took or skipped."""
-        ...
 
 
-class SafetensorsSource:
+class SafetensorsSource(WeightSource):
     """The safetensors files of a folder."""
 
     def __init__(self, folder: Path, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> None:
@@ -57,13 +56,9 @@ class SafetensorsSource:
         self._folder = folder
         self._left = set(self._file_of)
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        stored = self._read(name, shape)  # first: what config.json calls for may be too large to allocate
-        out = torch.empty(tuple(shape), dtype=self._dtype, device=self._device)
-        return out.copy_(stored)
-
-    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
+    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
         tail = () if width is None else (width,)
+        # First: what config.json calls for may be too large to allocate.
         stored = [self._read(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]
         out = torch.empty((sum(sizes), *tail), dtype=self._dtype, device=self._device)
         for part, tensor in zip(out.split(list(sizes)), stored, strict=True):
@@ -105,7 +100,7 @@ class SafetensorsSource:
         return tensor
 
 
-class DummySource:
+class DummySource(WeightSource):
     """Random weights of a fixed seed: norms are one, all else is normal with a small deviation.
 
     Every tensor repeats one pool of random numbers, from a start that its name decides: as fast as copying.
@@ -116,26 +111,17 @@ class DummySource:
         pool = torch.randn(_DUMMY_POOL, generator=generator) * _DUMMY_STD
         self._pool = pool.to(dtype=dtype, device=device)
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        out = torch.empty(tuple(shape), dtype=self._pool.dtype, device=self._pool.device)
-        if name.endswith("norm.weight"):
+    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
+        shape = (sum(sizes),) if width is None else (sum(sizes), width)
+        out = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
+        if names[0].endswith("norm.weight"):
             return out.fill_(1.0)
         flat = out.view(-1)
-        pool = self._pool.roll(zlib.crc32(name.encode()) % _DUMMY_POOL)
+        pool = self._pool.roll(zlib.crc32(names[0].encode()) % _DUMMY_POOL)
         for start in range(0, flat.numel(), _DUMMY_POOL):
             part = flat[start : start + _DUMMY_POOL]
             part.copy_(pool[: part.numel()])
         return out
-
-    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
-        tail = () if width is None else (width,)
-        return self.take(names[0], (sum(sizes), *tail))
-
-    def skip(self, name: str) -> None:
-        """Nothing is left over here."""
-
-    def finish(self) -> None:
-        """Nothing is open here."""
 
 
 def open_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightSource:

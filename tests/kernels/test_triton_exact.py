@@ -11,7 +11,7 @@ from checkpoints import Checkpoint, Recipe, make_checkpoint
 from kernel_checks import TRITON_DEVICE as DEVICE
 from paged import PagedRun
 from quire.kernels import native, triton_runtime
-from quire.worker.models import CausalLM, load_model
+from quire.worker.models import Decoder, load_model
 
 pytest.importorskip("triton")
 
@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture
-def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
+def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Decoder:
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
     monkeypatch.setattr(native, "load_library", lambda: None)
     if DEVICE.type == "cpu":
@@ -39,7 +39,7 @@ def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
 
 
 def run(
-    checkpoint: Checkpoint, model: CausalLM, steps: list[dict[str, int]], seed: int
+    checkpoint: Checkpoint, model: Decoder, steps: list[dict[str, int]], seed: int
 ) -> dict[str, torch.Tensor]:
     """Logits of every token of the prompts that `steps` compute."""
     paged = PagedRun(model, checkpoint.engine_config("bfloat16"), seed=seed, device=DEVICE)
@@ -53,7 +53,7 @@ def run(
 
 
 def test_a_model_of_strict_kernels_gives_the_same_bits_in_any_company(
-    checkpoint: Checkpoint, model: CausalLM
+    checkpoint: Checkpoint, model: Decoder
 ) -> None:
     alone = run(checkpoint, model, [{"a": 13}], seed=0)["a"]
     chunks = run(checkpoint, model, [{"a": 5, "b": 9}, {"c": 4, "a": 7}, {"a": 1}], seed=1)

@@ -75,7 +75,7 @@ def test_rows_have_the_same_bits_in_any_number(kind: str, monkeypatch: pytest.Mo
         assert torch.equal(part, few[start : start + rows]), rows
     monkeypatch.setattr(linear_triton, "_FEW_ROWS", 16)
     monkeypatch.setattr(linear_triton, "_ENOUGH_TILES", 1)
-    monkeypatch.setattr(linear_triton, "_launch_few", None)
+    monkeypatch.setattr(linear_triton, "_linear_few", None)
     assert torch.equal(launch_linear(x, weight, bias, scale), few)
 
 
@@ -86,7 +86,7 @@ def test_many_rows_take_the_kernel_that_adds_segments_in_turn(
     monkeypatch.setattr(linear_triton, "_MIN_SEGMENT", 128)
     monkeypatch.setattr(linear_triton, "_FEW_ROWS", 16)
     monkeypatch.setattr(linear_triton, "_ENOUGH_TILES", 1)
-    monkeypatch.setattr(linear_triton, "_launch_few", None)
+    monkeypatch.setattr(linear_triton, "_linear_few", None)
     x, weight = random(rows, num_in, dtype=torch.bfloat16), random(num_out, num_in, dtype=torch.bfloat16)
     assert_near(launch_linear(x, weight), x, weight, None)
 

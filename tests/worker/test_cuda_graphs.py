@@ -29,7 +29,7 @@ from quire.worker.cuda_graphs import (
 )
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.model_runner import GPUModelRunner
-from quire.worker.models import CausalLM, load_model
+from quire.worker.models import Decoder, load_model
 from quire.worker.rows.staging import StagingRing
 from row_driver import Driver, make_prompt
 from torch import Tensor
@@ -103,7 +103,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Checkpoint) -> Iterator[CausalLM]:
+def model(checkpoint: Checkpoint) -> Iterator[Decoder]:
     pytest.importorskip("triton")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu"})
@@ -113,7 +113,7 @@ def model(checkpoint: Checkpoint) -> Iterator[CausalLM]:
 
 
 @pytest.fixture(scope="module")
-def without_graphs(model: CausalLM, checkpoint: Checkpoint) -> dict[str, list[int]]:
+def without_graphs(model: Decoder, checkpoint: Checkpoint) -> dict[str, list[int]]:
     return run_three(model, checkpoint, None)
 
 
@@ -125,7 +125,7 @@ def make_config(checkpoint: Checkpoint) -> EngineConfig:
     )
 
 
-def run_three(model: CausalLM, checkpoint: Checkpoint, graphs: Graphs | None) -> dict[str, list[int]]:
+def run_three(model: Decoder, checkpoint: Checkpoint, graphs: Graphs | None) -> dict[str, list[int]]:
     """Three requests of different lengths, decoded together with a step launched ahead of the tokens."""
     config = make_config(checkpoint)
     driver = Driver(config)
@@ -145,7 +145,7 @@ def run_three(model: CausalLM, checkpoint: Checkpoint, graphs: Graphs | None) ->
 
 
 def test_tokens_are_the_same_with_graphs_and_without(
-    model: CausalLM, checkpoint: Checkpoint, without_graphs: dict[str, list[int]]
+    model: Decoder, checkpoint: Checkpoint, without_graphs: dict[str, list[int]]
 ) -> None:
     graphs = Graphs()
     assert run_three(model, checkpoint, graphs) == without_graphs
@@ -154,7 +154,7 @@ def test_tokens_are_the_same_with_graphs_and_without(
 
 
 def test_a_failed_capture_costs_one_log_line_and_no_token(
-    model: CausalLM,
+    model: Decoder,
     checkpoint: Checkpoint,
     without_graphs: dict[str, list[int]],
     caplog: pytest.LogCaptureFixture,

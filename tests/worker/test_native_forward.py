@@ -18,7 +18,7 @@ from quire.kernels import program as program_kernel
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.layers.linear import TorchLinear
 from quire.worker.model_runner import GPUModelRunner
-from quire.worker.models.builder import load_decoder
+from quire.worker.models import load_model
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.native_forward import make_native_forward
 from torch import Tensor
@@ -51,7 +51,7 @@ def tokens_of(name: str) -> list[int]:
 
 def load(config: EngineConfig, is_native: bool = True) -> Decoder:
     """A decoder that computes its pass natively, or layer by layer in Python."""
-    decoder = load_decoder(config, CPU)
+    decoder = load_model(config, CPU)
     assert decoder.native is not None
     if not is_native:
         decoder.native = None

@@ -1,41 +1,40 @@
-"""What an attention backend is, and which one a device gets."""
+"""What an attention backend is."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
-from .metadata import AttentionMetadata
+from .metadata import AttentionMetadata, KVCache
 
 # Weights [D] of the norms of query and key heads, and their epsilon.
 QKNorm = tuple[Tensor, Tensor, float]
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """Two calls a layer, in this order; between them all K and V of the step are in the layer's cache.
 
     Legend: T tokens, H query heads, G kv heads, D head size.
     """
 
-    @property
-    def is_capturable(self) -> bool:
-        """True if a step of single tokens can be captured into a CUDA graph: it reads nothing on the host."""
-        ...
+    # Whether a step of single tokens can be captured into a CUDA graph: it reads nothing on the host.
+    is_capturable = False
+    # Whether a query's bits depend on its own sequence alone.
+    is_exact = False
 
-    @property
-    def is_exact(self) -> bool:
-        """True if a query's bits depend on its own sequence alone."""
-        ...
+    def __init__(self, num_heads: int) -> None:
+        self._num_heads = num_heads
 
+    @abstractmethod
     def rotate_and_write(
         self,
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
         qk_norm: QKNorm | None,
-        kv_cache: tuple[Tensor, Tensor],
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
         """Norm and rotate q and k of `qkv` [T, (H + 2 G) D], write k and v to their slots.
@@ -43,14 +42,9 @@ class AttentionBackend(Protocol):
         What comes back holds the queries in the form that this backend's `attend` takes; `qkv` may be
         overwritten by it. `cos` and `sin` are float32 [T, D / 2].
         """
-        ...
 
+    @abstractmethod
     def attend(
-        self,
-        query: Tensor,
-        kv_cache: tuple[Tensor, Tensor],
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
+        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
     ) -> Tensor:
         """[T, H * D]: attention of the queries over what the spec lets them see in the cache."""
-        ...

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Per layer (k, v), each [num_blocks, num_kv_heads, block_size, head_size] and contiguous.
-KVCaches = list[tuple[Tensor, Tensor]]
+# (k, v) of a layer, each [num_blocks, num_kv_heads, block_size, head_size] and contiguous.
+KVCache = tuple[Tensor, Tensor]
+KVCaches = list[KVCache]
 
 
 @dataclass(slots=True)

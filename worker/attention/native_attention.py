@@ -9,20 +9,18 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import launch_paged_attention
 from ...kernels.rotate_and_write import launch_rotate_and_write
-from .backend import QKNorm
-from .metadata import AttentionMetadata
+from .backend import AttentionBackend, QKNorm
+from .metadata import AttentionMetadata, KVCache
 
 
-class NativeAttention:
+class NativeAttention(AttentionBackend):
     """See `AttentionBackend`. Queries travel inside qkv; layout of a block: attention_step.h."""
-
-    is_capturable = False
 
     is_exact = True
 
     def __init__(self, library: ctypes.CDLL, num_heads: int) -> None:
+        super().__init__(num_heads)
         self._library = library
-        self._num_heads = num_heads
 
     def rotate_and_write(
         self,
@@ -30,7 +28,7 @@ class NativeAttention:
         cos: Tensor,
         sin: Tensor,
         qk_norm: QKNorm | None,
-        kv_cache: tuple[Tensor, Tensor],
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
         launch_rotate_and_write(
@@ -39,11 +37,7 @@ class NativeAttention:
         return qkv
 
     def attend(
-        self,
-        query: Tensor,
-        kv_cache: tuple[Tensor, Tensor],
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
+        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
     ) -> Tensor:
         return launch_paged_attention(
             self._library,

@@ -7,19 +7,12 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import paged_attention_reference
 from ...kernels.rotate_and_write import rotate_and_write_reference
-from .backend import QKNorm
-from .metadata import AttentionMetadata
+from .backend import AttentionBackend, QKNorm
+from .metadata import AttentionMetadata, KVCache
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """The backend that always works; see `AttentionBackend` for the contract."""
-
-    is_capturable = False
-
-    is_exact = False
-
-    def __init__(self, num_heads: int) -> None:
-        self._num_heads = num_heads
 
     def rotate_and_write(
         self,
@@ -27,7 +20,7 @@ class TorchAttention:
         cos: Tensor,
         sin: Tensor,
         qk_norm: QKNorm | None,
-        kv_cache: tuple[Tensor, Tensor],
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
         return rotate_and_write_reference(
@@ -35,11 +28,7 @@ class TorchAttention:
         )
 
     def attend(
-        self,
-        query: Tensor,
-        kv_cache: tuple[Tensor, Tensor],
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
+        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
     ) -> Tensor:
         attended = paged_attention_reference(
             query,

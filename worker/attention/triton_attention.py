@@ -10,11 +10,11 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention_triton import AttentionPlan, launch_paged_attention, plan_attention
 from ...kernels.rotate_and_write_triton import launch_rotate_and_write
-from .backend import QKNorm
-from .metadata import AttentionMetadata
+from .backend import AttentionBackend, QKNorm
+from .metadata import AttentionMetadata, KVCache
 
 
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """See `AttentionBackend`. `is_strict` makes a row's bits depend on its sequence alone.
 
     A step of single tokens waits for nothing on the host, so it can be captured into a graph: its plan
@@ -25,7 +25,7 @@ class TritonAttention:
     is_capturable = True
 
     def __init__(self, num_heads: int, num_processors: int, is_strict: bool = False) -> None:
-        self._num_heads = num_heads
+        super().__init__(num_heads)
         self._num_processors = num_processors
         self.is_exact = is_strict
         self._planned: tuple[AttentionMetadata, AttentionPlan] | None = None
@@ -36,18 +36,14 @@ class TritonAttention:
         cos: Tensor,
         sin: Tensor,
         qk_norm: QKNorm | None,
-        kv_cache: tuple[Tensor, Tensor],
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
         launch_rotate_and_write(qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping)
         return qkv
 
     def attend(
-        self,
-        query: Tensor,
-        kv_cache: tuple[Tensor, Tensor],
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
+        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
     ) -> Tensor:
         return launch_paged_attention(
             query,

@@ -7,7 +7,7 @@ Legend: m rows of a step.
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -26,88 +26,60 @@ from ...kernels.linear_int8 import linear_int8_reference, quantize_int8
 from ...kernels.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
 
 
-class Linear(Protocol):
-    """A linear layer with its weight loaded."""
+class Linear(ABC):
+    """A linear layer with its weight loaded, which has scales if it is int8."""
+
+    # Whether a row's bits do not depend on the rows beside it, their number, or threads.
+    is_exact = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
+        self.weight, self._bias, self._scales = weight, bias, scales
 
     @property
     def size_bytes(self) -> int:
         """Bytes that its weight and bias hold."""
-        ...
+        return sum(part.nbytes for part in (self.weight, self._bias, self._scales) if part is not None)
 
-    @property
-    def is_exact(self) -> bool:
-        """True if a row's bits do not depend on the rows beside it, their number, or threads."""
-        ...
-
+    @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """[m, out] for contiguous x [m, in], of x's type."""
-        ...
-
-    def emit(self, program: Program, x: Slot, y: Slot) -> None:
-        """The same as an operation. Raises NotNativeError where there is none."""
-        ...
-
-
-class _PythonLinear:
-    """A form of weight that the native program has no operation for."""
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:  # noqa: ARG002
+        """The same as an operation. Raises NotNativeError where there is none."""
         raise NotNativeError(type(self).__name__)
 
 
-class TorchLinear(_PythonLinear):
+class TorchLinear(Linear):
     """The plain form, on any device."""
-
-    is_exact = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self._bias = bias
-
-    @property
-    def size_bytes(self) -> int:
-        return _count_bytes(self.weight, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self._bias)
 
 
-class TorchInt8Linear(_PythonLinear):
+class TorchInt8Linear(Linear):
     """int8 weights on any device, made wide for every call: half the memory, slower than the plain form."""
 
-    is_exact = False
-
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._scales, self._bias = weight, scales, bias
-
-    @property
-    def size_bytes(self) -> int:
-        return _count_bytes(self._weight, self._scales, self._bias)
-
     def __call__(self, x: Tensor) -> Tensor:
-        return linear_int8_reference(x, self._weight, self._scales, self._bias)
+        assert self._scales is not None
+        return linear_int8_reference(x, self.weight, self._scales, self._bias)
 
 
-class TritonLinear(_PythonLinear):
+class TritonLinear(Linear):
     """Batch-invariant on a GPU, and the one for int8 weights there (kernels/linear_triton.py)."""
 
     is_exact = True
 
-    def __init__(self, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
         from ...kernels.linear_triton import launch_linear
 
+        super().__init__(weight, bias, scales)
         self._launch = launch_linear
-        self._weight, self._scales, self._bias = weight, scales, bias
-
-    @property
-    def size_bytes(self) -> int:
-        return _count_bytes(self._weight, self._scales, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._launch(x, self._weight, self._bias, self._scales)
+        return self._launch(x, self.weight, self._bias, self._scales)
 
 
-class NativeLinear:
+class NativeLinear(Linear):
     """Our own kernels on the CPU (kernels/linear.py)."""
 
     is_exact = True
@@ -119,28 +91,22 @@ class NativeLinear:
         bias: Tensor | None,
         quantization: Quantization | None = None,
     ) -> None:
+        is_int8 = quantization == "int8"
+        packed, scales = (
+            quantize_and_pack_linear(library, weight) if is_int8 else (pack_linear(library, weight), None)
+        )
+        super().__init__(packed, bias, scales)
         self._library = library
         self._variant = choose_variant(library)
         self._num_out, self._num_in = weight.shape
-        self._scales: Tensor | None = None
-        if quantization == "int8":
-            self._dtype = torch.int8
-            self._packed, self._scales = quantize_and_pack_linear(library, weight)
-        else:
-            self._dtype = weight.dtype
-            self._packed = pack_linear(library, weight)
-        self._bias = bias
-
-    @property
-    def size_bytes(self) -> int:
-        return _count_bytes(self._packed, self._scales, self._bias)
+        self._dtype = torch.int8 if is_int8 else weight.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         return launch_linear(
             self._library,
             self._variant,
             x,
-            self._packed,
+            self.weight,
             self._num_out,
             self._bias,
             self._dtype,
@@ -153,7 +119,7 @@ class NativeLinear:
     def to_table(self) -> LinearTable:
         """The layer as an operation takes it: addresses that hold while this object lives."""
         return LinearTable(
-            packed=self._packed.data_ptr(),
+            packed=self.weight.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             num_in=self._num_in,
@@ -179,9 +145,5 @@ def make_linear(
     if quantization == "int8":
         quantized, scales = quantize_int8(weight)
         form = TritonLinear if chosen == "triton" else TorchInt8Linear
-        return form(quantized, scales, bias)
-    return TritonLinear(weight, None, bias) if chosen == "triton" else TorchLinear(weight, bias)
-
-
-def _count_bytes(*tensors: Tensor | None) -> int:
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        return form(quantized, bias, scales)
+    return (TritonLinear if chosen == "triton" else TorchLinear)(weight, bias)

@@ -32,8 +32,12 @@ INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_decoder(config: EngineConfig, device: torch.device) -> Decoder:
-    """A decoder with its weights on the device. Raises ModelError."""
+def load_model(config: EngineConfig, device: torch.device) -> Decoder:
+    """Build what `config.model.spec` says and load its weights (or random ones).
+
+    Raises ModelError: a field of the spec that nothing here computes, or weights that are missing, corrupt or
+    of a wrong shape.
+    """
     spec = config.model.spec
     check_covered(spec)
     make_first_calls()

@@ -73,7 +73,12 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Embedding, layers, last norm and the projection to logits: a `CausalLM`."""
+    """Embedding, layers, last norm and the projection to logits; what a model is to its runner.
+
+    Called under `torch.inference_mode` by one thread at a time. `weight_bytes` are those held on the device,
+    packed copies and rotary tables included. `batch_variance_reason` says what may make a row's bits depend
+    on the rows beside it, '' if nothing does. `is_capturable`: `forward` of single tokens fits a CUDA graph.
+    """
 
     def __init__(
         self,
@@ -95,6 +100,7 @@ class Decoder:
         self.is_capturable = all(
             layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in layers
         )
+        # The whole pass as one call into the CPU kernels, None where some piece has no such kernel.
         self.native: NativeForward | None = None
 
     def forward(
@@ -105,6 +111,12 @@ class Decoder:
         metadata: AttentionMetadata,
         rope_lengths: Tensor | None = None,
     ) -> Tensor:
+        """Hidden states [T, hidden] of the step's tokens, after the last norm.
+
+        `input_ids` and `positions` are int64 [T]. Every layer writes all K and V of the step to its cache
+        before any token reads them. `rope_lengths` (int64 [T]) is given exactly when the rope type is
+        "dynamic": the sequence length whose rotary base each token uses.
+        """
         if self.native is not None:
             return self.native.compute_hidden(input_ids, positions, kv_caches, metadata, rope_lengths)
         angles = self.rotary(positions, rope_lengths)
@@ -116,6 +128,7 @@ class Decoder:
         return self.norm.add(delta, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
+        """float32 [S, vocab] for hidden states [S, hidden], rows chosen by the caller."""
         return self.head(hidden)
 
     def emit(self, program: Program) -> None:

@@ -56,7 +56,7 @@ class NativeForward:
         metadata: AttentionMetadata,
         rope_lengths: Tensor | None,
     ) -> Tensor:
-        """[T, hidden] as `CausalLM.forward`."""
+        """[T, hidden] as `Decoder.forward`."""
         angles = None if rope_lengths is None else self._rotary(positions, rope_lengths)
         num_requests, table_width = metadata.block_tables.shape
         step = StepTable(
