@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -24,10 +25,10 @@ class AttentionBackend(ABC):
     # Whether a query's bits depend on its own sequence alone.
     is_exact = False
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: int, rotate_and_write: Callable[..., Tensor | None]) -> None:
         self._num_heads = num_heads
+        self._rotate_and_write = rotate_and_write
 
-    @abstractmethod
     def rotate_and_write(
         self,
         qkv: Tensor,
@@ -42,6 +43,10 @@ class AttentionBackend(ABC):
         What comes back holds the queries in the form that this backend's `attend` takes; `qkv` may be
         overwritten by it. `cos` and `sin` are float32 [T, D / 2].
         """
+        query = self._rotate_and_write(
+            qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping
+        )
+        return qkv if query is None else query
 
     @abstractmethod
     def attend(

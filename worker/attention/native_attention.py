@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import launch_paged_attention
 from ...kernels.rotate_and_write import launch_rotate_and_write
-from .backend import AttentionBackend, QKNorm
+from .backend import AttentionBackend
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -19,22 +20,8 @@ class NativeAttention(AttentionBackend):
     is_exact = True
 
     def __init__(self, library: ctypes.CDLL, num_heads: int) -> None:
-        super().__init__(num_heads)
+        super().__init__(num_heads, partial(launch_rotate_and_write, library))
         self._library = library
-
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        qk_norm: QKNorm | None,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        launch_rotate_and_write(
-            self._library, qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping
-        )
-        return qkv
 
     def attend(
         self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec

@@ -7,25 +7,15 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import paged_attention_reference
 from ...kernels.rotate_and_write import rotate_and_write_reference
-from .backend import AttentionBackend, QKNorm
+from .backend import AttentionBackend
 from .metadata import AttentionMetadata, KVCache
 
 
 class TorchAttention(AttentionBackend):
     """The backend that always works; see `AttentionBackend` for the contract."""
 
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        qk_norm: QKNorm | None,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        return rotate_and_write_reference(
-            qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping
-        )
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(num_heads, rotate_and_write_reference)
 
     def attend(
         self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention_triton import AttentionPlan, launch_paged_attention, plan_attention
 from ...kernels.rotate_and_write_triton import launch_rotate_and_write
-from .backend import AttentionBackend, QKNorm
+from .backend import AttentionBackend
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -25,22 +25,10 @@ class TritonAttention(AttentionBackend):
     is_capturable = True
 
     def __init__(self, num_heads: int, num_processors: int, is_strict: bool = False) -> None:
-        super().__init__(num_heads)
+        super().__init__(num_heads, launch_rotate_and_write)
         self._num_processors = num_processors
         self.is_exact = is_strict
         self._planned: tuple[AttentionMetadata, AttentionPlan] | None = None
-
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        qk_norm: QKNorm | None,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        launch_rotate_and_write(qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping)
-        return qkv
 
     def attend(
         self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec

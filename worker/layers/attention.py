@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
@@ -14,6 +16,7 @@ from .linear import Linear
 from .norm import RMSNorm
 
 
+@dataclass(eq=False)
 class Attention:
     """Self-attention of one decoder layer.
 
@@ -21,21 +24,12 @@ class Attention:
     token; a model has one of them or none.
     """
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        qkv_proj: Linear,
-        o_proj: Linear,
-        head_norms: QKNorm | None,
-        all_heads_norms: tuple[RMSNorm, ...],
-        backend: AttentionBackend,
-    ) -> None:
-        self._spec = spec
-        self.qkv_proj = qkv_proj
-        self.o_proj = o_proj
-        self._head_norms = head_norms
-        self._all_heads_norms = all_heads_norms
-        self.backend = backend
+    spec: AttentionSpec
+    qkv_proj: Linear
+    o_proj: Linear
+    head_norms: QKNorm | None
+    all_heads_norms: tuple[RMSNorm, ...]
+    backend: AttentionBackend
 
     def __call__(
         self,
@@ -46,39 +40,37 @@ class Attention:
     ) -> Tensor:
         """[T, hidden] from [T, hidden]; the step's K and V are in the cache afterwards."""
         qkv, first = self.qkv_proj(hidden), 0
-        for norm in self._all_heads_norms:
+        for norm in self.all_heads_norms:
             norm.normalize_(qkv[:, first : first + norm.size])
             first += norm.size
-        query = self.backend.rotate_and_write(qkv, *angles, self._head_norms, kv_cache, metadata)
-        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self._spec))
+        query = self.backend.rotate_and_write(qkv, *angles, self.head_norms, kv_cache, metadata)
+        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec))
 
     def emit_write(self, program: Program, x: Slot, angles: tuple[Slot, Slot], layer: int) -> Slot:
         """The part up to the cache as operations; the slot of the queries comes back."""
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
-        spec, first = self._spec, 0
+        spec, first = self.spec, 0
         qkv = program.slot("qkv", spec.qkv_size)
         self.qkv_proj.emit(program, x, qkv)
-        for norm in self._all_heads_norms:
+        for norm in self.all_heads_norms:
             norm.emit_in_place(program, qkv, first, spec.qkv_size)
             first += norm.size
         operation = Rotate(qkv=qkv, cos=angles[0], sin=angles[1], layer=layer, **_heads_of(spec))
-        if self._head_norms is not None:
-            query_norm, key_norm, operation.eps = self._head_norms
+        if self.head_norms is not None:
+            query_norm, key_norm, operation.eps = self.head_norms
             operation.query_norm, operation.key_norm = query_norm.data_ptr(), key_norm.data_ptr()
         program.add(Kind.ROTATE, operation)
         return qkv
 
     def emit_attend(self, program: Program, qkv: Slot, y: Slot, layer: int) -> None:
         """The rest as operations: y [T, hidden]."""
-        spec = self._spec
+        spec = self.spec
         attended = program.slot("attended", spec.query_size)
         window = NO_WINDOW if spec.window is None else spec.window
         operation = Attend(qkv=qkv, y=attended, layer=layer, window=window, **_heads_of(spec))
-        operation.scale, operation.soft_cap = (
-            spec.scale or default_scale(spec.head_size),
-            spec.soft_cap or 0.0,
-        )
+        operation.scale = spec.scale or default_scale(spec.head_size)
+        operation.soft_cap = spec.soft_cap or 0.0
         program.add(Kind.ATTEND, operation)
         self.o_proj.emit(program, attended, y)
 

@@ -6,6 +6,7 @@ Legend: T tokens, E experts, K experts a token.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -38,26 +39,23 @@ class FeedForward(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class MLP:
     """down(act(gate(x)) * up(x)), gate and up in one projection."""
 
+    gate_up_proj: Linear
+    activation: GatedActivation
+    down_proj: Linear
+    width: int
     is_capturable = True
-
-    def __init__(
-        self, gate_up_proj: Linear, activation: GatedActivation, down_proj: Linear, width: int
-    ) -> None:
-        self.gate_up_proj = gate_up_proj
-        self.activation = activation
-        self.down_proj = down_proj
-        self._width = width
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_up_proj(hidden)))
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
-        gate_up, gated = program.slot("gate_up", 2 * self._width), program.slot("gated", self._width)
+        gate_up, gated = program.slot("gate_up", 2 * self.width), program.slot("gated", self.width)
         self.gate_up_proj.emit(program, x, gate_up)
-        self.activation.emit(program, gate_up, gated, self._width)
+        self.activation.emit(program, gate_up, gated, self.width)
         self.down_proj.emit(program, gated, y)
 
 

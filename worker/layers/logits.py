@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,31 +13,31 @@ from ...kernels.soft_cap import launch_soft_cap, soft_cap_reference
 from .linear import Linear
 
 
+@dataclass(eq=False)
 class LogitsHead:
     """float32 logits, cap * tanh(x / cap) of them where there is a cap."""
 
-    def __init__(self, linear: Linear, vocab_size: int, soft_cap: float | None) -> None:
-        self.linear = linear
-        self._vocab_size = vocab_size
-        self._soft_cap = soft_cap
+    linear: Linear
+    vocab_size: int
+    soft_cap: float | None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """float32 [S, vocab] for [S, hidden]."""
         logits = self.linear(hidden.contiguous()).float()
-        if self._soft_cap is None:
+        if self.soft_cap is None:
             return logits
         if choose_kernel("soft_cap", logits.dtype, logits.device) == "torch":
-            return soft_cap_reference(logits, self._soft_cap)
-        return launch_soft_cap(native_library(), logits, self._soft_cap)
+            return soft_cap_reference(logits, self.soft_cap)
+        return launch_soft_cap(native_library(), logits, self.soft_cap)
 
     def emit(self, program: Program, x: Slot) -> None:
         """The same as operations, into the program's result. Raises NotNativeError where there are none."""
-        size = self._vocab_size
+        size = self.vocab_size
         if program.dtype is torch.float32:
             self.linear.emit(program, x, OUT)
         else:
             logits = program.slot("logits", size, is_sampled=True)
             self.linear.emit(program, x, logits)
             program.add(Kind.WIDEN, Widen(x=logits, y=OUT, size=size))
-        if self._soft_cap is not None:
-            program.add(Kind.CAP, Cap(x=OUT, size=size, cap=self._soft_cap))
+        if self.soft_cap is not None:
+            program.add(Kind.CAP, Cap(x=OUT, size=size, cap=self.soft_cap))

@@ -5,6 +5,8 @@ Legend: T tokens, S positions to score.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from ...kernels.program import OUT, Program, Slot
@@ -18,26 +20,18 @@ from ..layers.rotary import RotaryEmbedding
 from .native_forward import NativeForward
 
 
+@dataclass(eq=False)
 class DecoderLayer:
     """Attention and feed-forward part; each has a norm before it, of the sum of everything so far, and an out
     norm after it, of what it adds to that sum.
     """
 
-    def __init__(
-        self,
-        attention_norm: RMSNorm | NoNorm,
-        attention: Attention,
-        attention_out_norm: RMSNorm | NoNorm,
-        ffn_norm: RMSNorm | NoNorm,
-        ffn: FeedForward,
-        ffn_out_norm: RMSNorm | NoNorm,
-    ) -> None:
-        self.attention_norm = attention_norm
-        self.attention = attention
-        self.attention_out_norm = attention_out_norm
-        self.ffn_norm = ffn_norm
-        self.ffn = ffn
-        self.ffn_out_norm = ffn_out_norm
+    attention_norm: RMSNorm | NoNorm
+    attention: Attention
+    attention_out_norm: RMSNorm | NoNorm
+    ffn_norm: RMSNorm | NoNorm
+    ffn: FeedForward
+    ffn_out_norm: RMSNorm | NoNorm
 
     def __call__(
         self,
@@ -72,36 +66,29 @@ class DecoderLayer:
         self.ffn_out_norm.emit(program, delta, delta)
 
 
+@dataclass(eq=False)
 class Decoder:
     """Embedding, layers, last norm and the projection to logits; what a model is to its runner.
 
     Called under `torch.inference_mode` by one thread at a time. `weight_bytes` are those held on the device,
     packed copies and rotary tables included. `batch_variance_reason` says what may make a row's bits depend
-    on the rows beside it, '' if nothing does. `is_capturable`: `forward` of single tokens fits a CUDA graph.
+    on the rows beside it, '' if nothing does.
     """
 
-    def __init__(
-        self,
-        embedding: Embedding,
-        rotary: RotaryEmbedding,
-        layers: list[DecoderLayer],
-        norm: RMSNorm,
-        head: LogitsHead,
-        weight_bytes: int,
-        batch_variance_reason: str,
-    ) -> None:
-        self.embedding = embedding
-        self.rotary = rotary
-        self.layers = layers
-        self.norm = norm
-        self.head = head
-        self.weight_bytes = weight_bytes
-        self.batch_variance_reason = batch_variance_reason
-        self.is_capturable = all(
-            layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in layers
-        )
-        # The whole pass as one call into the CPU kernels, None where some piece has no such kernel.
-        self.native: NativeForward | None = None
+    embedding: Embedding
+    rotary: RotaryEmbedding
+    layers: list[DecoderLayer]
+    norm: RMSNorm
+    head: LogitsHead
+    weight_bytes: int
+    batch_variance_reason: str
+    # The whole pass as one call into the CPU kernels, None where some piece has no such kernel.
+    native: NativeForward | None = None
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether `forward` of single tokens can be captured into a CUDA graph."""
+        return all(layer.attention.backend.is_capturable and layer.ffn.is_capturable for layer in self.layers)
 
     def forward(
         self,
