@@ -130,9 +130,8 @@ def _build(sources: list[Path], target: Path) -> None:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("no C++ compiler (g++ or c++) is on PATH")
-    for left in target.parent.glob(
-        f"{_SCRATCH_PREFIX}*"
-    ):  # by one that was killed: this process has the lock
+    # Left by one that was killed: this process has the lock.
+    for left in target.parent.glob(f"{_SCRATCH_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=target.parent) as scratch:
         objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]

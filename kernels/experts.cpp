@@ -70,11 +70,6 @@ struct Groups {
     }
 };
 
-void multiply(const QuireLinear& layer, int is_bf16, const void* x, int rows, void* y) {
-    quire_linear(layer.variant, layer.format, is_bf16, x, rows, layer.num_in, layer.packed, layer.num_out, layer.scales,
-                 layer.bias, y);
-}
-
 template <typename T>
 struct Layer {
     int activation, per_token;

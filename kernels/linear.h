@@ -39,3 +39,12 @@ void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* 
 void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed, int N,
                   const float* scales, const void* bias, void* y);
 }
+
+namespace quire {
+
+inline void multiply(const QuireLinear& layer, int is_bf16, const void* x, int rows, void* y) {
+    quire_linear(layer.variant, layer.format, is_bf16, x, rows, layer.num_in, layer.packed, layer.num_out, layer.scales,
+                 layer.bias, y);
+}
+
+}  // namespace quire

@@ -218,9 +218,7 @@ class Pass {
     }
 
     void multiply(const QuireMultiply& op) {
-        const QuireLinear& layer = op.linear;
-        quire_linear(layer.variant, layer.format, program_.is_bf16, at(op.x), rows_, layer.num_in, layer.packed,
-                     layer.num_out, layer.scales, layer.bias, at(op.y));
+        quire::multiply(op.linear, program_.is_bf16, at(op.x), rows_, at(op.y));
     }
 
     void rotate_and_write(const QuireRotate& op) {
@@ -291,11 +289,6 @@ class Pass {
     int32_t *kept_starts_, *kept_lengths_, *kept_tables_;
 };
 
-int count_parts(const QuireProgram& program, const QuireStep& step) {
-    if (!program.splits_tokens) return 1;
-    return std::max(1, std::min(num_threads(), step.num_tokens / kMinPartTokens));
-}
-
 // First token of a part; that of the part after the last is T.
 int find_first(const QuireStep& step, int part, int parts) { return int(int64_t(step.num_tokens) * part / parts); }
 
@@ -310,9 +303,6 @@ struct Run {
           part(step, find_first(step, index, parts), find_first(step, index + 1, parts), arena),
           pass(program, part, out, arena) {}
 };
-
-// Whether all parts of a step must have come to an operation before any goes on.
-bool waits_for_others(const QuireOperation& operation) { return operation.kind == QUIRE_ATTEND; }
 
 }  // namespace
 
@@ -330,7 +320,8 @@ extern "C" int quire_program_layout(int which) {
 // Bytes of the workspace for a step. The number of its parts is fixed here, because the number of threads may change
 // before it is computed.
 extern "C" int64_t quire_program_workspace(const QuireProgram* program, QuireStep* step) {
-    const int parts = step->num_parts = count_parts(*program, *step);
+    const int most = program->splits_tokens ? std::min(num_threads(), step->num_tokens / kMinPartTokens) : 1;
+    const int parts = step->num_parts = std::max(1, most);
     size_t size = 0;
     for (int part = 0; part < parts; ++part) size += Run(*program, *step, part, parts, nullptr, nullptr).arena.used();
     return int64_t(size);
@@ -348,7 +339,7 @@ extern "C" void quire_program_run(const QuireProgram* program, const QuireStep* 
     const QuireOperation *first = program->operations, *end = first + program->num_operations;
     while (first < end) {
         const QuireOperation* last = first + 1;
-        while (last < end && !waits_for_others(*last)) ++last;
+        while (last < end && last->kind != QUIRE_ATTEND) ++last;  // which waits for all parts of the step
         parallel_for(parts, true, [&](int i) { runs[i].pass.run(first, last); });
         first = last;
     }

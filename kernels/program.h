@@ -22,22 +22,10 @@ struct QuireCache {
     void *k, *v;
 };
 
+// From 0 on, in the order of program.Kind.
 enum QuireKind {
-    QUIRE_EMBED = 0,
-    QUIRE_ANGLES = 1,
-    QUIRE_NORM = 2,
-    QUIRE_ADD_NORM = 3,
-    QUIRE_LINEAR = 4,
-    QUIRE_ROTATE = 5,
-    QUIRE_KEEP = 6,
-    QUIRE_ATTEND = 7,
-    QUIRE_ACTIVATE = 8,
-    QUIRE_WIDEN = 9,
-    QUIRE_SCALE = 10,
-    QUIRE_CAP = 11,
-    QUIRE_ROUTE = 12,
-    QUIRE_EXPERTS = 13,
-    QUIRE_ADD = 14,
+    QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
+    QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD,
 };
 
 // y = rows of the table by token id.

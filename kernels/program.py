@@ -21,24 +21,12 @@ Slot = NewType("Slot", int)
 OUT = Slot(0)  # the result: what `run_program` is given
 
 
-class Kind(IntEnum):
-    """QuireKind."""
-
-    EMBED = 0
-    ANGLES = 1
-    NORM = 2
-    ADD_NORM = 3
-    LINEAR = 4
-    ROTATE = 5
-    KEEP = 6
-    ATTEND = 7
-    ACTIVATE = 8
-    WIDEN = 9
-    SCALE = 10
-    CAP = 11
-    ROUTE = 12
-    EXPERTS = 13
-    ADD = 14
+# QuireKind.
+Kind = IntEnum(
+    "Kind",
+    "EMBED ANGLES NORM ADD_NORM LINEAR ROTATE KEEP ATTEND ACTIVATE WIDEN SCALE CAP ROUTE EXPERTS ADD",
+    start=0,
+)
 
 
 class _Table(ctypes.Structure):

@@ -19,7 +19,6 @@ from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
 
 _MIB = 1 << 20
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Where no size is asked for, a CPU cache holds what max_num_seqs full requests need, but at most so many
 # bytes and at most this fraction of the available memory. The system gives a page when it is first written,
@@ -73,7 +72,7 @@ def plan_memory(config: EngineConfig, device: torch.device, weight_bytes: int) -
 
 def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
     """(k, v) of each layer, not initialized: attention reads no slot that has not been written."""
-    dtype = _TORCH_DTYPES[config.model.dtype]
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
     block_size, layers = config.cache.block_size, config.model.spec.layers
     shapes = [
         (num_blocks, part.num_kv_heads, block_size, part.head_size)

@@ -36,11 +36,5 @@ class ThreadRule:
 
 def count_cores() -> int:
     """Physical cores that this process may run on."""
-    physical = psutil.cpu_count(logical=False) or 1
-    return max(1, min(physical, _count_usable_cpus()))
-
-
-def _count_usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(psutil.cpu_count(logical=False) or 1, usable))

@@ -29,8 +29,6 @@ from .native_forward import make_native_forward
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
 INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 256"
 
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 def load_model(config: EngineConfig, device: torch.device) -> Decoder:
     """Build what `config.model.spec` says and load its weights (or random ones).
@@ -41,7 +39,7 @@ def load_model(config: EngineConfig, device: torch.device) -> Decoder:
     spec = config.model.spec
     check_covered(spec)
     make_first_calls()
-    dtype = _TORCH_DTYPES[config.model.dtype]
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
     weights = open_weights(config.model, dtype, device)
     decoder = _Builder(config, weights, dtype, device).build()
     weights.finish()
@@ -105,8 +103,7 @@ class _Builder:
             spec,
             self._linear(qkv_names, sizes, hidden, spec.qkv_bias),
             self._linear([f"{prefix}.o_proj"], (hidden,), spec.query_size, spec.o_bias),
-            self._head_norms(prefix, spec),
-            self._all_heads_norms(prefix, spec),
+            *self._qk_norms(prefix, spec),
             self._backend(spec),
         )
 
@@ -120,18 +117,16 @@ class _Builder:
             self._backends[heads] = backend
         return self._backends[heads]
 
-    def _head_norms(self, prefix: str, spec: AttentionSpec) -> QKNorm | None:
-        if spec.qk_norm != "each_head":
-            return None
-        query_norm = self._norm(f"{prefix}.q_norm", spec.head_size)
-        key_norm = self._norm(f"{prefix}.k_norm", spec.head_size)
-        return query_norm.weight, key_norm.weight, self._spec.norm_eps
-
-    def _all_heads_norms(self, prefix: str, spec: AttentionSpec) -> tuple[RMSNorm, ...]:
-        if spec.qk_norm != "all_heads":
-            return ()
-        query_norm = self._norm(f"{prefix}.q_norm", spec.query_size)
-        return query_norm, self._norm(f"{prefix}.k_norm", spec.kv_size)
+    def _qk_norms(self, prefix: str, spec: AttentionSpec) -> tuple[QKNorm | None, tuple[RMSNorm, ...]]:
+        """Norms of each head by itself, and of all queries and all keys; a model has one of them or none."""
+        if spec.qk_norm is None:
+            return None, ()
+        is_each_head = spec.qk_norm == "each_head"
+        sizes = (spec.head_size, spec.head_size) if is_each_head else (spec.query_size, spec.kv_size)
+        query, key = (
+            self._norm(f"{prefix}.{part}_norm", size) for part, size in zip("qk", sizes, strict=True)
+        )
+        return ((query.weight, key.weight, self._spec.norm_eps), ()) if is_each_head else (None, (query, key))
 
     def _feed_forward(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> FeedForward:
         if isinstance(spec, DenseSpec):

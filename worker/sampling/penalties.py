@@ -62,14 +62,9 @@ class Penalties(LogitEdit["Penalties"]):
         places = find_places(logits, [(row, edit._ids[: len(edit._place_of)]) for row, edit in rows])
         counts = join([edit._counts[: len(edit._place_of)] for _, edit in rows], device)
         factors = np.array([edit._factors for _, edit in rows], dtype=np.float32)
-        _penalize(logits.view(-1), places, counts, to_device(np.repeat(factors.T, sizes, axis=1), device))
-
-
-def _penalize(logits: Tensor, places: Tensor, counts: Tensor, penalties: Tensor) -> None:
-    """See kernels/penalties.py."""
-    if choose_kernel("penalties", torch.float32, logits.device) == "triton":
-        from ...kernels.penalties_triton import launch_penalties
-
-        launch_penalties(logits, places, counts, penalties)
-    else:
-        penalize_reference(logits, places, counts, penalties)
+        penalties = to_device(np.repeat(factors.T, sizes, axis=1), device)
+        if choose_kernel("penalties", torch.float32, device) == "triton":
+            from ...kernels.penalties_triton import launch_penalties as penalize
+        else:
+            penalize = penalize_reference
+        penalize(logits.view(-1), places, counts, penalties)
