@@ -84,7 +84,7 @@ class EngineCore:
         self.failures = Failures(config.scheduler, self._scheduler, self._blame, self._finish)
         self._tenants = TenantLedger()
         self._stats_collector = StatsCollector(
-            config, self.counters, self._scheduler, self._blame, self._pool, self._tenants
+            config, self.counters, self._scheduler, self._pool, self._tenants
         )
         self._window, self._observations = self._stats_collector.window, self._stats_collector.observations
         self._weights: dict[bytes, float] = {}  # of clients that said one
@@ -231,11 +231,6 @@ class EngineCore:
         """Live requests."""
         return len(self._requests)
 
-    @property
-    def has_unfinished_requests(self) -> bool:
-        """True while some request has no final output yet."""
-        return bool(self._requests)
-
     def stats(self, num_clients: int | None = None) -> SchedulerStats:
         """A look at this moment. `num_clients` are attached; None counts those that have live requests."""
         return self._stats_collector.stats(len(self._ids_of) if num_clients is None else num_clients)
@@ -258,7 +253,7 @@ class EngineCore:
     def check_integrity(self) -> list[str]:
         """What is wrong with blocks, rows and requests; empty if nothing is. Walks everything."""
         scheduler = self._scheduler
-        live = [*scheduler.running, *scheduler.waiting, *self._blame.parked]
+        live = [*scheduler.running, *scheduler.waiting, *scheduler.policy.parked]
         problems = self._manager.check(live) + scheduler.check()
         if {id(request) for request in live} != {id(request) for request in self._requests.values()}:
             problems.append(f"{len(live)} requests run or wait, {len(self._requests)} are live")
@@ -286,16 +281,16 @@ class EngineCore:
         config = self._config.scheduler
         was_taken_on = request.is_resumed or bool(request.output_token_ids)
         part = tenant.weight / self._tenants.active_weight
-        admits = self._scheduler.policy.admits
+        policy = self._scheduler.policy
         bound = config.max_num_queued_reqs
         if bound is not None and not was_taken_on:
-            taken = self._scheduler.num_queued + max(0, len(self._blame.parked) - config.max_num_seqs)
-            if not admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
+            taken = self._scheduler.num_queued + max(0, len(policy.parked) - config.max_num_seqs)
+            if not policy.admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
                 return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"
         bound = config.max_queued_bytes
         if bound is not None:
             taken, own = self._tenants.held_bytes - held_bytes, tenant.held_bytes - held_bytes
-            if not admits(held_bytes, taken, own, 2 * bound if was_taken_on else bound, part):
+            if not policy.admits(held_bytes, taken, own, 2 * bound if was_taken_on else bound, part):
                 return (
                     f"it takes {held_bytes} bytes, live requests hold {taken} ({own} of them this tenant's), "
                     f"and max_queued_bytes={bound}: try again later"

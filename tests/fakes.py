@@ -106,7 +106,7 @@ class FakeEngine:
         for _ in range(max_turns):
             if not self.turn():
                 break
-        assert not self.core.has_unfinished_requests, "the engine stands still with requests left"
+        assert not self.core.num_unfinished, "the engine stands still with requests left"
 
     def deliver(self) -> None:
         """Merge outputs by position, as a frontend does, and check that nothing is lost or doubled."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from ..scheduling.request import Request, drop_finished
-from ..scheduling.request_queue import WaitingRequests
 from ..scheduling.scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
@@ -47,15 +46,6 @@ class Blame:
     def is_searching(self) -> bool:
         """True while a group is under test."""
         return bool(self._groups)
-
-    @property
-    def parked(self) -> WaitingRequests:
-        """Requests that wait until the search is over."""
-        return self._scheduler.policy.parked
-
-    def is_parked(self, request: Request) -> bool:
-        """Whether a live request is one of them."""
-        return self._scheduler.policy.is_parked(request)
 
     @property
     def explains_deaths(self) -> bool:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ...ipc.messages import FinishReason, Histogram
 from ..scheduling.request import Request
@@ -37,7 +38,7 @@ _STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Only grow within an epoch."""
+    """Only grow within an epoch. SchedulerStats has the same names with `_total`."""
 
     num_steps: int = 0
     num_preemptions: int = 0
@@ -50,9 +51,8 @@ class EngineCounters:
     step_wait_s: float = 0.0  # blocked on the executor with work in flight; counted by the busy loop
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Means over the window; all 0 when nothing ran in it."""
+class Rates(NamedTuple):
+    """Means over the window, named as in EngineSnapshot; all 0 when nothing ran in it."""
 
     prompt_tokens_per_s: float = 0.0
     generation_tokens_per_s: float = 0.0
@@ -62,8 +62,7 @@ class Rates:
     step_wait_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(NamedTuple):
     """The counters just before the engine's work changed them at time `at`."""
 
     at: float
@@ -135,29 +134,32 @@ class Observations:
 
     def __init__(self, max_model_len: int) -> None:
         lengths = list(_one_two_five(max_model_len))
-        self._first_token = HistogramCounts(_FIRST_TOKEN_BOUNDS)
-        self._inter_token = HistogramCounts(_INTER_TOKEN_BOUNDS)
-        self._e2e = HistogramCounts(_LATENCY_BOUNDS)
-        self._queue = HistogramCounts(_LATENCY_BOUNDS)
-        self._prefill = HistogramCounts(_LATENCY_BOUNDS)
-        self._decode = HistogramCounts(_LATENCY_BOUNDS)
-        self._inference = HistogramCounts(_LATENCY_BOUNDS)
-        self._prompt_tokens = HistogramCounts(lengths)
-        self._generation_tokens = HistogramCounts(lengths)
-        self._step_tokens = HistogramCounts(_STEP_TOKEN_BOUNDS)
+        bounds: dict[str, Iterable[float]] = {
+            "time_to_first_token_seconds": _FIRST_TOKEN_BOUNDS,
+            "inter_token_latency_seconds": _INTER_TOKEN_BOUNDS,
+            "e2e_request_latency_seconds": _LATENCY_BOUNDS,
+            "request_queue_time_seconds": _LATENCY_BOUNDS,
+            "request_prefill_time_seconds": _LATENCY_BOUNDS,
+            "request_decode_time_seconds": _LATENCY_BOUNDS,
+            "request_inference_time_seconds": _LATENCY_BOUNDS,
+            "request_prompt_tokens": lengths,
+            "request_generation_tokens": lengths,
+            "iteration_tokens_total": _STEP_TOKEN_BOUNDS,
+        }
+        self._histograms = {name: HistogramCounts(values) for name, values in bounds.items()}
         self._finished = dict.fromkeys(FinishReason, 0)
 
     def observe_step(self, num_tokens: int) -> None:
         """A step's result is in; it computed `num_tokens`."""
-        self._step_tokens.observe(num_tokens)
+        self._histograms["iteration_tokens_total"].observe(num_tokens)
 
     def observe_gap(self, gap_s: float, times: int = 1) -> None:
         """`times` tokens came `gap_s` after the one before of the same request."""
-        self._inter_token.observe(gap_s, times)
+        self._histograms["inter_token_latency_seconds"].observe(gap_s, times)
 
     def observe_first_token(self, request: Request, now: float) -> None:
         """A request's very first token is here."""
-        self._first_token.observe(now - request.arrival_time)
+        self._histograms["time_to_first_token_seconds"].observe(now - request.arrival_time)
 
     def observe_refusal(self) -> None:
         """A request was answered with ERROR without being taken on."""
@@ -167,16 +169,21 @@ class Observations:
         """A live request has its finish_reason."""
         assert request.finish_reason is not None
         self._finished[request.finish_reason] += 1
-        self._prompt_tokens.observe(request.num_prompt_tokens)
-        self._generation_tokens.observe(request.num_output_tokens)
+        observed: dict[str, float] = {
+            "request_prompt_tokens": request.num_prompt_tokens,
+            "request_generation_tokens": request.num_output_tokens,
+        }
         scheduled, first, last = request.scheduled_time, request.first_token_time, request.last_token_time
-        if scheduled is None or first is None:
-            return
-        self._e2e.observe(last - request.arrival_time)
-        self._queue.observe(scheduled - request.queued_time)
-        self._prefill.observe(first - scheduled)
-        self._decode.observe(last - first)
-        self._inference.observe(last - scheduled)
+        if scheduled is not None and first is not None:
+            observed |= {
+                "e2e_request_latency_seconds": last - request.arrival_time,
+                "request_queue_time_seconds": scheduled - request.queued_time,
+                "request_prefill_time_seconds": first - scheduled,
+                "request_decode_time_seconds": last - first,
+                "request_inference_time_seconds": last - scheduled,
+            }
+        for name, value in observed.items():
+            self._histograms[name].observe(value)
 
     @property
     def finished_total(self) -> dict[str, int]:
@@ -185,19 +192,7 @@ class Observations:
 
     def to_messages(self) -> dict[str, Histogram]:
         """Every histogram under its name."""
-        histograms = {
-            "time_to_first_token_seconds": self._first_token,
-            "inter_token_latency_seconds": self._inter_token,
-            "e2e_request_latency_seconds": self._e2e,
-            "request_queue_time_seconds": self._queue,
-            "request_prefill_time_seconds": self._prefill,
-            "request_decode_time_seconds": self._decode,
-            "request_inference_time_seconds": self._inference,
-            "request_prompt_tokens": self._prompt_tokens,
-            "request_generation_tokens": self._generation_tokens,
-            "iteration_tokens_total": self._step_tokens,
-        }
-        return {name: histogram.to_message() for name, histogram in histograms.items()}
+        return {name: histogram.to_message() for name, histogram in self._histograms.items()}
 
 
 def _one_two_five(highest: int) -> Iterable[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 from ...ipc.config import EngineConfig
 from ...ipc.messages import ClientView, EngineMetrics, EngineSnapshot, RequestView, SchedulerStats
-from ..faults.blame import Blame
 from ..kv.block_pool import BlockPool
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler
@@ -25,9 +25,8 @@ MIN_WAITING_VIEWS = 50  # of them, if so many wait
 MAX_BLOCK_CELLS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedClient:
-    """What the process around the core knows of a client."""
+class AttachedClient(NamedTuple):
+    """What the process around the core knows of a client, named as in ClientView."""
 
     kind: str
     pid: int
@@ -53,7 +52,6 @@ class StatsCollector:
         config: EngineConfig,
         counters: EngineCounters,
         scheduler: Scheduler,
-        blame: Blame,
         pool: BlockPool,
         tenants: TenantLedger,
     ) -> None:
@@ -62,7 +60,6 @@ class StatsCollector:
         self._config = config
         self._counters = counters
         self._scheduler = scheduler
-        self._blame = blame
         self._pool = pool
         self._tenants = tenants
         self._tokens_of_ended: dict[bytes, int] = {}  # client -> tokens of its requests that have ended
@@ -79,23 +76,14 @@ class StatsCollector:
 
     def stats(self, num_clients: int) -> SchedulerStats:
         """The counts of this moment."""
-        counters = self._counters
         return SchedulerStats(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting) + len(self._blame.parked),
+            num_waiting=len(self._scheduler.waiting) + len(self._scheduler.policy.parked),
             num_clients=num_clients,
             kv_blocks_used=self._pool.num_blocks - self._pool.num_free,
             kv_blocks_total=self._pool.num_blocks,
-            prefix_cache_queries_total=counters.prefix_cache_queries,
-            prefix_cache_hits_total=counters.prefix_cache_hits,
-            num_preemptions_total=counters.num_preemptions,
-            num_steps_total=counters.num_steps,
-            prompt_tokens_total=counters.prompt_tokens,
-            generation_tokens_total=counters.generation_tokens,
-            schedule_s_total=counters.schedule_s,
-            update_s_total=counters.update_s,
-            step_wait_s_total=counters.step_wait_s,
             held_bytes=self._tenants.held_bytes,
+            **{f"{name}_total": value for name, value in asdict(self._counters).items()},
         )
 
     def metrics(self, stats: SchedulerStats) -> EngineMetrics:
@@ -110,7 +98,6 @@ class StatsCollector:
         self, surroundings: Surroundings, ids_of: Mapping[bytes, Collection[str]], now: float
     ) -> EngineSnapshot:
         """What live views show; `ids_of` are the live requests of each client."""
-        rates = self.window.measure(now)
         names = _name_clients(surroundings.clients)
         stats = self.stats(len(surroundings.clients))
         shown = self._find_shown()
@@ -122,12 +109,7 @@ class StatsCollector:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             uptime_s=max(now - surroundings.started_at, 0.0),
             stats=stats,
-            prompt_tokens_per_s=rates.prompt_tokens_per_s,
-            generation_tokens_per_s=rates.generation_tokens_per_s,
-            steps_per_s=rates.steps_per_s,
-            schedule_ms=rates.schedule_ms,
-            update_ms=rates.update_ms,
-            step_wait_ms=rates.step_wait_ms,
+            **self.window.measure(now)._asdict(),
             requests=[self._view_request(request, names, now) for request in shown],
             num_hidden_requests=stats.num_running + stats.num_waiting - len(shown),
             block_map=block_map,
@@ -140,7 +122,7 @@ class StatsCollector:
         running = self._scheduler.running
         num_waiting = max(MAX_REQUEST_VIEWS - len(running), MIN_WAITING_VIEWS)
         waiting = self._scheduler.waiting.first(num_waiting)
-        waiting += itertools.islice(self._blame.parked, num_waiting - len(waiting))
+        waiting += itertools.islice(self._scheduler.policy.parked, num_waiting - len(waiting))
         return running[: MAX_REQUEST_VIEWS - len(waiting)] + waiting
 
     def _view_request(self, request: Request, names: Mapping[bytes, str], now: float) -> RequestView:
@@ -162,9 +144,10 @@ class StatsCollector:
     def _why_waiting(self, request: Request) -> str:
         if request.status is RequestStatus.RUNNING:
             return ""
-        if self._blame.is_parked(request):
+        policy = self._scheduler.policy
+        if policy.is_parked(request):
             return "until it is known which request makes steps fail"
-        return self._scheduler.policy.why_waiting(request)
+        return policy.why_waiting(request)
 
     def _view_clients(
         self,
@@ -181,14 +164,10 @@ class StatsCollector:
         return [
             ClientView(
                 name=names[identity],
-                kind=client.kind,
-                pid=client.pid,
-                weight=client.weight,
                 num_running=num_running[identity],
                 num_waiting=len(ids_of.get(identity, ())) - num_running[identity],
                 tokens_served_total=served[identity],
-                num_unsent=client.num_unsent,
-                connected_s=client.connected_s,
+                **client._asdict(),
             )
             for identity, client in clients.items()
         ]

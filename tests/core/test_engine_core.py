@@ -132,7 +132,7 @@ def test_what_can_never_run_is_refused_with_the_numbers(request_: EngineCoreRequ
     assert final.error is not None
     for word in words:
         assert word in final.error
-    assert not engine.core.has_unfinished_requests
+    assert not engine.core.num_unfinished
     assert engine.launch() is None
 
 

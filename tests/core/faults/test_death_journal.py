@@ -60,7 +60,7 @@ def test_suspects_run_alone_one_after_the_other_and_then_everybody() -> None:
     engine.turn()
     for request in requests[3:]:
         engine.add(request)
-    while engine.core.has_unfinished_requests:
+    while engine.core.num_unfinished:
         if engine.core.failures.alone is not None:
             alone.append(engine.core.failures.alone)
         assert engine.turn()

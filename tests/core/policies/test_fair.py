@@ -406,7 +406,7 @@ def test_prompts_of_one_tenant_stretch_the_steps_of_others_no_more_than_one_long
         assert sum(prompts.values()) <= 64
     engine.core.abort_requests(b"light", ["light"])
     flood(engine, b"other", 5, 48, 4)
-    while engine.core.has_unfinished_requests:
+    while engine.core.num_unfinished:
         assert engine.turn()
 
 

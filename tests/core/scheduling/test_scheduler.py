@@ -148,7 +148,7 @@ def test_the_last_request_is_preempted_when_blocks_run_out_and_comes_back_first(
     engine.add(make_request("b", [2] * 15, max_tokens=26))
     engine.add(make_request("c", [3] * 7, max_tokens=2))
     seen = []
-    while engine.core.has_unfinished_requests:
+    while engine.core.num_unfinished:
         engine.turn()
         seen.append(running_ids(engine))
         assert engine.core.check_integrity() == []

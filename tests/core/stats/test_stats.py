@@ -145,7 +145,7 @@ def test_every_token_after_a_requests_first_has_a_gap():
     for _ in range(5):
         step_and_wait(engine, 0.03)
     engine.add(make_request("b", [4, 5, 6], max_tokens=5))  # its first token joins a step of the other's
-    while engine.core.has_unfinished_requests:
+    while engine.core.num_unfinished:
         step_and_wait(engine, 0.03)
     gaps = histogram(engine, "inter_token_latency_seconds")
     assert sum(gaps.counts) == 19 + 4
@@ -160,7 +160,7 @@ def test_a_gap_across_a_lost_worker_is_as_long_as_it_was():
     step_and_wait(engine, 0.03)
     engine.lose_worker()
     engine.clock.advance(3.0)
-    while engine.core.has_unfinished_requests:
+    while engine.core.num_unfinished:
         step_and_wait(engine, 0.03)
     gaps = histogram(engine, "inter_token_latency_seconds")
     assert sum(gaps.counts) == 3
@@ -176,7 +176,7 @@ def test_a_request_that_comes_back_later_than_others_has_a_gap_of_its_own():
     before = histogram(engine, "inter_token_latency_seconds")
     engine.lose_worker()
     engine.clock.advance(3.0)
-    while engine.core.has_unfinished_requests:
+    while engine.core.num_unfinished:
         step_and_wait(engine, 0.03)
     gaps = histogram(engine, "inter_token_latency_seconds")
     assert count_at_most(before, 2.5) == sum(before.counts)
