@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from . import messages as m
-from . import step as s
 from .errors import ProtocolError
+from .messages import MESSAGE_TYPES, UtilityCall, UtilityMethod
+from .step import STEP_MESSAGE_TYPES
 
 # A body above this is refused before it is decoded. What clients send a core has a lower limit
 # (`request_price.find_max_frame_bytes`); this one is of outputs, and of steps with many new requests.
@@ -28,8 +28,8 @@ class Codec:
     ) -> None:
         self._max_body_bytes = max_body_bytes
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoders = {bytes(kind): msgspec.msgpack.Decoder(cls) for kind, cls in struct_of.items()}
-        self._kind_of = {cls: bytes(kind) for kind, cls in struct_of.items()}
+        self._decoders = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in struct_of.items()}
+        self._kind_of = {cls: kind for kind, cls in struct_of.items()}
 
     def encode(self, message: msgspec.Struct) -> tuple[bytes]:
         """A message's one frame. Raises KeyError for a type that is not in the set (our own bug)."""
@@ -53,42 +53,13 @@ class Codec:
 
 def make_client_codec(max_body_bytes: int = MAX_BODY_BYTES) -> Codec:
     """The protocol of messages.py, both directions."""
-    kind = m.MessageType
-    return Codec(
-        {
-            kind.HELLO: m.Hello,
-            kind.ADD: m.EngineCoreRequest,
-            kind.ABORT: m.AbortRequests,
-            kind.UTILITY: m.UtilityCall,
-            kind.GOODBYE: m.Goodbye,
-            kind.WELCOME: m.Welcome,
-            kind.REFUSAL: m.Refusal,
-            kind.PROGRESS: m.StartupProgress,
-            kind.OUTPUTS: m.EngineCoreOutputs,
-            kind.UTILITY_RESULT: m.UtilityResult,
-            kind.ENGINE_DEAD: m.EngineDead,
-            kind.NOTICE: m.ProtocolNotice,
-            kind.LEASE_CHECK: m.LeaseCheck,
-        },
-        max_body_bytes,
-    )
+    return Codec(MESSAGE_TYPES, max_body_bytes)
 
 
 def make_step_codec() -> Codec:
     """The protocol of step.py, both directions."""
-    kind = s.StepMessageType
-    return Codec(
-        {
-            kind.STEP: s.SchedulerOutput,
-            kind.RESET_ROWS: s.ResetRows,
-            kind.PROGRESS: s.WorkerProgress,
-            kind.READY: s.WorkerReady,
-            kind.FAILED: s.WorkerFailed,
-            kind.STEP_RESULT: s.ModelRunnerOutput,
-            kind.STEP_FAILED: s.StepFailed,
-        }
-    )
+    return Codec(STEP_MESSAGE_TYPES)
 
 
 # Asks a silent engine core whether it is there. Its answer is nobody's call: clients count theirs from 1.
-PING = make_client_codec().encode(m.UtilityCall(0, m.UtilityMethod.PING))
+PING = make_client_codec().encode(UtilityCall(0, UtilityMethod.PING))

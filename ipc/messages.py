@@ -1,38 +1,15 @@
 """The protocol between frontends and the engine core (version 3).
 
-A message is one ZeroMQ frame: a byte that names its type (`MessageType`), then a msgpack body.
-The engine binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a
-frame that does not decode costs its sender a ProtocolNotice and nobody else anything. A field that is added
-at the end of a message, with a default, is left out by a side that does not know it.
-
-Hello: frontend, first thing after connecting, and again after every reconnection. Answered by Welcome when
-  the engine is ready, or by Refusal. While the engine starts, StartupProgress comes in between. The
-  client begins anew: what the engine still held for it is dropped without an answer.
-Welcome: the engine's epoch and facts. After a second Welcome the frontend re-adds every unfinished request
-  with the tokens it has (`EngineCoreRequest.output_token_ids`): the engine, restarted (another epoch) or
-  not, has none of them.
-Refusal: version mismatch, failed start, shutting down; the reason is final for this connection.
-EngineCoreRequest: frontend, adds a request. Answered by outputs until one has a finish_reason; exactly one
-  has. A request that can never run is answered at once with finish_reason ERROR and the cause.
-AbortRequests: frontend; ids that are unknown or finished are ignored. Each live one ends with ABORT.
-UtilityCall: frontend, one of a closed enumeration; answered by UtilityResult with the same call_id.
-Goodbye: frontend, before it leaves; its requests are aborted without an answer. Also the answer to Refusal
-  and EngineDead, whose sender waits a moment for it. The client that owns a private engine ends it by
-  closing the lifeline pipe, not by a message.
-EngineCoreOutputs: core, at most one a step and client. `EngineCoreOutput.start` is the position of its first
-  token among the request's output tokens, so a frontend merges by position and drops what it has.
-EngineDead: core, last message before it exits because it cannot go on; the reason is the root cause.
-ProtocolNotice: core, about a frame that did not decode or is out of place.
-
-LeaseCheck: core, to every client when some connection has ended, to learn whose: a client's lease is its
-  connection, and ZeroMQ heartbeats (`sockets.py`) end that of a peer which is dead or stopped. Requests of a
-  client that is gone are dropped. Not answered.
+A message is one ZeroMQ frame: a byte that names its type (`MESSAGE_TYPES`), then a msgpack body. The engine
+binds one ROUTER; every frontend is a DEALER with a random identity. Each field has a cap; a frame that does
+not decode costs its sender a ProtocolNotice and nobody else anything. A field that is added at the end of a
+message, with a default, is left out by a side that does not know it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Annotated
 
 import msgspec
@@ -63,24 +40,6 @@ Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 Tenant = Annotated[str, Meta(max_length=MAX_TENANT_LENGTH)]
 Weight = Annotated[float, Meta(gt=0.0, le=MAX_CLIENT_WEIGHT)]
 Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
-
-
-class MessageType(bytes, Enum):
-    """First byte of every message."""
-
-    HELLO = b"\x01"
-    ADD = b"\x02"
-    ABORT = b"\x03"
-    UTILITY = b"\x04"
-    GOODBYE = b"\x05"
-    WELCOME = b"\x11"
-    REFUSAL = b"\x12"
-    PROGRESS = b"\x13"
-    OUTPUTS = b"\x14"
-    UTILITY_RESULT = b"\x15"
-    ENGINE_DEAD = b"\x16"
-    NOTICE = b"\x17"
-    LEASE_CHECK = b"\x18"
 
 
 class FinishReason(IntEnum):
@@ -121,7 +80,11 @@ class UtilityMethod(IntEnum):
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """The first message on a connection. `client_kind` and `pid` are for people who look at the engine."""
+    """First of a connection: the client begins anew, and what the engine still held for it is dropped.
+
+    Answered by Welcome when the engine is ready, or by Refusal; StartupProgress comes in between.
+    `client_kind` and `pid` are for people who look at the engine.
+    """
 
     protocol_version: int
     client_kind: Annotated[str, Meta(max_length=64)]
@@ -156,7 +119,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
-    """The engine is ready for this client."""
+    """The engine is ready for this client.
+
+    After a second one it adds every unfinished request again, with the tokens it has (`output_token_ids`):
+    the engine, restarted (another epoch) or not, has none of them.
+    """
 
     protocol_version: int
     epoch: str
@@ -165,7 +132,10 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """The engine will not serve this client. `kind` names the error class that fits in the frontend."""
+    """The engine will not serve this connection: version mismatch, failed start, shutting down.
+
+    `kind` names the error class that fits in the frontend.
+    """
 
     reason: Reason
     kind: Annotated[str, Meta(max_length=64)] = "EngineStartError"
@@ -178,7 +148,10 @@ class StartupProgress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One sequence to generate. n > 1 has become n of these in the frontend."""
+    """One sequence to generate. n > 1 has become n of these in the frontend.
+
+    Answered by outputs of which exactly one, the last, has a finish_reason; by ERROR if it can never run.
+    """
 
     request_id: RequestId  # unique over all clients: the frontend adds a random part
     prompt_token_ids: PackedTokenIds
@@ -197,7 +170,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
-    """End these requests now."""
+    """Each live one ends with ABORT; ids that are unknown or finished are ignored."""
 
     request_ids: Annotated[list[RequestId], Meta(max_length=MAX_IDS_PER_ABORT)]
 
@@ -317,7 +290,11 @@ class UtilityResult(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True):
-    """This client leaves."""
+    """This client leaves; its requests are aborted without an answer.
+
+    Also the answer to Refusal and EngineDead, whose sender waits a moment for it. The client that owns a
+    private engine ends it by closing the lifeline pipe, not by a message.
+    """
 
 
 class LogprobsBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -364,7 +341,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """New tokens of one request, and its end if finish_reason is set."""
 
     request_id: str
-    start: int
+    start: int  # position of the first token in the output: a frontend merges by it and drops what it has
     new_token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id; None for end-of-sequence
@@ -377,23 +354,45 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What one client gets from one or more steps."""
+    """What one client gets from one or more steps, at most one a step."""
 
     outputs: list[EngineCoreOutput]
     epoch: str = ""
 
 
 class EngineDead(msgspec.Struct, array_like=True, frozen=True):
-    """The engine ends; nothing can be continued."""
+    """The engine ends; nothing can be continued. The reason is the root cause."""
 
     reason: Reason
 
 
 class LeaseCheck(msgspec.Struct, array_like=True, frozen=True):
-    """Nothing: that it can be sent says that its receiver is there."""
+    """To every client when some connection has ended: that it can be sent says that its receiver is there.
+
+    A client's lease is its connection, and ZeroMQ heartbeats (`sockets.py`) end that of a peer which is dead
+    or stopped. Requests of a client that is gone are dropped.
+    """
 
 
 class ProtocolNotice(msgspec.Struct, array_like=True, frozen=True):
-    """A frame of yours was dropped."""
+    """A frame of yours did not decode or was out of place."""
 
     reason: Reason
+
+
+# The first byte of a message -> its type; from 0x11 on they are the engine's.
+MESSAGE_TYPES: dict[bytes, type[msgspec.Struct]] = {
+    b"\x01": Hello,
+    b"\x02": EngineCoreRequest,
+    b"\x03": AbortRequests,
+    b"\x04": UtilityCall,
+    b"\x05": Goodbye,
+    b"\x11": Welcome,
+    b"\x12": Refusal,
+    b"\x13": StartupProgress,
+    b"\x14": EngineCoreOutputs,
+    b"\x15": UtilityResult,
+    b"\x16": EngineDead,
+    b"\x17": ProtocolNotice,
+    b"\x18": LeaseCheck,
+}

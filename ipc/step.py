@@ -1,39 +1,20 @@
-"""The protocol between the engine core and a worker: one SchedulerOutput a step, one answer each.
+"""The protocol between the engine core and a worker: one SchedulerOutput a step, one answer each, in order.
 
 The core assigns every live request a row (0..max_num_seqs-1); the worker keeps one permanent row of state
 per live request. A step carries differences only: a request whole and once, then new block ids and counts.
-Messages are executed strictly in order and answered in order, so a freed row or block may be given to
-another request in the very next step. Frames are as in `messages.py`: a type byte and a msgpack body.
-
-WorkerArgs (child_args.py): in the worker's standard input, before any socket. Answered over the socket
-  by WorkerProgress as phases begin and then WorkerReady, or WorkerFailed.
-SchedulerOutput: execute one step. Answered by ModelRunnerOutput with the same step_id, or StepFailed.
-  After StepFailed the worker answers every further step with StepFailed until ResetRows comes.
-ResetRows: forget all rows (the KV cache stays allocated). Not answered.
-There is no message to end a worker: its standard input is closed.
+Messages are executed strictly in order, so a freed row or block may be given to another request in the very
+next step. Frames are as in `messages.py`: a type byte and a msgpack body.
+The first answers are those to WorkerArgs (child_args.py): WorkerProgress as phases begin, then WorkerReady or
+WorkerFailed. There is no message to end a worker: its standard input is closed.
 """
 
 from __future__ import annotations
-
-from enum import Enum
 
 import msgspec
 
 from .messages import LogprobsBlock
 from .sampling_params import SamplingParams
 from .token_lists import TokenLists
-
-
-class StepMessageType(bytes, Enum):
-    """First byte of every message between core and worker."""
-
-    STEP = b"\x02"
-    RESET_ROWS = b"\x03"
-    PROGRESS = b"\x11"
-    READY = b"\x12"
-    FAILED = b"\x13"
-    STEP_RESULT = b"\x14"
-    STEP_FAILED = b"\x15"
 
 
 class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -55,7 +36,7 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One step: which rows compute how many tokens.
+    """One step: which rows compute how many tokens. Answered by ModelRunnerOutput or StepFailed.
 
     Order of effects in the worker: free `freed_rows`, then enter `new_requests`, then append
     `new_block_ids`, then compute. `rows` are distinct; `num_tokens[i]` >= 1 tokens of `rows[i]` are computed,
@@ -96,7 +77,10 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StepFailed(msgspec.Struct, array_like=True, frozen=True):
-    """A step raised; `error` is its one-line cause, `details` the traceback."""
+    """A step raised, or was sent after one that did and before ResetRows.
+
+    `error` is its one-line cause, `details` the traceback.
+    """
 
     step_id: int
     error: str
@@ -105,7 +89,7 @@ class StepFailed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ResetRows(msgspec.Struct, array_like=True, frozen=True):
-    """Forget every row."""
+    """Forget every row; the KV cache stays allocated. Not answered."""
 
 
 class WorkerProgress(msgspec.Struct, array_like=True, frozen=True):
@@ -137,3 +121,15 @@ class WorkerFailed(msgspec.Struct, array_like=True, frozen=True):
     reason: str
     kind: str
     details: str = ""
+
+
+# The first byte of a message -> its type; from 0x11 on they are the worker's.
+STEP_MESSAGE_TYPES: dict[bytes, type[msgspec.Struct]] = {
+    b"\x02": SchedulerOutput,
+    b"\x03": ResetRows,
+    b"\x11": WorkerProgress,
+    b"\x12": WorkerReady,
+    b"\x13": WorkerFailed,
+    b"\x14": ModelRunnerOutput,
+    b"\x15": StepFailed,
+}

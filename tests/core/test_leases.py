@@ -34,7 +34,6 @@ from quire.ipc.messages import (
     FinishReason,
     Hello,
     LeaseCheck,
-    MessageType,
     ProtocolNotice,
     Refusal,
     SchedulerStats,
@@ -452,7 +451,7 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
             raw.sendall(GREETING[: 7 * number % 64])
         else:
             shake_hands(raw)
-            raw.sendall(b"\x00\x40" + bytes(MessageType.HELLO) + b"ab")
+            raw.sendall(b"\x00\x40" + b"\x01" + b"ab")
     run_requests(client, make_requests("fine", 4, 30))
     for raw in raws:
         raw.close()

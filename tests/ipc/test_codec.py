@@ -11,6 +11,7 @@ from quire.ipc.errors import ProtocolError
 from quire.ipc.messages import (
     MAX_EOS_TOKEN_IDS,
     MAX_REQUEST_ID_LENGTH,
+    MESSAGE_TYPES,
     AbortRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -18,7 +19,6 @@ from quire.ipc.messages import (
     FinishReason,
     Hello,
     LogprobsBlock,
-    MessageType,
 )
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -78,12 +78,12 @@ def test_a_field_over_its_cap_is_a_protocol_error() -> None:
 
 def test_deep_nesting_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
-        CLIENT.decode([MessageType.ADD + b"\x91" * 100_000 + b"\xc0"])
+        CLIENT.decode([b"\x02" + b"\x91" * 100_000 + b"\xc0"])
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    kind=st.sampled_from(list(MessageType)) | st.binary(max_size=3),
+    kind=st.sampled_from(list(MESSAGE_TYPES)) | st.binary(max_size=3),
     body=st.binary(max_size=60)
     | st.tuples(st.sampled_from([REQUEST, OUTPUTS]), st.integers(0, 200), st.integers(0, 255)).map(
         lambda t: _corrupt(*t)
