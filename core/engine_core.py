@@ -80,8 +80,8 @@ class EngineCore:
             self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None
         )
         self._scheduler = Scheduler(config.scheduler, self._manager, self.counters, monotonic)
-        self._blame = Blame(self._scheduler)
-        self.failures = Failures(config.scheduler, self._scheduler, self._blame, self._finish)
+        self.blame = Blame(self._scheduler)
+        self.failures = Failures(config.scheduler, self._scheduler, self.blame, self._finish)
         self._tenants = TenantLedger()
         self._stats_collector = StatsCollector(
             config, self.counters, self._scheduler, self._pool, self._tenants
@@ -128,7 +128,7 @@ class EngineCore:
         live = Request.from_message(request, client, tenant, order, longest, now, self._monotonic())
         self._requests[live.request_id] = live
         self._ids_of.setdefault(client, set()).add(live.request_id)
-        self._blame.add(live)
+        self.blame.add(live)
         if live.timeout_at is not None or live.queue_timeout_at is not None:
             self._deadlines.add(live)
         reason = live.find_finish()  # with the tokens that it comes with
@@ -173,7 +173,7 @@ class EngineCore:
 
     def next_schedule_at(self) -> float | None:
         """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
-        return None if self._blame.must_wait else self._scheduler.policy.next_schedule_at()
+        return None if self.blame.must_wait else self._scheduler.policy.next_schedule_at()
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step for the worker; None if run_ahead steps are in flight, it is too early for the
@@ -182,7 +182,7 @@ class EngineCore:
         began = self._clock()
         if self._requests:
             self._window.note(began, is_start=not self._scheduler.in_flight)
-        output = None if self._blame.must_wait else self._scheduler.schedule()
+        output = None if self.blame.must_wait else self._scheduler.schedule()
         now = self._clock()
         if output is not None:
             self.counters.num_steps += 1
@@ -346,7 +346,7 @@ class EngineCore:
         if not finished:
             return
         self._scheduler.finish(finished)
-        self._blame.note_progress()
+        self.blame.note_progress()
         for request in finished:
             self._stats_collector.note_end(request)
             del self._requests[request.request_id]

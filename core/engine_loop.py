@@ -130,12 +130,12 @@ class EngineLoop:
     # -- steps
 
     def _submit_steps(self, core: EngineCore) -> None:
-        if core.failures.take_reset():
+        if core.blame.take_reset():
             self._executor.reset_rows()
         while core.num_in_flight < self._config.scheduler.run_ahead:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
-            self._journal.note_alone(core.failures.alone)  # first: the step may be this core's end
+            self._journal.note_alone(core.blame.alone)  # first: the step may be this core's end
             step = core.schedule()
             if step is None:
                 return

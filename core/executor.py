@@ -103,13 +103,10 @@ class Executor(ABC):
         return {}
 
 
-def make_executor(
-    config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]] | None, address: str
-) -> Executor:
+def make_executor(config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str) -> Executor:
     """The executor that `config.parallel.executor_backend` names; `address` is for its worker socket."""
     if config.parallel.executor_backend == "uni":
         return InProcessExecutor(config)
-    assert context is not None, "a process executor needs a socket context"
     return ProcessExecutor(config, context, address)
 
 
@@ -246,15 +243,12 @@ class ProcessExecutor(Executor):
                     because = f"it sent a frame that does not decode: {error}"
                     self._worker.watch.give_up(because, time.monotonic())
                 break
-            self._note(event)
+            self._steps.note(event, time.monotonic())
+            if isinstance(event, WorkerReady) and self._config.recovery.warm_spare:
+                self._spare.keep()
+            self._is_leaving |= isinstance(event, WorkerFailed)
             events.append(event)
         return events
-
-    def _note(self, event: ExecutorEvent) -> None:
-        self._steps.note(event, time.monotonic())
-        if isinstance(event, WorkerReady) and self._config.recovery.warm_spare:
-            self._spare.keep()
-        self._is_leaving |= isinstance(event, WorkerFailed)
 
     def _has_lost_connection(self) -> bool:
         if self._connection is None:

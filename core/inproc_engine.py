@@ -91,11 +91,8 @@ class InprocEngine:
 
     def _take_message(self, _client: bytes, message: msgspec.Struct) -> bool:
         """What is delivered to the one client; the queue is never full."""
-        match message:
-            case EngineCoreOutputs(outputs=outputs):
-                self._outputs += outputs
-            case StartupProgress(phase=phase) if self._on_phase is not None and phase:
-                self._on_phase(phase)
-            case _:
-                pass
+        if isinstance(message, EngineCoreOutputs):
+            self._outputs += message.outputs
+        elif isinstance(message, StartupProgress) and self._on_phase is not None and message.phase:
+            self._on_phase(message.phase)
         return True

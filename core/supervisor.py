@@ -28,7 +28,6 @@ from ..ipc.daemon.daemon_state import (
     ReadyReport,
     SupervisorArgs,
     SupervisorReport,
-    encode_state,
     write_state,
 )
 from ..ipc.daemon.run_dir import RunDirectory
@@ -169,7 +168,7 @@ class Supervisor:
             self._on_signals(self._signals.recv(64))
         mark = self._run_dir.mark
         if mark is not None and mark.fileno() in ready:
-            mark.answer(encode_state(self._state))
+            mark.answer(msgspec.json.encode(self._state))
         self._maintain_run_dir()
         if self._link is not None:
             self._follow_core(self._link, ready)

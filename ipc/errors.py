@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NoReturn, cast
 
 _MAX_SHOWN = 120  # characters of a value
@@ -130,16 +131,10 @@ def _iterate_repr(value: object) -> Iterator[str]:
         cut = value[: _MAX_SHOWN + 1]
         yield repr(cut) if len(cut) == len(value) else repr(cut)[:-1] + "..."
     elif type(value) is list:
-        yield from _iterate_items("[", cast(list[object], value), "]")
+        yield from _join("[", map(_iterate_repr, cast(list[object], value)), "]")
     elif type(value) is dict:
-        separator = "{"
-        for name, item in cast(dict[object, object], value).items():
-            yield separator
-            yield from _iterate_repr(name)
-            yield ": "
-            yield from _iterate_repr(item)
-            separator = ", "
-        yield "}" if value else "{}"
+        entries = cast(dict[object, object], value).items()
+        yield from _join("{", (chain(_iterate_repr(k), (": ",), _iterate_repr(v)) for k, v in entries), "}")
     else:
         try:
             yield repr(value)
@@ -147,13 +142,13 @@ def _iterate_repr(value: object) -> Iterator[str]:
             yield f"<{type(value).__name__} too large to show>"
 
 
-def _iterate_items(begin: str, items: Iterable[object], end: str) -> Iterator[str]:
-    separator = begin
-    for item in items:
-        yield separator
-        yield from _iterate_repr(item)
-        separator = ", "
-    yield end if separator != begin else begin + end
+def _join(begin: str, items: Iterable[Iterable[str]], end: str) -> Iterator[str]:
+    yield begin
+    for number, pieces in enumerate(items):
+        if number:
+            yield ", "
+        yield from pieces
+    yield end
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

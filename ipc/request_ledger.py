@@ -16,30 +16,16 @@ from .messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, drop_p
 _LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there was no engine
 
 
-class _Entry:
-    __slots__ = (
-        "added_at",
-        "is_aborted",
-        "is_sent",
-        "num_attempts",
-        "num_output_at_loss",
-        "num_prompt_logprobs",
-        "num_repeated",
-        "output",
-        "request",
-    )
-
-    def __init__(self, request: EngineCoreRequest, now: float, is_sent: bool) -> None:
-        self.request = request
-        self.added_at = now
-        self.output = array("i")
-        self.output.frombytes(request.output_token_ids)
-        self.is_aborted = False
-        self.is_sent = is_sent  # to an engine, through this or an earlier connection
-        self.num_attempts = 0  # engines that were lost with it in a row, without a token in between
-        self.num_output_at_loss = -1
-        self.num_prompt_logprobs = 0  # positions that were delivered
-        self.num_repeated = 0  # positions among them that the engine has said again since it was resumed
+class _Entry(msgspec.Struct):
+    request: EngineCoreRequest
+    added_at: float
+    is_sent: bool  # to an engine, through this or an earlier connection
+    output: array[int]
+    is_aborted: bool = False
+    num_attempts: int = 0  # engines that were lost with it in a row, without a token in between
+    num_output_at_loss: int = -1
+    num_prompt_logprobs: int = 0  # positions that were delivered
+    num_repeated: int = 0  # positions among them that the engine has said again since it was resumed
 
     def note_loss(self) -> None:
         """The engine that it was sent to is lost."""
@@ -59,7 +45,8 @@ class RequestLedger:
 
     def add(self, request: EngineCoreRequest, now: float, is_sent: bool = True) -> None:
         """Enter a request that the engine gets now (`is_sent`), or will get when there is one again."""
-        self._entries[request.request_id] = _Entry(request, now, is_sent)
+        output = array("i", request.output_token_ids)
+        self._entries[request.request_id] = _Entry(request, now, is_sent, output)
 
     def remove(self, request_id: str) -> None:
         """Forget a request that could not be handed over."""

@@ -14,9 +14,7 @@ from .sampling_params import RequestOutputKind, SamplingParams
 from .token_ids import TOKEN_SIZE_BYTES
 from .token_lists import MAX_LISTS_BYTES
 
-_REQUEST_BYTES = (
-    2048  # of any sequence: its state, its place in queues, its entry in the ledger of its tenant
-)
+_REQUEST_BYTES = 2048  # of any sequence: its state, its place in queues and in its tenant's ledger
 _FRAME_BYTES = 1024 * 1024  # of all that is not token ids: ids, salts, texts of aborts
 _TOKEN_BYTES = 64  # of an output token in a frontend: two integers, and its text
 _LOGPROB_BYTES = 384  # of an alternative at a position in an answer: numbers, objects, text, JSON (346 found)

@@ -23,9 +23,7 @@ def encode_token_ids(token_ids: Iterable[int]) -> bytes:
 
 def decode_token_ids(packed: bytes) -> list[int]:
     """Unpack what `encode_token_ids` packed; raises ValueError when the length is not a multiple of 4."""
-    ids = array("i")
-    ids.frombytes(packed)
-    return ids.tolist()
+    return array("i", packed).tolist()
 
 
 def count_token_ids(packed: bytes) -> int:

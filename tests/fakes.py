@@ -67,7 +67,7 @@ class FakeEngine:
 
     def launch(self) -> SchedulerOutput | None:
         """Schedule one step and send it."""
-        if self.core.failures.take_reset():
+        if self.core.blame.take_reset():
             self.executor.reset_rows()
         step = self.core.schedule()
         if step is not None:

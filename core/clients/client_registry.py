@@ -75,24 +75,22 @@ class ClientRegistry:
 
     def take(self, identity: bytes, message: object) -> None:
         """One message of a client. Raises ProtocolError when it is out of place."""
-        if isinstance(message, Hello):
-            self._welcome_or_refuse(identity, message)
-            return
-        if isinstance(message, Goodbye):
-            self.forget(identity)
-            return
-        if identity in self.clients and isinstance(message, UtilityCall) and _is_ping(message):
-            self.reply(identity, UtilityResult(message.call_id))  # also while the engine starts
-            return
-        if identity not in self.clients or self.core is None:
-            raise ProtocolError("Hello and its Welcome come before any other message")
+        core = self.core if identity in self.clients else None
         match message:
-            case EngineCoreRequest():
-                self.core.add_request(identity, message)
-            case AbortRequests():
-                self.core.abort_requests(identity, message.request_ids)
-            case UtilityCall():
+            case Hello():
+                self._welcome_or_refuse(identity, message)
+            case Goodbye():
+                self.forget(identity)
+            case UtilityCall(method=UtilityMethod.PING) if identity in self.clients:
+                self.reply(identity, UtilityResult(message.call_id))  # also while the engine starts
+            case EngineCoreRequest() if core is not None:
+                core.add_request(identity, message)
+            case AbortRequests() if core is not None:
+                core.abort_requests(identity, message.request_ids)
+            case UtilityCall() if core is not None:
                 self._calls.add(identity, message)
+            case _ if core is None:
+                raise ProtocolError("Hello and its Welcome come before any other message")
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for the engine")
 
@@ -183,7 +181,3 @@ class ClientRegistry:
 def make_printable(text: str) -> str:
     """The text with ? for what could steer a terminal or break a line of a log."""
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
-
-
-def _is_ping(call: UtilityCall) -> bool:
-    return call.method is UtilityMethod.PING

@@ -7,7 +7,6 @@ socket's own bookkeeping, hence a few rounds of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,7 +35,7 @@ class Client:
 class LeaseWatch:
     """Says when clients are to be checked. `clock` is monotonic."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._due: list[float] = []  # sorted
         self._not_before = 0.0

@@ -10,7 +10,6 @@ Knows methods and call ids; not what an answer holds (`call_utility` in core/sta
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -27,7 +26,7 @@ WaitingCalls = dict[bytes, deque[int]]  # client -> its call ids
 class UtilityCalls:
     """Calls that wait, by method and client. `clock` is monotonic."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiting: dict[UtilityMethod, WaitingCalls] = {}  # none is empty
         self._due_at: dict[UtilityMethod, float] = {}

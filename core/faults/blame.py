@@ -54,7 +54,7 @@ class Blame:
 
     @property
     def alone(self) -> str | None:
-        """The request under test if it is one: nothing else runs."""
+        """The request under test if it is one: the next step is of it, and nothing else runs."""
         is_alone = bool(self._groups) and len(self._groups[-1]) == 1 and not self._must_begin
         return self._groups[-1][0].request_id if is_alone else None
 
@@ -121,7 +121,7 @@ class Blame:
         self._begin_test()
 
     def take_reset(self) -> bool:
-        """True once after rows have become void: the worker is to be told before the next step."""
+        """True once after the worker's rows have become void: send it ResetRows before the next step."""
         must_reset, self._must_reset = self._must_reset, False
         return must_reset
 

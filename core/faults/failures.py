@@ -33,18 +33,9 @@ class Failures:
         self._poison_reports: list[PoisonReport] = []
 
     @property
-    def alone(self) -> str | None:
-        """The request that the next step is of if nothing else may run, because it is suspected."""
-        return self._blame.alone
-
-    @property
     def step_limits(self) -> tuple[int, int]:
         """Most tokens and most requests of a step at present: fewer than configured after a shortage."""
         return self._limits.max_tokens, self._limits.max_rows
-
-    def take_reset(self) -> bool:
-        """True once after the worker's rows have become void: send it ResetRows before the next step."""
-        return self._blame.take_reset()
 
     def take_poison_reports(self) -> list[PoisonReport]:
         """Requests that were convicted since the last call."""

@@ -38,17 +38,14 @@ class StepWatch:
 
     def note(self, event: object, now: float) -> None:
         """It has said something."""
-        match event:
-            case ModelRunnerOutput(step_id=step_id) | StepFailed(step_id=step_id):
-                if self._steps and self._steps[0] == step_id:
-                    self._steps.popleft()
-                    self._deadline.clear()
-                    if self._steps:
-                        self._expect_step(now)
-            case WorkerReady() | WorkerFailed():
-                self._deadline.clear()
-            case _:
-                pass
+        oldest = self._steps[0] if self._steps else None
+        if isinstance(event, WorkerReady | WorkerFailed):
+            self._deadline.clear()
+        elif isinstance(event, ModelRunnerOutput | StepFailed) and event.step_id == oldest:
+            self._steps.popleft()
+            self._deadline.clear()
+            if self._steps:
+                self._expect_step(now)
 
     def _expect_step(self, now: float) -> None:
         if limit_s := self._step_timeout_s:

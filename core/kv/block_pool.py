@@ -40,7 +40,14 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """`count` free blocks, now held once, their old contents forgotten. The caller checks num_free."""
-        return [self._take_one() for _ in range(count)]
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block_id in taken:
+            block_hash = self._hashes[block_id]
+            if block_hash is not None:
+                del self._index[block_hash]
+                self._hashes[block_id] = None
+            self._ref_counts[block_id] = 1
+        return taken
 
     def acquire(self, block_id: int) -> None:
         """Hold a block once more; a free one stops being free."""
@@ -115,12 +122,3 @@ class BlockPool:
         if Counter(h is not None for h in self._hashes)[True] != len(self._index):
             problems.append("a block has a hash that the index has not")
         return problems
-
-    def _take_one(self) -> int:
-        block_id, _ = self._free.popitem(last=False)
-        block_hash = self._hashes[block_id]
-        if block_hash is not None:
-            del self._index[block_hash]
-            self._hashes[block_id] = None
-        self._ref_counts[block_id] = 1
-        return block_id

@@ -127,12 +127,10 @@ class KVCacheManager:
             for position, block_id in enumerate(request.block_ids):
                 owners.setdefault(block_id, []).append((request, position))
         problems = self.pool.check(Counter({block_id: len(held) for block_id, held in owners.items()}))
+        size = self.block_size
         for block_id, held in owners.items():
-            contents = {(at, request.packed_tokens(*self._span(at))) for request, at in held}
+            contents = {(at, request.packed_tokens(at * size, (at + 1) * size)) for request, at in held}
             if len(held) > 1 and len(contents) > 1:
                 ids = ", ".join(request.request_id for request, _ in held)
                 problems.append(f"block {block_id}: shared by {ids} with different contents")
         return problems
-
-    def _span(self, position: int) -> tuple[int, int]:
-        return position * self.block_size, (position + 1) * self.block_size

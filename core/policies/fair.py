@@ -146,12 +146,10 @@ class FairPolicy(Policy[FairQueue]):
         for account in dict.fromkeys(map(account_of, self._prefilling)):
             if is_in_excess(greatest, account):
                 return account
-        if head is not None and is_in_excess(greatest, account_of(head)) and self._can_begin(head):
-            return account_of(head)
-        return None
-
-    def _can_begin(self, head: Request) -> bool:
-        return self._has_free_row and not head.num_placeholders and not self.batch.lacks_room(head)
+        if head is None or not is_in_excess(greatest, account_of(head)):
+            return None
+        can_begin = self._has_free_row and not head.num_placeholders and not self.batch.lacks_room(head)
+        return account_of(head) if can_begin else None
 
     def choose_prompts(self, step: Step, prefills: list[Request]) -> Iterator[Request]:
         """Running prompts and waiting requests by the keys of their tenants, which grow with each part."""

@@ -124,9 +124,7 @@ def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_b
         longest = min(num_prompt + max_tokens, longest)
     longest = max(longest, num_prompt + count_token_ids(request.output_token_ids))
     block_size = config.cache.block_size
-    num_needed = -(
-        -(longest - 1) // block_size
-    )  # nothing follows the last token: its K and V are not computed
+    num_needed = -(-(longest - 1) // block_size)  # the last token's K and V are not computed
     if num_needed <= num_blocks:
         return None
     return (

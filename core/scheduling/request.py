@@ -101,8 +101,7 @@ class Request:
         With such tokens it has begun before, so its time in the queue is not bounded.
         """
         params = message.sampling_params
-        output = array("i")
-        output.frombytes(message.output_token_ids)
+        output = array("i", message.output_token_ids)
         num_prompt = count_token_ids(message.prompt_token_ids)
         max_tokens = params.max_tokens
         timeout_s, queue_timeout_s = message.timeout_s, None if output else message.queue_timeout_s

@@ -230,7 +230,7 @@ class Scheduler:
         step.rows.append(request.row)
         step.num_tokens.append(num_tokens)
         step.requests.append(request)
-        if request.sampling_params.prompt_logprobs is not None:
+        if has_scores:
             step.prompt_starts[request.row] = request.num_computed_tokens
         request.num_computed_tokens += num_tokens
         if request.num_computed_tokens == request.num_tokens:

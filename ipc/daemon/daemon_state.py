@@ -62,16 +62,11 @@ class FailedReport(msgspec.Struct, frozen=True, tag="failed"):
 SupervisorReport = PhaseReport | ReadyReport | FailedReport
 
 
-def encode_state(state: DaemonState) -> bytes:
-    """What a daemon's mark answers and its state file holds."""
-    return msgspec.json.encode(state)
-
-
 def write_state(directory: Path, state: DaemonState) -> None:
     """Replace the state file; a reader sees the old one or the new one. Raises OSError and leaves nothing."""
     new = directory / f".{_STATE_NAME}"
     try:
-        new.write_bytes(encode_state(state))
+        new.write_bytes(msgspec.json.encode(state))
         os.replace(new, directory / _STATE_NAME)
     except OSError:
         new.unlink(missing_ok=True)

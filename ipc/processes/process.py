@@ -215,10 +215,8 @@ class Lifeline:
         self._is_let_go = True
 
     def _watch(self, grace_s: float) -> None:
-        poller = select.poll()
-        poller.register(self.fd, select.POLLIN)
         while os.getppid() == self._parent_pid:
-            if poller.poll(_PARENT_CHECK_INTERVAL_S * 1000):
+            if wait_readable(self.fd, _PARENT_CHECK_INTERVAL_S):
                 break
         time.sleep(grace_s)
         if not self._is_let_go:

@@ -8,7 +8,6 @@ enough for the next engine core to find it, too short to be left behind. Only th
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -66,9 +65,7 @@ def _take_args(connection: socket.socket) -> bytes | None:
 def _end_with(connection: socket.socket) -> None:
     # Polled, not read: the kernel sends no signal at the end of a socket that somebody waits in `recv` for,
     # and a process that was stopped just before would stay.
-    poller = select.poll()
-    poller.register(connection, select.POLLIN)
-    poller.poll()
+    wait_readable(connection.fileno(), None)
     os._exit(EXIT_PARENT_LOST)
 
 

@@ -17,7 +17,6 @@ from quire.core.engine_loop import EngineLoop
 from quire.core.executor import WorkerLost
 from quire.core.faults.blame import Blame
 from quire.core.faults.death_journal import DeathJournal
-from quire.core.faults.failures import Failures
 from quire.core.faults.step_limits import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
 from quire.frontend.client.engine_connection import EngineConnection
@@ -226,7 +225,7 @@ def break_wait_of_search(patch: pytest.MonkeyPatch) -> None:
 
 def break_reset_of_rows(patch: pytest.MonkeyPatch) -> None:
     """The worker is not told that its rows have become void."""
-    patch.setattr(Failures, "take_reset", lambda _self: False)
+    patch.setattr(Blame, "take_reset", lambda _self: False)
 
 
 def break_wait_for_worker(patch: pytest.MonkeyPatch) -> None:

@@ -56,15 +56,15 @@ def test_suspects_run_alone_one_after_the_other_and_then_everybody() -> None:
     requests = [resumed(f"r{i}", SUSPECT_ATTEMPTS if i in (1, 4) else i % SUSPECT_ATTEMPTS) for i in range(6)]
     for request in requests[:3]:
         engine.add(request)
-    alone = [engine.core.failures.alone]
+    alone = [engine.core.blame.alone]
     engine.turn()
     for request in requests[3:]:
         engine.add(request)
     while engine.core.num_unfinished:
-        if engine.core.failures.alone is not None:
-            alone.append(engine.core.failures.alone)
+        if engine.core.blame.alone is not None:
+            alone.append(engine.core.blame.alone)
         assert engine.turn()
-        if engine.core.failures.alone is not None:
+        if engine.core.blame.alone is not None:
             assert {len(step.rows) for step in engine.executor.pending} <= {1}
         assert engine.core.check_integrity() == []
     assert list(dict.fromkeys(alone)) == ["r1", "r4"]
@@ -80,9 +80,9 @@ def test_what_an_ended_suspects_last_step_does_is_not_laid_on_the_next_suspect()
     engine.core.abort_requests(b"client", ["r0"])
     engine.deliver()
     assert engine.launch() is None
-    assert engine.core.failures.alone == "r0"  # whose step may still be the death of this core
+    assert engine.core.blame.alone == "r0"  # whose step may still be the death of this core
     engine.finish_step()
-    assert engine.core.failures.alone == "r1"
+    assert engine.core.blame.alone == "r1"
     engine.run()
     assert engine.tokens["r1"] == expected_output(resumed("r1", 0), 128)[0]
 
@@ -94,7 +94,7 @@ def test_what_steps_in_flight_do_is_not_laid_on_a_suspect_that_comes() -> None:
         engine.add(resumed(name, 0))
     assert engine.launch() is not None
     engine.add(resumed("r2", SUSPECT_ATTEMPTS))
-    assert engine.core.failures.alone is None
+    assert engine.core.blame.alone is None
     assert engine.launch() is None
     engine.run()
     assert engine.finals["r0"].error_code is ErrorCode.POISON_REQUEST

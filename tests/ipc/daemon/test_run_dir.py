@@ -14,10 +14,11 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from quire.ipc.daemon import run_dir
 from quire.ipc.daemon.daemon_mark import DaemonMark
-from quire.ipc.daemon.daemon_state import DaemonState, encode_state, read_state, write_state
+from quire.ipc.daemon.daemon_state import DaemonState, read_state, write_state
 from quire.ipc.daemon.directory_lock import DirectoryLock
 from quire.ipc.daemon.run_dir import RunDirectory, find_base, find_named, find_owner, list_daemons
 from quire.ipc.errors import ConfigError, DaemonError, EngineStartError
@@ -386,7 +387,7 @@ def test_an_owners_own_word_comes_before_its_file() -> None:
     state.num_restarts = 7
     mark = directory.mark
     assert mark is not None
-    answering = threading.Thread(target=lambda: wait_and_answer(mark, encode_state(state)))
+    answering = threading.Thread(target=lambda: wait_and_answer(mark, msgspec.json.encode(state)))
     answering.start()
     found = read_state(directory.path)
     answering.join()
