@@ -1,8 +1,7 @@
 """EngineCore: requests, aborts and step results in; steps and outputs out. No sockets, no torch, no waiting.
 
 It owns the live requests and what is owed to each client: exactly one final output a request, and every
-token once, at its position. What runs when is the scheduler's. The caller (the busy loop, or a test) calls
-`schedule` and hands on what it returns, hands results to `update` in order, and delivers `take_outputs`.
+token once, at its position. What runs when is the scheduler's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""EngineLoop: what an engine does in a turn, and in which order.
+"""EngineLoop: what an engine does in a turn, and in which order, and what follows when something fails.
 
 The core's process, the in-process engine and the simulator run it: each brings its messages, its clock and
-its executor, and has its own way to wait between turns. It decides what follows when a step fails or a worker
-is ready, does not start or is lost, and when the engine cannot go on. It knows no socket.
+its executor, and has its own way to wait between turns. It knows no socket.
 """
 
 from __future__ import annotations

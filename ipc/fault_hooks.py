@@ -1,9 +1,9 @@
 """Fault hooks: named points in core and worker at which something can be made to go wrong, for tests.
 
 A specification is a comma-separated list of `point:action@count`: at the count-th time (default 1, counted in
-each process) that the point is reached, the action happens. A process that was started in the place of a
-lost one has only the hooks that end in `*`: `worker.execute:hang@5*` hangs every worker, each at its fifth
-step. The flag travels in EngineConfig.fault_hooks; nothing here can be asked for by a message.
+each process) that the point is reached, the action happens. A process in the place of a lost one has only
+the hooks that end in `*`: `worker.execute:hang@5*` hangs every worker, each at its fifth step. They
+come with EngineConfig.fault_hooks; no message can ask for one.
 """
 
 from __future__ import annotations

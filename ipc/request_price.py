@@ -1,8 +1,7 @@
 """The price of a request: what it may make a process hold, known before anything is done for it.
 
 Held: what the core holds for a sequence from its arrival to its end (its worker's row holds as much again
-while it runs). Result: what a frontend may come to hold until the answer is whole. Pure functions that
-frontend and core call alike; what a price is held against is theirs.
+while it runs). Result: what a frontend may come to hold until the answer is whole.
 """
 
 from __future__ import annotations

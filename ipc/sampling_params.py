@@ -1,10 +1,8 @@
 """SamplingParams: how one request is sampled and when it stops. Names, defaults and ranges are vLLM's.
 
-A field's type, range, default and text stand in its declaration. The checks, the HTTP requests with their
-schema (`frontend/openai/bodies/schema.py`) and the options of `quire generate` and `quire chat` are made of
-it: a new number or switch is a line here, and the code that computes with it, which is a logit edit or a
-filter of the sampler (`worker/sampling`). What temperature 0 switches off is reset in `_normalize`. What
-needs a tokenizer or the model's vocabulary is checked by `frontend/input_processor.py`.
+A field's type, range, default and text stand in its declaration, and checks, HTTP requests with their schema
+and CLI options are made of it; what computes with it is a logit edit or a filter (`worker/sampling`). What
+temperature 0 switches off is reset in `_normalize`; `frontend/input_processor.py` checks what needs a tokenizer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """How Quire's ZeroMQ sockets are made: one ROUTER that binds, DEALERs that connect, every limit finite.
 
-Figures behind the choices (libzmq 4.3.5): a full or unknown peer of a ROUTER is dropped silently unless
-ROUTER_MANDATORY is set; without heartbeats a stopped peer is never noticed; an infinite linger hangs at exit;
-a high-water mark of 0 grew by 206 MB for 50,000 messages of 4 KB to a stopped reader.
+libzmq 4.3.5: a full or unknown peer of a ROUTER is dropped silently unless ROUTER_MANDATORY is set; without
+heartbeats a stopped peer is never noticed; an infinite linger hangs at exit; a high-water mark of 0 grew by
+206 MB for 50,000 messages of 4 KB to a stopped reader.
 
 Only the ROUTER sends heartbeats. A socket that does, and whose receive queue is full when its peer leaves,
 aborts its process at the next one (stream_engine_base.cpp, out_event: `!_io_error`; zeromq/libzmq#4229 is its
-kin). So a DEALER, whose program may be slow to read, has none; and the ROUTER, which the core drains at every
-turn, has a mark that it does not reach. A DEALER that stays full answers no heartbeat: it is dropped, and
-resumes when it reads again.
+kin). A DEALER's program may be slow to read; the ROUTER, which the core drains at every turn, has a mark that
+it does not reach. A DEALER that stays full answers no heartbeat: it is dropped, and resumes when it reads.
 """
 
 from __future__ import annotations

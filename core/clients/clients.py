@@ -1,8 +1,7 @@
 """The core's clients: who they are, what each is still owed, and which of them may be gone.
 
-A ROUTER does not say who has left: its monitor tells only that some connection has ended. Sending to a peer
-that is gone fails, so after such an event every client is sent a LeaseCheck. The event may overtake the
-socket's own bookkeeping, hence a few rounds of it.
+A ROUTER's monitor tells only that some connection has ended. Sending to a peer that is gone fails, so every
+client is then sent a LeaseCheck, a few times: the event may overtake the socket's own bookkeeping.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Listener: keeps the core's client socket where clients look for it, and the core within its descriptors.
 
-Two things that libzmq does not do. Somebody may remove the socket's file: then it is bound again, beside the
-listener that nobody finds any more. And libzmq ends its process when it is given no descriptor for a new
-connection (ipc_listener.cpp, accept: EMFILE is not among the errors that it bears): so while few are left
-the file has another name, and nobody new finds it. Connections that stand notice neither; to unbind would end
-them.
+If somebody removes the socket's file it is bound again, beside the listener that nobody finds any more. And
+libzmq ends its process when it is given no descriptor for a new connection (ipc_listener.cpp, accept: EMFILE
+is not among the errors that it bears): while few are left the file has another name. Connections that stand
+notice neither; to unbind would end them.
 """
 
 from __future__ import annotations

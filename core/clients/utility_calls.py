@@ -2,10 +2,8 @@
 
 A look walks what is live: 0.5 ms for a snapshot, 20 ms for a check of 10,000 requests. So calls of a method
 wait until it is due, then share one answer that is newer than each of them: a round takes one call of each
-client. After a round the method is due again when _REST times its cost has passed. Whoever asks now and then
-is answered at once; whoever floods waits, and nobody's steps do.
-
-Knows methods and call ids; not what an answer holds (`call_utility` in core/stats/engine_facts.py).
+client. Whoever asks now and then is answered at once; whoever floods waits, and nobody's steps do. What an
+answer holds is `call_utility`'s (core/stats/engine_facts.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Blame: finds the one request that makes steps fail or workers die, and lets all others go on.
 
-When a step raises, every request in it is suspected. Suspects run in groups, apart from everybody else, who
-waits meanwhile: a group that fails is halved, the one that fails alone twice is the culprit, and a group is
-cleared when all its members have got a token further. A test begins and ends with no step in flight: what
-the last step of a group does to worker or core is not laid on the next group. Anybody may kill a worker: at a
-death only those are suspected that were in flight, and had got no further since the death before.
-
-It asks the scheduler to run a group and nobody else. It knows requests; not errors, clients or outputs.
+Suspects run in groups, and everybody else waits: a group that fails is halved, the one that fails alone twice
+is the culprit, and a group is cleared when all its members have got a token further. A test begins and ends
+with no step in flight: what the last step of a group does to worker or core is not laid on the next group.
+When a step raises, every request in it is suspected. Anybody may kill a worker: at a death only those are
+that were in flight, and had got no further since the death before.
 """
 
 from __future__ import annotations

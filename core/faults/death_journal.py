@@ -1,9 +1,7 @@
 """DeathJournal: which request was alone in the engine when a core died. It outlives the cores.
 
-A core that ends cannot say whose fault it was. Requests that were there at two deaths in a row and got no
-further are run alone (blame.py); the journal is written before such a step, so that the next core knows who
-was alone when the last one died. A file of request ids and counts in the run directory; if it cannot be
-written, the engine's restart limits are what is left.
+Suspects are run alone (blame.py), and the journal is written before such a step, so that the next core knows
+whose fault the death was. If it cannot be written, the engine's restart limits are what is left.
 """
 
 from __future__ import annotations

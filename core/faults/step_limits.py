@@ -1,8 +1,7 @@
 """StepLimits: how much a step may hold after the device's memory did not suffice for one. Pure.
 
-A step that runs out of memory is halved and run again; nobody fails for it. After some steps that went well
-the limits are doubled, up to what is configured. A shortage after that doubles how many steps it takes, so
-that a batch which never fits is tried more and more rarely.
+Such a step is halved and run again; nobody fails for it. After some steps that went well the limits are
+doubled. A shortage after that doubles how many it takes: a batch that never fits is tried ever more rarely.
 """
 
 from __future__ import annotations

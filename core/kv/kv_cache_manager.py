@@ -1,8 +1,7 @@
 """KVCacheManager: which blocks a request holds, and which of them others may share.
 
 A request gets the blocks of all its known tokens when it is admitted and one more whenever decoding fills
-the last: a step in which no block fills up costs nothing here. It does not know steps, rows or policies.
-Blocks stay until the request ends, also behind a sliding window.
+the last. Blocks stay until the request ends, also behind a sliding window.
 """
 
 from __future__ import annotations

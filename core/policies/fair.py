@@ -1,21 +1,13 @@
 """FairPolicy: tokens, time, rows and blocks shared among tenants by weight.
 
-Tokens: requests are taken from the tenant whose counter (fair_accounts.py) is least, within a tenant by
-priority value, then arrival. Prompts of running requests and waiting requests stand in one order, and each
-part is charged at once, so long prompts of one tenant do not take a step from the prompts of others. Decodes
-are charged when they are scheduled; what is computed again after a preemption is not charged again.
-
-Time: a newcomer's first token takes about as long as without the others (step_pacer.py). While newcomers
-come, tenants with many more rows give way: a step with a newcomer's prompt leaves out all that is theirs,
-never two such steps running, and in the others their decodes take turns. Other decodes are not delayed. Of
-the prompts of one tenant a step in which others decode has no more tokens, however many they are, than of one
-long prompt.
-
-Rows and blocks: who has more than its share is preempted for who has less (fair_preemption.py).
-
-A request that does not fit holds up its own tenant only, until max_num_seqs requests went before it.
-Preempted work is computed again, but tokens are never lost, and whoever causes a preemption decodes or begins
-in that step: some request always gets on.
+Tokens: the tenant whose counter (fair_accounts.py) is least is next, within it priority value, then arrival.
+Prompts of running and of waiting requests stand in one order, and each part is charged at once, so long
+prompts of one tenant do not take a step from others' prompts. What is computed again after a preemption is
+not charged again.
+Time: while newcomers come, tenants with many more rows give way (step_pacer.py). Of the prompts of one tenant
+a step in which others decode has no more tokens, however many they are, than of one long prompt.
+Rows and blocks: who has more than its share is preempted for who has less (fair_preemption.py). Whoever
+causes a preemption decodes or begins in that step: some request always gets on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Accounts: how many tokens each tenant has been served, by weight. The fair policy orders by them.
 
-A virtual counter a tenant, as in the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language
-Models", OSDI 2024): a tenant is charged each token that is computed for it, divided by its weight. One that
-becomes active starts at the least counter of the active ones, so that nobody saves up service while idle;
-one that leaves keeps what it was served beyond the others until they have caught up, so that nobody gets rid
-of it by leaving. An engine without requests owes nobody: all counters are forgotten.
+A virtual counter a tenant (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), charged
+each token over the tenant's weight. One that becomes active starts at the least counter of the active ones,
+so that nobody saves up service while idle; one that leaves keeps its counter until the others have caught up,
+so that nobody gets rid of it by leaving. An engine without requests owes nobody: all are forgotten.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """FairPreemption: which running requests give way, so that rows and blocks are shared by weight.
 
 A tenant's share is the larger of its fractions of all rows and of all blocks, over its weight (dominant
-resource fairness, Ghodsi et al., NSDI 2011). If the next waiting request lacks a row or blocks, the most
-recent requests of tenants with greater shares are preempted for it, only if that is enough, only while such a
-tenant keeps at least the share that the newcomer's has with it, and only if it was served no less. So each
-exchange evens the shares out, and none is turned back until requests grow or end. Blocks that running
-requests lack come from the tenant with the greatest share. A block that several requests share counts for
-each of them.
+resource fairness, Ghodsi et al., NSDI 2011). For a waiting request the most recent requests of tenants with
+greater shares are preempted, only if that is enough, only while such a tenant keeps at least the share that
+the newcomer's has with it, and only if it was served no less. So each exchange evens the shares out, and none
+is turned back until requests grow or end. A block that several requests share counts for each of them.
 """
 
 from __future__ import annotations

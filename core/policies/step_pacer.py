@@ -1,16 +1,10 @@
 """StepPacer: keeps steps short while newcomers come, so that their first tokens come about as soon as alone.
 
 A newcomer is a request with a prompt to compute whose tenant runs few requests beside another tenant that
-runs many. It cannot begin before the running step ends, and two things would make it wait longer than on an
-engine of its own: long steps, and a next step that was formed before it came. So, while newcomers come, and
-until WINDOW_S after the last one:
-
-- tenants with many more rows than the newcomer's ("in excess") get only so many tokens in a step that it
-  lasts about as long as a newcomer's first step does. The limit is learned from how long steps have lasted.
-- the next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
-
-At other times nothing is limited and no step is held back. It knows how long steps last, and the rows of
-tenants; not requests, blocks or the queue.
+runs many. Long steps would make it wait, and so would a next step that was formed before it came. So, until
+WINDOW_S after the last newcomer, tenants with many more rows ("in excess") get only so many tokens in a step
+that it lasts about as long as a newcomer's first step does, as learned from steps before; and the next step
+is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Request: the life of one sequence inside the core, as plain state with the few rules that are its own.
 
-It knows its tokens, its limits and what it holds (a row, blocks). It does not know the pool, the queue or
-the worker: those change it. Token counts follow one identity that the scheduler lives by:
-
-    known + placeholders - computed = tokens that can be given to the next step
-
+Token counts follow one identity: known + placeholders - computed = tokens that the next step can be given.
 known: prompt and output tokens whose values are here. placeholders: tokens that steps in flight sample.
 computed: tokens whose K and V are in the cache, or will be when the steps in flight have run.
 """

@@ -4,16 +4,11 @@
     the rows and the free blocks; running requests first, then waiting ones, as the policy orders them.
 
 Decodes come first, a token each, so nothing makes a running stream miss a step. Prefill takes what is left;
-prompts longer than `long_prefill_token_threshold` together get at most that many tokens in a step that also
-decodes (0: a quarter of max_num_batched_tokens), so a long prompt stretches a decoding step by a bounded
-time. Short prompts are bounded by the budget only: holding them back costs every stream more than it saves.
-Without chunked prefill a prompt goes whole, and nothing is stretched less than that.
+long prompts (`long_prefill_token_threshold`) together have a part of a step that also decodes, so they
+stretch it by a bounded time. Holding short ones back costs every stream more than it saves.
 
 Preemption is recompute. A decode that lacks a block takes it from the last request in `Request.order`, so the
-first one always gets on and nothing livelocks. Who is next, and who gives way to whom, is the policy's
-(policies/policy.py).
-
-It knows requests, rows and steps in flight; not clients, outputs, or what a token means.
+first one always gets on and nothing livelocks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Run directories: where an engine's sockets live, private to one user, one owner at a time.
 
-A directory has mode 0700. A private engine's has a random name that begins with `p-`; a daemon's has the
-daemon's name. Its owner holds it by what cannot be deleted: a lock on the open directory (and one on a file
-in it, which has the pid), and for a daemon an abstract socket (daemon_mark.py). So a cleaner of /tmp may take
-everything away: the name stays taken, the owner notices it by the inodes and makes all of it again; and it
-removes by descriptor, never what has come to lie at its path. A directory that can be locked belongs to a
-dead owner: it may be removed or taken over.
+A private engine's has a random name that begins with `p-`; a daemon's has the daemon's name. Its owner holds
+it by what cannot be deleted: locks (directory_lock.py), and for a daemon an abstract socket (daemon_mark.py).
+So a cleaner of /tmp may take everything away: the name stays taken, the owner notices it by the inodes and
+makes all of it again; and it removes by descriptor, never what has come to lie at its path. A directory that
+can be locked belongs to a dead owner: it may be removed or taken over.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """CoreLosses: decides after the loss of an engine core whether its owner starts another.
 
-Losses count against a RestartBudget, but for those that are a request's fault and not the engine's. A core
-runs a suspect request alone and first writes its id into a file (core/faults/death_journal.py). If the file
-of a lost core names one, the loss is the suspect's. A suspect fails after two such losses, so they come to an
-end.
+If the file of a lost core (core/faults/death_journal.py) names a suspect request that ran alone, the loss is
+the suspect's, which fails after two; all others count against a RestartBudget.
 """
 
 from __future__ import annotations

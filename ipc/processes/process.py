@@ -1,9 +1,8 @@
 """Child processes: how one is started, told what to do, watched and ended; how a child notices a dead parent.
 
-A child is `python -P -m MODULE` with a pipe as standard input. The parent writes the arguments into it and
-keeps it open: end-of-file later means that the parent is gone (or wants the child to go). Nothing is
-forked and no `__main__` is re-run, so it works in scripts without a guard and in notebooks.
-The kernel's parent-death signal is not used: it fires when the *thread* that started the child ends.
+A child is `python -P -m MODULE` with a pipe as standard input: first its arguments, later end-of-file, when
+the parent is gone (or wants it to go). Nothing is forked and no `__main__` is re-run, so it works in scripts
+without a guard and in notebooks. Not the parent-death signal: it fires when the starting *thread* ends.
 """
 
 from __future__ import annotations
