@@ -134,7 +134,7 @@ class ProcessExecutor(Executor):
         self._steps = StepWatch(Deadline(lambda: False), 0.0)  # of the worker, when there is one
         self._is_muted = False  # nothing that the worker says counts any more
         self._is_leaving = False  # it has said that its start failed: its connection ends before its process
-        self._poller: zmq.Poller | None = None
+        self._poller = zmq.Poller()  # nobody's, until `register`
 
     def start(self) -> None:
         self._forget_worker(grace_s=0.0)  # one that failed to start may still be about to leave
@@ -145,7 +145,7 @@ class ProcessExecutor(Executor):
         self._steps = StepWatch(watch.deadline, self._config.step_timeout_s)
         self._steps.begin_start(self._config.ready_timeout_s, time.monotonic())
         self._is_muted = self._is_leaving = False
-        if self._poller is not None and self._worker.process is not None:
+        if self._worker.process is not None:
             self._poller.register(self._worker.process.pid_fd, zmq.POLLIN)
 
     def submit(self, step: SchedulerOutput) -> None:
@@ -211,16 +211,14 @@ class ProcessExecutor(Executor):
         self._connection = self._socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED, f"inproc://worker-{self._num_starts}"
         )
-        if self._poller is not None:
-            self._poller.register(self._socket, zmq.POLLIN)
-            self._poller.register(self._connection, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._connection, zmq.POLLIN)
 
     def _unbind(self) -> None:
         if self._socket is None or self._connection is None:
             return
-        if self._poller is not None:
-            self._poller.unregister(self._socket)
-            self._poller.unregister(self._connection)
+        self._poller.unregister(self._socket)
+        self._poller.unregister(self._connection)
         self._socket.disable_monitor()
         self._connection.close(linger=0)
         self._socket.close(linger=0)
@@ -261,7 +259,7 @@ class ProcessExecutor(Executor):
 
     def _forget_worker(self, grace_s: float) -> str:
         """End the worker if there is one; returns how it has ended."""
-        if self._poller is not None and self._worker.process is not None:
+        if self._worker.process is not None:
             self._poller.unregister(self._worker.process.pid_fd)
         return self._worker.stop(grace_s)
 

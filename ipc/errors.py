@@ -20,10 +20,7 @@ class QuireError(Exception):
 
 
 class InputError(QuireError, ValueError):
-    """A value that the user gave cannot be used.
-
-    Attributes: `field` (its name as the user wrote it), `value`, `allowed` (what would have been accepted).
-    """
+    """The user's `value` of `field` cannot be used; `allowed` says what would have been accepted."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
@@ -89,10 +86,7 @@ USER_ERRORS: dict[str, type[InputError]] = {"ModelError": ModelError, "ConfigErr
 
 
 def raise_remote(kind: str, text: str) -> NoReturn:
-    """Raise an error that another process reported by its class name and text.
-
-    Only start-up's user errors keep their class; any other kind becomes an EngineStartError.
-    """
+    """Raise what another process reported: a user error of start-up as such, others as EngineStartError."""
     if kind == "DaemonError":
         raise DaemonError(text)
     cls = USER_ERRORS.get(kind)

@@ -132,13 +132,10 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """The engine will not serve this connection: version mismatch, failed start, shutting down.
-
-    `kind` names the error class that fits in the frontend.
-    """
+    """The engine will not serve this connection: version mismatch, failed start, shutting down."""
 
     reason: Reason
-    kind: Annotated[str, Meta(max_length=64)] = "EngineStartError"
+    kind: Annotated[str, Meta(max_length=64)] = "EngineStartError"  # the class that fits in the frontend
 
 
 class StartupProgress(msgspec.Struct, array_like=True, frozen=True):

@@ -165,11 +165,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_activations_per_token(self) -> int:
-        """Upper estimate of the numbers that a token holds at once on its way through a layer.
-
-        Residual, normed, attention's output and a copy; queries, keys, values and what is attended; the
-        feed-forward part's.
-        """
+        """Upper estimate of the numbers that a token holds at once on its way through a layer."""
+        # Residual, normed, attention's output and a copy; beside what each part holds.
         return 4 * self.hidden_size + max(
             layer.attention.query_size
             + layer.attention.qkv_size

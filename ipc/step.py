@@ -63,28 +63,22 @@ class RowLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a step sampled: `token_ids[i]` for `rows[i]`, in the order of SchedulerOutput.rows.
-
-    `bad_rows` had no usable logits (a NaN, or nothing left to sample); their token is meaningless.
-    """
+    """What a step sampled: `token_ids[i]` for `rows[i]`, in the order of SchedulerOutput.rows."""
 
     step_id: int
     rows: list[int]
     token_ids: list[int]
     logprobs: list[RowLogprobs] = []
-    bad_rows: list[int] = []
+    bad_rows: list[int] = []  # no usable logits (a NaN, or nothing left to sample): the token means nothing
     execute_s: float = 0.0
 
 
 class StepFailed(msgspec.Struct, array_like=True, frozen=True):
-    """A step raised, or was sent after one that did and before ResetRows.
-
-    `error` is its one-line cause, `details` the traceback.
-    """
+    """A step raised, or was sent after one that did and before ResetRows."""
 
     step_id: int
-    error: str
-    details: str = ""
+    error: str  # its cause, one line
+    details: str = ""  # the traceback
     is_out_of_memory: bool = False  # the device had too little for this step; a smaller one may fit
 
 

@@ -30,10 +30,7 @@ class Outbox:
         return len(self._replies) + len(self._outputs)
 
     def add_reply(self, message: msgspec.Struct) -> None:
-        """Queue a message that is sent as it is, before any waiting outputs.
-
-        Dropped when MAX_REPLIES wait already: whoever asks that often and never reads gets no more answers.
-        """
+        """Queue a message before any waiting outputs; dropped when MAX_REPLIES wait, which nobody reads."""
         if len(self._replies) < MAX_REPLIES:
             self._replies.append(message)
 

@@ -73,10 +73,7 @@ class Blame:
                 self.note_progress()
 
     def take_failure(self, suspects: list[Request]) -> Request | None:
-        """The oldest step, with `suspects`, has raised. The culprit, if this tells: the caller finishes it.
-
-        Every running request waits afterwards.
-        """
+        """A step with `suspects` has raised: all wait again. The culprit, if clear: the caller ends it."""
         self._preempt_all()
         is_of_test = bool(self._groups) and not self._must_begin
         return self._judge(self._groups.pop() if is_of_test else suspects)

@@ -56,10 +56,7 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Hold these once less. Those that become free are taken again in the order given here.
-
-        A block without a hash is worth nothing and goes first of all.
-        """
+        """Hold these once less. The free ones are taken again in this order, those without a hash first."""
         counts, free = self._ref_counts, self._free
         for block_id in block_ids:
             counts[block_id] -= 1

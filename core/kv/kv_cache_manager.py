@@ -32,10 +32,7 @@ class KVCacheManager:
         return self._hasher is not None and request.sampling_params.prompt_logprobs is None
 
     def find_prefix(self, request: Request) -> list[int]:
-        """The blocks of the longest known prefix, in order.
-
-        At most num_tokens - 1 tokens, since the last one has to be computed to sample what follows it.
-        """
+        """Blocks of the longest known prefix, without the last token: it is computed to sample the next."""
         if self._hasher is None or not self.reads_cache(request):
             return []
         hits: list[int] = []

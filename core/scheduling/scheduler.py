@@ -106,10 +106,7 @@ class Scheduler:
     # -- one step
 
     def schedule(self) -> SchedulerOutput | None:
-        """Put the next step together.
-
-        None if run_ahead steps are in flight, the policy says not yet, or nothing can run now.
-        """
+        """The next step; None if run_ahead are in flight, the policy says not yet, or nothing can run now."""
         if len(self.in_flight) >= self._config.run_ahead:
             return None
         not_before = self.policy.next_schedule_at()

@@ -159,10 +159,8 @@ class ChildWatch(LivenessMonitor):
         """When `look` has something to do, None if never."""
         if self.kill_reason is not None:
             return self._kill_at
-        ask_at, due_at = self.silence_due_at, self.deadline.next_check_at
-        if ask_at is None or due_at is None:
-            return due_at if ask_at is None else ask_at
-        return min(ask_at, due_at)
+        times = (self.silence_due_at, self.deadline.next_check_at)
+        return min((at for at in times if at is not None), default=None)
 
     def expect_listening(self, now: float) -> None:
         """It was started, and is to be reached soon."""

@@ -62,10 +62,7 @@ class ManagedChild(Generic[P]):
         return process.describe_exit()
 
     def replace(self, reason: str, now: float) -> bool:
-        """The process was lost, as `reason` says: another is due at `start_at`.
-
-        False if that has happened too often, as `end_reason` then says.
-        """
+        """The process was lost: another is due at `start_at`. False: too often, as `end_reason` then says."""
         assert self._budget is not None
         after_s = self._budget.note_loss(now)
         if after_s is None:

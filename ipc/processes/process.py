@@ -186,14 +186,11 @@ class ChildProcess(ProcessHandle):
 
 
 class Lifeline:
-    """The child's end of its standard input. Make it first thing in a child's main.
-
-    `fd` becomes readable (end-of-file) when the parent is gone.
-    """
+    """The child's end of its standard input. Make it first thing in a child's main."""
 
     def __init__(self) -> None:
         open_closed_streams()
-        self.fd = os.dup(0)  # kept away from libraries that read standard input
+        self.fd = os.dup(0)  # readable when the parent is gone; away from libraries that read standard input
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
