@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from ..ipc.errors import InputError
 from ..ipc.messages import EngineCoreOutput, FinishReason
 from ..ipc.sampling_params import RequestOutputKind
 from .input_processor import EngineInput
-from .logprobs import LogprobsList, LogprobsTable
+from .logprobs import LogprobsList, LogprobsTable, TokenText
 from .metrics import RequestMetrics, merge_metrics
 from .outputs import CompletionOutput, RequestOutput
 from .text.detokenizer import Detokenizer
@@ -34,66 +34,44 @@ class ProcessedOutputs:
     ids_to_abort: list[str] = field(default_factory=list[str])
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """One sequence: what it has generated, and how much of that was delivered."""
 
-    __slots__ = (
-        "cumulative_logprob",
-        "detokenizer",
-        "error",
-        "error_code",
-        "finish_reason",
-        "group",
-        "index",
-        "is_deferred",
-        "kind",
-        "logprobs",
-        "max_prompt_logprobs",
-        "metrics",
-        "num_cached_tokens",
-        "num_sent",
-        "prompt_logprobs",
-        "request",
-        "sink",
-        "stop_reason",
-        "text_of",
-        "token_ids",
-        "wants_logprobs",
-    )
+    request: EngineInput
+    index: int
+    group: RequestGroup | None
+    tokenizer: InitVar[Tokenizer | None]
+    sink: Sink | None
+    kind: RequestOutputKind = field(init=False)
+    metrics: RequestMetrics = field(init=False)
+    token_ids: list[int] = field(init=False)
+    num_sent: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    error_code: str | None = None
+    num_cached_tokens: int | None = None
+    cumulative_logprob: float | None = None
+    logprobs: LogprobsTable | None = None
+    prompt_logprobs: LogprobsTable | None = None
+    wants_logprobs: bool = field(init=False)
+    max_prompt_logprobs: int = field(init=False)
+    text_of: TokenText | None = None
+    detokenizer: Detokenizer | None = None
+    is_deferred: bool = field(init=False)
 
-    def __init__(
-        self,
-        request: EngineInput,
-        index: int,
-        group: RequestGroup | None,
-        tokenizer: Tokenizer | None,
-        sink: Sink | None,
-    ) -> None:
-        params = request.params
-        self.request = request
-        self.index = index
-        self.group = group
-        self.sink = sink
+    def __post_init__(self, tokenizer: Tokenizer | None) -> None:
+        request, params = self.request, self.request.params
         self.kind = params.output_kind
-        self.token_ids: list[int] = []
-        self.num_sent = 0
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.error: str | None = None
-        self.error_code: str | None = None
-        self.num_cached_tokens: int | None = None
-        self.cumulative_logprob: float | None = None
-        self.logprobs: LogprobsTable | None = None
-        self.prompt_logprobs: LogprobsTable | None = None
+        self.token_ids = []
         self.wants_logprobs = params.logprobs is not None
         self.max_prompt_logprobs = len(request.prompt_token_ids) - 1
         self.metrics = RequestMetrics(arrival_time=request.arrival_time)
-        self.text_of = None
-        self.detokenizer: Detokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self.text_of = tokenizer.token_text
             self.detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, params)
-        selects = group is not None and group.selects
+        selects = self.group is not None and self.group.selects
         if selects:  # nothing can be told before the last sequence has ended
             self.kind = RequestOutputKind.FINAL_ONLY
         self.is_deferred = Detokenizer.can_wait(params) or (selects and not params.stop)
@@ -156,10 +134,8 @@ class RequestState:
         )
 
     def make_prompt_logprobs(self) -> LogprobsList | None:
-        """The prompt's logprobs once they are complete; for deltas, with the first one only."""
+        """The logprobs asked for of the prompt, once they are complete; for deltas, with the first only."""
         table = self.prompt_logprobs
-        if self.request.params.prompt_logprobs is None:
-            return None
         if self.max_prompt_logprobs == 0:
             table = table or LogprobsTable()
         if table is None or table.num_positions < self.max_prompt_logprobs:
@@ -267,18 +243,8 @@ class RequestGroup:
             outputs = self._select(outputs)
         first = self.states[0]
         failed = next((state for state in self.states if state.error is not None), None)
-        return RequestOutput(
-            self.request.request_id,
-            self.request.prompt,
-            self.request.prompt_token_ids,
-            first.make_prompt_logprobs(),
-            outputs,
-            is_finished,
-            merge_metrics([state.metrics for state in self.states]) if is_finished else None,
-            first.num_cached_tokens,
-            failed and failed.error,
-            failed and failed.error_code,
-        )
+        metrics = merge_metrics([state.metrics for state in self.states]) if is_finished else None
+        return _make_output(first, outputs, is_finished, metrics, failed or first)
 
     def end(self) -> None:
         """No output is made any more; states and group do not hold each other until the collector comes."""
@@ -365,11 +331,14 @@ class OutputProcessor:
                 self._remove(output.request_id, state)
             elif state.kind == RequestOutputKind.FINAL_ONLY:
                 continue
-            if state.group is None:
-                self._deliver(_make_output(state), state.sink, processed)
-            else:
+            if state.group is not None:
                 state.group.take(state)
                 groups[id(state.group)] = state
+            elif (completion := state.make_completion()) is not None:
+                is_finished = state.finish_reason is not None
+                metrics = state.metrics if is_finished else None
+                made = _make_output(state, [completion], is_finished, metrics, state)
+                self._deliver(made, state.sink, processed)
         for state in groups.values():
             assert state.group is not None
             self._deliver(state.group.make_output(), state.sink, processed)
@@ -394,22 +363,24 @@ class OutputProcessor:
             processed.request_outputs.append(output)
 
 
-def _make_output(state: RequestState) -> RequestOutput | None:
-    """RequestOutput of a request that is one sequence."""
-    completion = state.make_completion()
-    if completion is None:
-        return None
-    request = state.request
-    is_finished = state.finish_reason is not None
+def _make_output(
+    first: RequestState,
+    completions: list[CompletionOutput],
+    is_finished: bool,
+    metrics: RequestMetrics | None,
+    failed: RequestState,
+) -> RequestOutput:
+    """`first`: the first sequence; `failed`: the one whose error, if it has any, is the request's."""
+    request = first.request
     return RequestOutput(
         request.request_id,
         request.prompt,
         request.prompt_token_ids,
-        state.make_prompt_logprobs() if request.params.prompt_logprobs is not None else None,
-        [completion],
+        first.make_prompt_logprobs() if request.params.prompt_logprobs is not None else None,
+        completions,
         is_finished,
-        state.metrics if is_finished else None,
-        state.num_cached_tokens,
-        state.error,
-        state.error_code,
+        metrics,
+        first.num_cached_tokens,
+        failed.error,
+        failed.error_code,
     )
