@@ -11,7 +11,9 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, cast, get_args
+from typing import Any, Self, TypeVar, cast, get_args
+
+import msgspec
 
 from ..ipc.config import (
     DEFAULT_STEP_TIMEOUT_S,
@@ -39,6 +41,7 @@ DEFAULT_MAX_NUM_SEQS = 256
 SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a private one has no bound
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
+_Part = TypeVar("_Part", bound=msgspec.Struct)
 _DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
 DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
 
@@ -190,33 +193,16 @@ class EngineArgs:
         )
         model = self._create_model_config(folder)
         scheduler = self._create_scheduler_config(model.max_model_len)
-        return EngineConfig(
+        cache_bytes = parse_size_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        return self._make(
+            EngineConfig,
             model=model,
-            cache=CacheConfig(
-                block_size=self.block_size,
-                num_gpu_blocks_override=self.num_gpu_blocks_override,
-                kv_cache_memory_bytes=parse_size_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes),
-                gpu_memory_utilization=self.gpu_memory_utilization,
-                enable_prefix_caching=self.enable_prefix_caching,
-            ),
+            cache=self._make(CacheConfig, kv_cache_memory_bytes=cache_bytes),
             scheduler=scheduler,
-            parallel=ParallelConfig(
-                device=cast(Device, self.device),
-                executor_backend=cast(ExecutorBackend, self.distributed_executor_backend or "mp"),
-                tensor_parallel_size=self.tensor_parallel_size,
-                num_threads=self.num_threads,
-            ),
-            recovery=RecoveryConfig(
-                max_core_restarts=self.max_core_restarts,
-                max_worker_restarts=self.max_worker_restarts,
-                restart_window_s=self.restart_window_s,
-                warm_spare=self.warm_spare,
-            ),
-            exact=self.exact,
+            parallel=self._make(ParallelConfig, executor_backend=self.distributed_executor_backend or "mp"),
+            recovery=self._make(RecoveryConfig),
             log_level=self.log_level.upper(),
-            ready_timeout_s=self.ready_timeout_s,
             step_timeout_s=0.0 if self.step_timeout_s is None else self.step_timeout_s,
-            fault_hooks=self.fault_hooks,
         )
 
     @classmethod
@@ -279,21 +265,17 @@ class EngineArgs:
         seed = 0 if self.seed is None else self.seed
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError("seed", seed, "an integer from 0 to 2**63 - 1, or None")
-        return ModelConfig(
+        return self._make(
+            ModelConfig,
             model=str(folder.path),
             served_model_name=self.served_model_name or self.model,
             tokenizer=self._find_tokenizer(folder.path),
             spec=spec,
             dtype=dtype,
             max_model_len=compute_max_model_len(spec, self.max_model_len),
-            load_format=cast(LoadFormat, self.load_format),
             weight_files=tuple(file.name for file in folder.weight_files),
-            quantization=cast(Quantization | None, self.quantization),
             seed=seed,
-            max_logprobs=self.max_logprobs,
-            generation_config=self.generation_config,
             eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, spec.vocab_size),
-            enforce_eager=self.enforce_eager,
         )
 
     def _find_tokenizer(self, model_folder: Path) -> str:
@@ -316,16 +298,19 @@ class EngineArgs:
         if budget is None:  # an unsplit prompt must fit into one step
             whole_prompt = 0 if self.enable_chunked_prefill else max_model_len
             budget = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, whole_prompt)
-        return SchedulerConfig(
+        return self._make(
+            SchedulerConfig,
             max_num_batched_tokens=budget,
             max_num_seqs=DEFAULT_MAX_NUM_SEQS if self.max_num_seqs is None else self.max_num_seqs,
-            policy=cast(SchedulingPolicy, self.scheduling_policy),
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            max_num_queued_reqs=self.max_num_queued_reqs,
+            policy=self.scheduling_policy,
             max_queued_bytes=parse_size_bytes("max_queued_bytes", self.max_queued_bytes),
             run_ahead=1 if self.async_scheduling is False else 2,
         )
+
+    def _make(self, part: type[_Part], **resolved: Any) -> _Part:
+        """A part of the config: what was resolved, and the arguments that are fields as they were given."""
+        given = {name: getattr(self, name) for name in part.__struct_fields__ if hasattr(self, name)}
+        return part(**{**given, **resolved})
 
 
 def parse_size_bytes(name: str, value: int | str | None) -> int | None:
