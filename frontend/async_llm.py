@@ -24,7 +24,7 @@ from .client.owner_loop import OwnerLoop
 from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams, Prompt
-from .llm_engine import load_model_tokenizer, load_served_tokenizer, make_default_sampling_params
+from .llm_engine import load_model_tokenizer, load_served_tokenizer, read_served_sampling
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .text.tokenizer import Tokenizer
@@ -248,7 +248,7 @@ class AsyncLLM(AsyncUtilityCalls):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when it is given none."""
-        return make_default_sampling_params(self.facts, self.facts.generation_config)
+        return SamplingParams(**read_served_sampling(self.facts))
 
     def shutdown(self) -> None:
         """End the engine within 2 s; generators that still run raise EngineDeadError. Idempotent.

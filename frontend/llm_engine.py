@@ -45,14 +45,11 @@ class LLMEngine(UtilityCalls):
     `startup`, `forget_requests` and `close` itself.
     """
 
-    def __init__(
-        self, client: SyncClient, tokenizer: Tokenizer | None, generation_config: str = "auto"
-    ) -> None:
+    def __init__(self, client: SyncClient, tokenizer: Tokenizer | None) -> None:
         self._client = client
         self.tokenizer = tokenizer
         self.input_processor = InputProcessor(client.facts, tokenizer)
         self._output_processor = OutputProcessor(tokenizer)
-        self._generation_config = generation_config
         self._turns = Turns(client)
         self._arrived: deque[RequestOutput] = deque()  # for `step`
         self._num_received = 0  # times that the engine has said something
@@ -70,7 +67,7 @@ class LLMEngine(UtilityCalls):
             loading = pool.submit(load_model_tokenizer, config)
             client = make_sync_client(config, on_phase)
         try:
-            return cls(client, loading.result(), engine_args.generation_config)
+            return cls(client, loading.result())
         except BaseException:
             client.close()
             raise
@@ -83,7 +80,7 @@ class LLMEngine(UtilityCalls):
         """
         client = attach_sync_client(name, client_kind, weight)
         try:
-            return cls(client, load_served_tokenizer(client.facts), client.facts.generation_config)
+            return cls(client, load_served_tokenizer(client.facts))
         except BaseException:
             client.close()
             raise
@@ -208,7 +205,7 @@ class LLMEngine(UtilityCalls):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used when a caller of LLM gives none: generation_config.json's values, if it has any."""
-        return make_default_sampling_params(self.facts, self._generation_config)
+        return SamplingParams(**read_served_sampling(self.facts))
 
     def close(self) -> None:
         """End the engine and its processes within 2 s. Idempotent, from any thread; nothing in a fork.
@@ -280,8 +277,8 @@ def load_served_tokenizer(facts: EngineFacts) -> Tokenizer | None:
     return load_tokenizer(facts.tokenizer) if facts.tokenizer else None
 
 
-def make_default_sampling_params(facts: EngineFacts, generation_config: str) -> SamplingParams:
-    """SamplingParams with the model's generation_config.json applied if `generation_config` is 'auto'."""
-    if generation_config != "auto":
-        return SamplingParams()
-    return SamplingParams(**read_default_sampling(read_json(Path(facts.model) / "generation_config.json")))
+def read_served_sampling(facts: EngineFacts) -> dict[str, Any]:
+    """What the model recommends in its generation_config.json, if the engine is to use it."""
+    if facts.generation_config != "auto":
+        return {}
+    return read_default_sampling(read_json(Path(facts.model) / "generation_config.json"))

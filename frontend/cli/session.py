@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ...ipc.errors import PromptError, RequestFailedError
@@ -12,9 +10,7 @@ from ...ipc.messages import EngineFacts
 from ...ipc.sampling_params import SamplingParams
 from ..engine_args import EngineArgs
 from ..input_processor import Prompt
-from ..llm_engine import LLMEngine
-from ..models.hf_config import read_default_sampling
-from ..models.model_files import read_json
+from ..llm_engine import LLMEngine, read_served_sampling
 from ..outputs import RequestOutput
 from ..text.tokenizer import Tokenizer
 from .progress import PhaseLine
@@ -40,9 +36,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc_info: object) -> None:
         self._engine.close()
 
     @property
@@ -60,9 +54,7 @@ class Session:
     @property
     def default_sampling(self) -> dict[str, Any]:
         """What the model recommends in its generation_config.json."""
-        if self._engine.facts.generation_config != "auto":
-            return {}
-        return read_default_sampling(read_json(Path(self._engine.facts.model) / "generation_config.json"))
+        return read_served_sampling(self.facts)
 
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from frontend_fakes import FakeSyncClient, prompt_ids
 from quire.frontend import llm_engine as llm_engine_module
@@ -161,7 +162,8 @@ def test_default_sampling_is_the_models_own(client: FakeSyncClient, tmp_path: Pa
     engine = LLMEngine(client, None)
     params = engine.get_default_sampling_params()
     assert (params.temperature, params.max_tokens, params.top_p) == (0.25, 2, 1.0)
-    assert LLMEngine(client, None, generation_config="vllm").get_default_sampling_params() == SamplingParams()
+    client.facts = msgspec.structs.replace(client.facts, generation_config="vllm")
+    assert engine.get_default_sampling_params() == SamplingParams()
 
 
 def test_leaving_the_block_closes_the_engine(llm: LLM, client: FakeSyncClient):
