@@ -8,14 +8,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ..ipc.config import EngineConfig
 from ..ipc.daemon.daemon_state import (
     SUPERVISOR_ROLE,
-    DaemonState,
     FailedReport,
     PhaseReport,
     ReadyReport,
@@ -25,7 +23,7 @@ from ..ipc.daemon.daemon_state import (
 )
 from ..ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
 from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
-from ..ipc.messages import OBSERVER_KINDS, UtilityMethod
+from ..ipc.messages import OBSERVER_KINDS, EngineSnapshot, UtilityMethod
 from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.process import EXIT_OK, ChildProcess, wait_readable
 from ..ipc.processes.process_state import is_stopped
@@ -82,40 +80,38 @@ class DaemonStarter:
 
     def wait_until_ready(self, on_phase: Callable[[str], None] | None = None) -> None:
         """Raises ConfigError, ModelError, DaemonError or EngineStartError; then the supervisor has ended."""
-        deadline = time.monotonic() + self._ready_timeout_s
-        try:
-            while True:
-                match self._read_report(deadline):
-                    case PhaseReport(phase=phase):
-                        if on_phase is not None:
-                            on_phase(phase)
-                    case ReadyReport():
-                        return
-                    case FailedReport(reason=reason, kind=kind):
-                        raise_remote(kind, reason)
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            os.close(self._reader)
+
+        def is_ready(report: SupervisorReport) -> bool:
+            if on_phase is not None and isinstance(report, PhaseReport):
+                on_phase(report.phase)
+            return isinstance(report, ReadyReport)
+
+        self._wait_until(is_ready)
 
     def wait_until_attachable(self) -> None:
         """Until clients can come, which then see the rest of the start. Raises as `wait_until_ready`."""
-        try:
-            report = self._read_report(time.monotonic() + self._ready_timeout_s)
-            if isinstance(report, FailedReport):
-                raise_remote(report.kind, report.reason)
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            os.close(self._reader)
+        self._wait_until(lambda _report: True)
 
     def stop(self) -> None:
         """End the daemon."""
         if self.child.exit_code is None:
             self.child.send_signal(signal.SIGTERM)
         self.child.stop(STOP_TIMEOUT_S)
+
+    def _wait_until(self, is_enough: Callable[[SupervisorReport], bool]) -> None:
+        deadline = time.monotonic() + self._ready_timeout_s
+        try:
+            while True:
+                report = self._read_report(deadline)
+                if isinstance(report, FailedReport):
+                    raise_remote(report.kind, report.reason)
+                if is_enough(report):
+                    return
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            os.close(self._reader)
 
     def _read_report(self, deadline: float) -> SupervisorReport:
         while b"\n" not in self._buffer:
@@ -220,54 +216,37 @@ def inspect_daemon(name: str) -> DaemonInfo | None:
     state = read_state(directory)
     if state is None or find_owner(directory) is None:
         return None
-    live = _look_inside(name) if state.state == "ready" else {}
-    worker_pids: dict[str, int] = live.pop("worker_pids", {})
+    snapshot, pids = _look_inside(name) if state.state == "ready" else (None, {})
+    processes = [ProcessInfo("supervisor", 0, state.pid)]
+    if state.core_pid is not None:
+        processes.append(ProcessInfo("core", 0, state.core_pid))
+    workers = sorted((role, pid) for role, pid in pids.items() if role != "core")
+    processes += [ProcessInfo("worker", rank, pid) for rank, (_, pid) in enumerate(workers)]
+    stats = snapshot and snapshot.stats
     return DaemonInfo(
-        **{field: live.get(field) for field in _LIVE_FIELDS},
         name=name,
         model=state.model,
         state=state.state,
         uptime_s=max(0.0, time.time() - state.started_at),
         restarts=state.num_restarts,
-        processes=_list_processes(state, worker_pids),
+        clients=snapshot and sum(client.kind not in OBSERVER_KINDS for client in snapshot.clients),
+        num_running=stats and stats.num_running,
+        num_waiting=stats and stats.num_waiting,
+        kv_blocks_used=stats and stats.kv_blocks_used,
+        kv_blocks_total=stats and stats.kv_blocks_total,
+        tokens_per_s=snapshot and snapshot.generation_tokens_per_s,
+        processes=processes,
     )
 
 
-_LIVE_FIELDS = ("clients", "num_running", "num_waiting", "kv_blocks_used", "kv_blocks_total", "tokens_per_s")
-
-
-def _look_inside(name: str) -> dict[str, Any]:
+def _look_inside(name: str) -> tuple[EngineSnapshot | None, dict[str, int]]:
+    """What its engine shows, and its pids by role; nothing while it does not answer."""
     try:
-        client = attach_sync_client(name, "ps", timeout_s=LOOK_TIMEOUT_S)
+        with contextlib.closing(attach_sync_client(name, "ps", timeout_s=LOOK_TIMEOUT_S)) as client:
+            snapshot = client.call_utility(UtilityMethod.SNAPSHOT, LOOK_TIMEOUT_S).snapshot
+            return snapshot, client.facts.pids if snapshot is not None else {}
     except QuireError:
-        return {}
-    try:
-        snapshot = client.call_utility(UtilityMethod.SNAPSHOT, LOOK_TIMEOUT_S).snapshot
-        pids = client.facts.pids
-    except QuireError:
-        return {}
-    finally:
-        client.close()
-    if snapshot is None:
-        return {}
-    stats = snapshot.stats
-    return {
-        "clients": sum(client.kind not in OBSERVER_KINDS for client in snapshot.clients),
-        "num_running": stats.num_running,
-        "num_waiting": stats.num_waiting,
-        "kv_blocks_used": stats.kv_blocks_used,
-        "kv_blocks_total": stats.kv_blocks_total,
-        "tokens_per_s": snapshot.generation_tokens_per_s,
-        "worker_pids": {role: pid for role, pid in pids.items() if role != "core"},
-    }
-
-
-def _list_processes(state: DaemonState, worker_pids: dict[str, int]) -> list[ProcessInfo]:
-    processes = [ProcessInfo("supervisor", 0, state.pid)]
-    if state.core_pid is not None:
-        processes.append(ProcessInfo("core", 0, state.core_pid))
-    workers = sorted(worker_pids.items())
-    return processes + [ProcessInfo("worker", rank, pid) for rank, (_, pid) in enumerate(workers)]
+        return None, {}
 
 
 def find_log(name: str) -> Path:
