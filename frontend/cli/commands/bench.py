@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,26 +58,27 @@ def _run_offline(argv: Sequence[str]) -> int:
         "workloads (W1 to W4; W1 and W5 for qwen3-0.6b and llama-8b):\n"
         + "".join(f"  {name}  {kind.summary}\n" for name, kind in WORKLOADS.items()),
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--model",
         default="tiny",
         help="tiny, small (random weights, made on first use), qwen3-0.6b, llama-8b (no weights), pocket, "
         "or a folder",
     )
-    parser.add_argument("--workload", nargs="+", choices=tuple(WORKLOADS), metavar="W")
+    add("--workload", nargs="+", choices=tuple(WORKLOADS), metavar="W")
     _add_peer_options(
         parser,
         ("none", "transformers", *PEERS),
         f"none, transformers (all three modes, the default), or of {', '.join(PEERS)}; may be repeated",
     )
-    parser.add_argument(
+    add(
         "--roofline",
         action="store_true",
         help="each workload as a fraction of its floor, and the floor's parts",
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measured rounds (3)")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
-    parser.add_argument(
+    add("--rounds", type=int, default=3, metavar="N", help="measured rounds (3)")
+    add("--json", metavar="FILE", help="write every figure to a file too")
+    add(
         "--engine-arg",
         action="append",
         default=[],
@@ -84,7 +86,7 @@ def _run_offline(argv: Sequence[str]) -> int:
         help="an EngineArgs field for Quire",
     )
     options = parser.parse(argv)
-    _check_count("rounds", options.rounds)
+    _check_counts(options, "rounds")
     return offline.run_offline(
         offline.OfflineOptions(
             model=options.model,
@@ -106,10 +108,11 @@ def _run_kernels(argv: Sequence[str]) -> int:
     parser = Parser(
         "quire bench kernels", "Measured ceilings first, then each operation and shape as a fraction of them."
     )
-    parser.add_argument("--op", nargs="+", choices=OPS, metavar="OP", help=f"of {', '.join(OPS)} (all)")
-    parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="for a row (0.5)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    add = parser.add_argument
+    add("--op", nargs="+", choices=OPS, metavar="OP", help=f"of {', '.join(OPS)} (all)")
+    add("--seconds", type=float, default=0.5, metavar="S", help="for a row (0.5)")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    add("--json", metavar="FILE", help="write every figure to a file too")
     options = parser.parse(argv)
     if not 0 < options.seconds < math.inf:
         raise InputError("seconds", options.seconds, "a number above 0")
@@ -120,17 +123,14 @@ def _run_startup(argv: Sequence[str]) -> int:
     from ....tools.bench.startup import run_startup
 
     parser = Parser("quire bench startup", "What starting costs, measured in fresh processes.")
-    parser.add_argument(
-        "--model", default="pocket", help="of the cold start: pocket, tiny, small, or a folder"
-    )
+    add = parser.add_argument
+    add("--model", default="pocket", help="of the cold start: pocket, tiny, small, or a folder")
     _add_peer_options(parser, ("none", "vllm"), "none or vllm, started once (none)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="cold starts (5)")
-    parser.add_argument(
-        "--idle", type=float, default=10.0, metavar="S", help="seconds of idling to watch (10)"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
+    add("--rounds", type=int, default=5, metavar="N", help="cold starts (5)")
+    add("--idle", type=float, default=10.0, metavar="S", help="seconds of idling to watch (10)")
+    add("--json", metavar="FILE", help="write every figure to a file too")
     options = parser.parse(argv)
-    _check_count("rounds", options.rounds)
+    _check_counts(options, "rounds")
     peer_python = options.peer_python if "vllm" in (options.peer or ()) else None
     return run_startup(options.model, options.rounds, options.idle, options.json, peer_python)
 
@@ -143,7 +143,7 @@ def _run_core(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--steps", type=int, default=500, metavar="N", help="decode steps to measure (500)")
     options = parser.parse(argv)
-    _check_count("steps", options.steps)
+    _check_counts(options, "steps")
     return run_core(options.steps)
 
 
@@ -154,7 +154,7 @@ def _run_attach(argv: Sequence[str]) -> int:
     parser.add_argument("--model", default="pocket", help="the daemon's (pocket)")
     parser.add_argument("--rounds", type=int, default=10, metavar="N", help="of everything (10)")
     options = parser.parse(argv)
-    _check_count("rounds", options.rounds)
+    _check_counts(options, "rounds")
     return run_attach(options.rounds, options.model)
 
 
@@ -162,14 +162,12 @@ def _run_fair(argv: Sequence[str]) -> int:
     from ....tools.bench.fair import run_fair
 
     parser = Parser("quire bench fair", "A light client of a daemon, alone and beside a flooding one.")
-    parser.add_argument("--model", default="pocket", help="the daemon's (pocket)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="alone and flooded, each (3)")
-    parser.add_argument(
-        "--requests", type=int, default=20, metavar="N", help="of the light client, a round and length (20)"
-    )
+    add = parser.add_argument
+    add("--model", default="pocket", help="the daemon's (pocket)")
+    add("--rounds", type=int, default=3, metavar="N", help="alone and flooded, each (3)")
+    add("--requests", type=int, default=20, metavar="N", help="of the light client, a round and length (20)")
     options = parser.parse(argv)
-    _check_count("rounds", options.rounds)
-    _check_count("requests", options.requests)
+    _check_counts(options, "rounds", "requests")
     return run_fair(options.rounds, options.requests, options.model)
 
 
@@ -186,8 +184,7 @@ def _run_http(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--chunks", type=int, default=2000, metavar="N", help="chunks of a stream (2000)")
     options = parser.parse(argv)
-    _check_count("streams", options.streams)
-    _check_count("chunks", options.chunks)
+    _check_counts(options, "streams", "chunks")
     return run_http(options.streams, options.chunks)
 
 
@@ -197,39 +194,21 @@ def _run_serve(argv: Sequence[str]) -> int:
     from ....tools.bench.serve_metrics import parse_goodput
 
     options = _make_serve_parser().parse(argv)
-    _check_count("num_prompts", options.num_prompts)
+    _check_counts(options, "num_prompts")
     if options.num_warmups < 0:
         raise InputError("num_warmups", options.num_warmups, "an integer of at least 0")
     if options.max_concurrency is not None:
-        _check_count("max_concurrency", options.max_concurrency)
+        _check_counts(options, "max_concurrency")
     if not options.request_rate > 0:
         raise InputError("request_rate", options.request_rate, "a number above 0, or inf")
     if not 0 <= options.temperature < math.inf:
         raise InputError("temperature", options.temperature, "a number of at least 0")
-    if not 0 < options.timeout < math.inf:
-        raise InputError("timeout", options.timeout, "seconds above 0")
-    return run_serve(
-        ServeOptions(
-            base_url=options.base_url,
-            model=options.model,
-            dataset=options.dataset,
-            input_len=LengthRange.parse("input_len", options.input_len),
-            output_len=LengthRange.parse("output_len", options.output_len),
-            num_prompts=options.num_prompts,
-            num_warmups=options.num_warmups,
-            request_rate=options.request_rate,
-            max_concurrency=options.max_concurrency,
-            goodput_s=parse_goodput(options.goodput),
-            seed=options.seed,
-            api_key=options.api_key,
-            endpoint=options.endpoint,
-            temperature=options.temperature,
-            ignore_eos=options.ignore_eos,
-            timeout_s=options.timeout,
-            json_path=options.json,
-            plot_path=options.plot,
-        )
-    )
+    if not 0 < options.timeout_s < math.inf:
+        raise InputError("timeout", options.timeout_s, "seconds above 0")
+    options.input_len = LengthRange.parse("input_len", options.input_len)
+    options.output_len = LengthRange.parse("output_len", options.output_len)
+    options.goodput_s = parse_goodput(options.goodput_s)
+    return run_serve(ServeOptions(**vars(options)))
 
 
 def _make_serve_parser() -> Parser:
@@ -257,17 +236,14 @@ def _make_serve_parser() -> Parser:
     add("--num-prompts", type=int, default=100, metavar="N", help="requests to measure (%(default)s)")
     add("--num-warmups", type=int, default=2, metavar="N", help="requests before, not measured (%(default)s)")
     add("--request-rate", type=float, default=math.inf, metavar="R", help="open loop: requests/s, or inf")
-    add(
-        "--max-concurrency",
-        type=int,
-        metavar="C",
-        help="most requests at a time; closed loop if rate inf",
-    )
-    add("--timeout", type=float, default=600.0, metavar="S", help="for one whole answer (%(default)s)")
+    add("--max-concurrency", type=int, metavar="C", help="most requests at a time; closed loop if rate inf")
+    text = "for one whole answer (%(default)s)"
+    add("--timeout", type=float, default=600.0, metavar="S", dest="timeout_s", help=text)
     add("--seed", type=int, default=0, metavar="N", help="of prompts, lengths and times (%(default)s)")
-    add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of ttft, tpot, itl, e2e")
-    add("--json", metavar="FILE", help="write every figure to a file too")
-    add("--plot", metavar="FILE", help="write a picture too (.png, .svg, .pdf)")
+    text = "limits of ttft, tpot, itl, e2e"
+    add("--goodput", nargs="+", default=[], metavar="NAME:MS", dest="goodput_s", help=text)
+    add("--json", metavar="FILE", dest="json_path", help="write every figure to a file too")
+    add("--plot", metavar="FILE", dest="plot_path", help="write a picture too (.png, .svg, .pdf)")
     return parser
 
 
@@ -300,9 +276,10 @@ def _parse_engine_arg(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _check_count(field: str, value: int) -> None:
-    if value < 1:
-        raise InputError(field, value, "an integer of at least 1")
+def _check_counts(options: Namespace, *fields: str) -> None:
+    for field in fields:
+        if getattr(options, field) < 1:
+            raise InputError(field, getattr(options, field), "an integer of at least 1")
 
 
 _KINDS: dict[str, Callable[[Sequence[str]], int]] = {

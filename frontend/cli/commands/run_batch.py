@@ -139,16 +139,13 @@ def _make_parser() -> Parser:
     parser = Parser(
         "quire run-batch", "Run a file of OpenAI requests and keep a result for each.", _EPILOG, " [IN OUT]"
     )
-    parser.add_argument(
-        "input", nargs="?", metavar="IN", help="the requests, JSON lines; - reads standard input"
-    )
-    parser.add_argument("output", nargs="?", metavar="OUT", help="the results, JSON lines")
-    parser.add_argument("-i", "--input-file", metavar="IN", help="as IN")
-    parser.add_argument("-o", "--output-file", metavar="OUT", help="as OUT")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="forget the results in OUT instead of going on with them"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("input", nargs="?", metavar="IN", help="the requests, JSON lines; - reads standard input")
+    add("output", nargs="?", metavar="OUT", help="the results, JSON lines")
+    add("-i", "--input-file", metavar="IN", help="as IN")
+    add("-o", "--output-file", metavar="OUT", help="as OUT")
+    add("--overwrite", action="store_true", help="forget the results in OUT instead of going on with them")
+    add(
         "--max-concurrency",
         type=int,
         metavar="N",

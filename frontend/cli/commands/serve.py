@@ -168,32 +168,23 @@ def _make_parser() -> Parser:
     parser = Parser("quire serve", "Serve a model over HTTP, with OpenAI's API.", _EPILOG, " [MODEL]")
     parser.add_argument("model_name", nargs="?", metavar="MODEL", help="as --model")
     group = parser.add_argument_group("server options")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free one")
-    group.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="a key to let in (repeatable)"
-    )
-    group.add_argument("--api-key-file", metavar="FILE", help="keys to let in, one a line")
-    group.add_argument(
-        "--insecure-no-key", action="store_true", help="allow another address without a key: anyone gets in"
-    )
-    group.add_argument(
-        "--max-waiting", type=int, default=2048, metavar="N", help="sequences that may wait (2048), then 429"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    add("--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free one")
+    add("--api-key", action="append", default=[], metavar="KEY", help="a key to let in (repeatable)")
+    add("--api-key-file", metavar="FILE", help="keys to let in, one a line")
+    add("--insecure-no-key", action="store_true", help="allow another address without a key: anyone gets in")
+    add("--max-waiting", type=int, default=2048, metavar="N", help="sequences that may wait (2048), then 429")
+    add(
         "--drain-timeout",
         type=float,
         default=30.0,
         metavar="S",
         help="seconds that running requests get at the end (30)",
     )
-    group.add_argument(
-        "--limit", action="append", default=[], metavar="NAME=VALUE", help="set a limit (repeatable)"
-    )
-    group.add_argument(
-        "--api-server-count", type=int, default=1, metavar="N", help="HTTP processes on the port (1)"
-    )
-    group.add_argument(
+    add("--limit", action="append", default=[], metavar="NAME=VALUE", help="set a limit (repeatable)")
+    add("--api-server-count", type=int, default=1, metavar="N", help="HTTP processes on the port (1)")
+    add(
         "--max-http-restarts",
         type=int,
         default=MAX_LOSSES,
@@ -201,14 +192,10 @@ def _make_parser() -> Parser:
         help=f"lost HTTP processes of several that are replaced in {LOSS_WINDOW_S:g} s "
         f"({MAX_LOSSES}); one more ends the server",
     )
-    group.add_argument(
-        "--share-port", action="store_true", help="join servers of yours that listen on the port already"
-    )
-    group.add_argument("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
-    group.add_argument(
-        "--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector"
-    )
-    group.add_argument("--help-limits", action="store_true", help="show every limit and its value")
+    add("--share-port", action="store_true", help="join servers of yours that listen on the port already")
+    add("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
+    add("--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector")
+    add("--help-limits", action="store_true", help="show every limit and its value")
     add_engine_options(parser)
     parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
     return parser

@@ -138,56 +138,53 @@ def _parse_names(field: str, text: str, allowed: tuple[Any, ...]) -> tuple[Any, 
 
 def _make_parser() -> Parser:
     parser = Parser("quire stress", "Load and deaths together: does every request get its tokens?", _EPILOG)
-    parser.add_argument("--attach", metavar="NAME", help="a running daemon instead of one of its own")
-    parser.add_argument("--kill-others", action="store_true", help="allow to kill that daemon's processes")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the load and the kills (0)")
-    parser.add_argument(
-        "--duration", type=float, metavar="S", help="of the load (60), of the attacks of --hostile (300)"
-    )
-    parser.add_argument("--rate", type=float, default=6.0, metavar="R", help="requests/s, Poisson (6)")
-    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="longest answer (200)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--attach", metavar="NAME", help="a running daemon instead of one of its own")
+    add("--kill-others", action="store_true", help="allow to kill that daemon's processes")
+    add("--seed", type=int, default=0, metavar="N", help="of the load and the kills (0)")
+    add("--duration", type=float, metavar="S", help="of the load (60), of the attacks of --hostile (300)")
+    add("--rate", type=float, default=6.0, metavar="R", help="requests/s, Poisson (6)")
+    add("--max-tokens", type=int, default=200, metavar="N", help="longest answer (200)")
+    add(
         "--kills",
         metavar="ROLES",
         help="who dies: core,worker,http,client and, at last, supervisor (all; http,client with --attach)",
     )
-    parser.add_argument(
+    add(
         "--signals",
         default="KILL,TERM,STOP,STOP+CONT",
         metavar="HOW",
         help="with which signals (KILL,TERM,STOP,STOP+CONT)",
     )
-    parser.add_argument(
+    add(
         "--kill-interval",
         type=float,
         default=8.0,
         metavar="S",
         help="one kill in each (8), later where the engine would give up",
     )
-    parser.add_argument(
+    add(
         "--noise",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="storms of broken connections, and junk to every socket (on)",
     )
-    parser.add_argument(
-        "--warm-spare", action="store_true", help="the engine keeps a spare for the next worker"
-    )
-    parser.add_argument(
+    add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
+    add(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
     )
-    parser.add_argument(
+    add(
         "--hostile",
         action="store_true",
         help="nobody is killed: one key's attacks beside 16 ordinary streams of another key",
     )
-    parser.add_argument("--attacks", metavar="NAMES", help="which attacks --hostile plays (all)")
-    parser.add_argument(
+    add("--attacks", metavar="NAMES", help="which attacks --hostile plays (all)")
+    add(
         "--simulate",
         type=int,
         metavar="N",
         help="no processes: N seeds of the simulator, whose messages are lost, late and doubled",
     )
-    parser.add_argument("--json", metavar="FILE", help="write every figure to a file too")
-    parser.add_argument("--plot", metavar="FILE", help="write a picture of the run over time")
+    add("--json", metavar="FILE", help="write every figure to a file too")
+    add("--plot", metavar="FILE", help="write a picture of the run over time")
     return parser
