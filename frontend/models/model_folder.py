@@ -44,14 +44,6 @@ class ModelFolder:
     stored_dtype: str | None = None
 
 
-@dataclass(slots=True)
-class _Header:
-    """What a safetensors header declares."""
-
-    data_size_bytes: int
-    dtypes: list[str]
-
-
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
@@ -104,18 +96,18 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ModelError("model", str(path), "a folder with a config.json")
-    folder = ModelFolder(path, read_json(config_file), read_json(path / "generation_config.json"))
+    config, generation_config = read_json(config_file), read_json(path / "generation_config.json")
     if not load_weights:
-        return folder
+        return ModelFolder(path, config, generation_config)
     files = _find_weight_files(path)
     headers = [_read_header(file) for file in files]
-    floats = [_FLOAT_DTYPES[name] for header in headers for name in header.dtypes if name in _FLOAT_DTYPES]
+    floats = [_FLOAT_DTYPES[name] for _, dtypes in headers for name in dtypes if name in _FLOAT_DTYPES]
     return ModelFolder(
         path,
-        folder.config,
-        folder.generation_config,
+        config,
+        generation_config,
         weight_files=tuple(files),
-        weights_size_bytes=sum(header.data_size_bytes for header in headers),
+        weights_size_bytes=sum(size for size, _ in headers),
         stored_dtype=floats[0] if floats else None,
     )
 
@@ -152,11 +144,8 @@ def _find_weight_files(path: Path) -> list[Path]:
         return files
     foreign = sorted(file.name for file in path.glob("*") if file.suffix in _FOREIGN_SUFFIXES)
     if foreign:
-        raise ModelError(
-            "model",
-            str(path),
-            f"safetensors only (it holds {foreign[0]}, which can run code when read)",
-        )
+        allowed = f"safetensors only (it holds {foreign[0]}, which can run code when read)"
+        raise ModelError("model", str(path), allowed)
     allowed = "a folder with *.safetensors weights (consolidated* are another layout), or load_format='dummy'"
     raise ModelError("model", str(path), allowed)
 
@@ -177,8 +166,8 @@ def _read_index(index: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_header(file: Path) -> _Header:
-    """Read a safetensors header and hold it against the file's size.
+def _read_header(file: Path) -> tuple[int, list[str]]:
+    """(bytes of tensors, their dtypes) by a safetensors header, held against the file's size.
 
     Layout (safetensors README): uint64 header length, JSON header, tensor data; offsets count from the data.
     """
@@ -206,12 +195,10 @@ def _read_header(file: Path) -> _Header:
         raise _truncated(file, size, declared)
     if size > declared:
         raise ModelError("model", str(file), f"{declared} bytes as its header declares; it has {size}")
-    return _Header(end, [entry.dtype for entry in tensors])
+    return end, [entry.dtype for entry in tensors]
 
 
 def _truncated(file: Path, size: int, declared: int) -> ModelError:
     return ModelError(
-        "model",
-        str(file),
-        f"a complete file: its header declares {declared} bytes, it has {size}",
+        "model", str(file), f"a complete file: its header declares {declared} bytes, it has {size}"
     )
