@@ -11,12 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Self
 
 from ..ipc.config import EngineConfig
-from ..ipc.errors import (
-    ConfigError,
-    EngineDeadError,
-    QuireError,
-    RequestFailedError,
-)
+from ..ipc.errors import ConfigError, EngineDeadError, QuireError, RequestFailedError
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client

@@ -131,9 +131,7 @@ class EngineArgs:
     max_num_seqs: int | None = _arg(None, "scheduler", "most sequences in one step; default 256")
     enable_chunked_prefill: bool = _arg(True, "scheduler", "split long prompts over steps")
     long_prefill_token_threshold: int = _arg(
-        0,
-        "scheduler",
-        "most prompt tokens of one request beside decodes; 0: a quarter of a step",
+        0, "scheduler", "most prompt tokens of one request beside decodes; 0: a quarter of a step"
     )
     scheduling_policy: str = _arg(
         "fcfs",
@@ -287,9 +285,7 @@ class EngineArgs:
             folder = find_model_folder(self.tokenizer, field_name="tokenizer")
         if not (folder / "tokenizer.json").is_file():
             raise ModelError(
-                "tokenizer",
-                str(folder),
-                "a folder with a tokenizer.json, or skip_tokenizer_init=True",
+                "tokenizer", str(folder), "a folder with a tokenizer.json, or skip_tokenizer_init=True"
             )
         return str(folder)
 

@@ -5,7 +5,6 @@ tokenizer or the model's limits. All PromptErrors come from here, before anythin
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import operator
 import os
@@ -113,11 +112,10 @@ class InputProcessor:
             name: _check_timeout(name, make_plain(value))
             for name, value in (("timeout_s", timeout_s), ("queue_timeout_s", queue_timeout_s))
         }
-        made = self.make_input(request_id, self.tokenize([prompt])[0], params, priority, arrival_time)
-        sequences = [
-            msgspec.structs.replace(sequence, tenant=tenant, **timeouts) for sequence in made.sequences
-        ]
-        return dataclasses.replace(made, sequences=sequences)
+        tokenized = self.tokenize([prompt])[0]
+        return self.make_input(
+            request_id, tokenized, params, priority, arrival_time, tenant=tenant, **timeouts
+        )
 
     def tokenize(
         self, prompts: Sequence[Prompt], add_special_tokens: bool = True, is_many: bool = False
@@ -175,8 +173,12 @@ class InputProcessor:
         params: SamplingParams | PreparedParams,
         priority: int = 0,
         arrival_time: float | None = None,
+        **checked: Any,
     ) -> EngineInput:
-        """Check the parameters and build the request's sequences: best_of, or n, of them."""
+        """Check the parameters and build the request's sequences: best_of, or n, of them.
+
+        `checked` are further fields of EngineCoreRequest.
+        """
         request_id, priority = _check_request_id(make_plain(request_id)), make_plain(priority)
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("priority", priority, "an integer; lower runs first")
@@ -193,6 +195,7 @@ class InputProcessor:
             priority=int(priority),
             cache_salt=prompt.cache_salt,
             token_lists=prepared.token_lists,
+            **checked,
         )
         return EngineInput(
             request_id,
@@ -257,8 +260,8 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         """What SamplingParams cannot check on its own: the vocabulary, the engine's caps, the tokenizer."""
-        for name in ("logprobs", "prompt_logprobs"):
-            self._check_num_logprobs(name, getattr(params, name))
+        self._check_num_logprobs("logprobs", params.logprobs)
+        self._check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             largest = max(getattr(params, name) or (), default=0)
             if largest >= self._facts.vocab_size:
@@ -271,8 +274,7 @@ class InputProcessor:
             params.detokenize = False
 
     def _check_num_logprobs(self, name: str, asked: int | None) -> None:
-        cap = self._facts.max_logprobs
-        size = self._facts.vocab_size
+        cap, size = self._facts.max_logprobs, self._facts.vocab_size
         if asked is None:
             return
         if asked > size:

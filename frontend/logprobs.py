@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import msgspec
@@ -67,6 +68,7 @@ class LogprobsTable:
         return found
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LogprobsList(Sequence["dict[int, Logprob] | None"]):
     """A read-only list[dict[int, Logprob]] over part of a table; each dict is made when it is looked at.
 
@@ -74,24 +76,14 @@ class LogprobsList(Sequence["dict[int, Logprob] | None"]):
     does (nothing precedes its first token).
     """
 
-    __slots__ = ("_leads_with_none", "_start", "_stop", "_table", "_text_of")
-
-    def __init__(
-        self,
-        table: LogprobsTable,
-        start: int,
-        stop: int,
-        text_of: TokenText | None,
-        leads_with_none: bool = False,
-    ) -> None:
-        self._table = table
-        self._start = start
-        self._stop = stop
-        self._text_of = text_of
-        self._leads_with_none = leads_with_none
+    table: LogprobsTable
+    start: int
+    stop: int
+    text_of: TokenText | None
+    leads_with_none: bool = False
 
     def __len__(self) -> int:
-        return self._stop - self._start + self._leads_with_none
+        return self.stop - self.start + self.leads_with_none
 
     @overload
     def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
@@ -112,13 +104,13 @@ class LogprobsList(Sequence["dict[int, Logprob] | None"]):
 
     def joined(self, later: LogprobsList) -> LogprobsList:
         """This part and the one right after it, as one."""
-        assert self._table is later._table
-        assert self._stop == later._start
-        return LogprobsList(self._table, self._start, later._stop, self._text_of, self._leads_with_none)
+        assert self.table is later.table
+        assert self.stop == later.start
+        return LogprobsList(self.table, self.start, later.stop, self.text_of, self.leads_with_none)
 
     def _at(self, place: int) -> dict[int, Logprob] | None:
-        if self._leads_with_none:
+        if self.leads_with_none:
             if place == 0:
                 return None
             place -= 1
-        return self._table.entries(self._start + place, self._text_of)
+        return self.table.entries(self.start + place, self.text_of)

@@ -107,8 +107,8 @@ class Terminal:
 
     def _show(self, _rest: str) -> None:
         talk = self._conversation
-        print(f"{'model':<20}  {talk.model}")
-        used = f"{talk.num_messages} messages, {talk.count_tokens()} of {talk.max_model_len} tokens"
+        print(f"{'model':<20}  {talk.facts.served_model_name}")
+        used = f"{talk.num_messages} messages, {talk.count_tokens()} of {talk.facts.max_model_len} tokens"
         print(f"{'conversation':<20}  {used}")
         params = talk.params
         for name in _SETTABLE:

@@ -13,6 +13,7 @@ from ...ipc.sampling_params import SamplingParams
 from .sampling_options import make_sampling_params
 
 if TYPE_CHECKING:
+    from ...ipc.messages import EngineFacts
     from ..input_processor import Prompt
     from ..outputs import RequestOutput
     from .session import Session
@@ -28,7 +29,7 @@ class Conversation:
         self, session: Session, given: Mapping[str, Any], system: str | None, is_verbose: bool
     ) -> None:
         self._session = session
-        self._given = dict(given)
+        self.given = dict(given)  # the sampling fields that the user set; others are the model's or command's
         self._is_verbose = is_verbose
         self._messages: list[dict[str, str]] = []
         self.system = system
@@ -36,22 +37,12 @@ class Conversation:
     @property
     def params(self) -> SamplingParams:
         """How the next answer is sampled."""
-        return make_sampling_params(self._given, self._session.default_sampling, DEFAULTS)
+        return make_sampling_params(self.given, self._session.default_sampling, DEFAULTS)
 
     @property
-    def given(self) -> frozenset[str]:
-        """The sampling fields that the user set; the others are the model's or the command's."""
-        return frozenset(self._given)
-
-    @property
-    def model(self) -> str:
-        """The name under which the engine serves its model."""
-        return self._session.facts.served_model_name
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of conversation and answer together."""
-        return self._session.facts.max_model_len
+    def facts(self) -> EngineFacts:
+        """The engine's facts."""
+        return self._session.facts
 
     @property
     def num_messages(self) -> int:
@@ -73,11 +64,11 @@ class Conversation:
         if name == "system":
             self.system = value
             return
-        given = {key: old for key, old in self._given.items() if key != name}
+        given = {key: old for key, old in self.given.items() if key != name}
         if value is not None:
             given[name] = value
         SamplingParams(**given)
-        self._given = given
+        self.given = given
 
     def reset(self) -> None:
         """Forget every message; settings stay."""

@@ -44,23 +44,22 @@ class ConfigFields:
         """Count keys as known that decide nothing in this family."""
         self._known.update(keys)
 
-    def get(self, key: str) -> Any:
-        """The value as it is, None where there is none."""
+    def get(self, key: str, default: object = None) -> Any:
+        """The value as it is; absent or null: the default."""
         self._known.add(key)
-        return self._values.get(key)
+        value = self._values.get(key)
+        return default if value is None else value
 
     def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_INT) -> int:
         """An integer from `low` to `high`; absent or null: the default."""
-        value = self.get(key)
-        value = default if value is None else value
+        value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self.error(key, value, f"an integer from {low} to {high}")
         return value
 
     def number(self, key: str, default: float | None = None, low: float = _MIN_NUMBER) -> float:
         """A number from `low` to _MAX_NUMBER; absent or null: the default."""
-        value = self.get(key)
-        value = default if value is None else value
+        value = self.get(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self.error(key, value, "a number")
         if not low <= value <= _MAX_NUMBER:  # also of an integer beyond the largest float, and of NaN
@@ -76,8 +75,7 @@ class ConfigFields:
 
     def boolean(self, key: str, default: bool) -> bool:
         """true or false; absent or null: the default."""
-        value = self.get(key)
-        value = default if value is None else value
+        value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.error(key, value, "true or false")
         return value

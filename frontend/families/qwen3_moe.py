@@ -38,8 +38,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
 def _read_sparse(fields: ConfigFields) -> list[bool]:
     """Which layers have experts: every decoder_sparse_step-th, without those in mlp_only_layers."""
     step, num_layers = fields.integer("decoder_sparse_step", 1), read_num_layers(fields)
-    value: Any = fields.get("mlp_only_layers")
-    dense: Any = [] if value is None else value
+    dense: Any = fields.get("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(layer) is int for layer in cast(list[Any], dense)):
         raise fields.error("mlp_only_layers", dense, "a list of layers' numbers")
     return [(layer + 1) % step == 0 and layer not in dense for layer in range(num_layers)]

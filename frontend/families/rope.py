@@ -43,8 +43,7 @@ def _read_kind(rope: ConfigFields, fields: ConfigFields, theta: float, max_posit
     if kind in ("linear", "dynamic"):
         return RopeConfig(theta=theta, type=kind, factor=rope.number("factor"))
     original = fields.integer(
-        "original_max_position_embeddings",
-        rope.integer("original_max_position_embeddings", max_positions),
+        "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_positions)
     )
     if kind == "llama3":
         return _read_llama3(rope, theta, original)

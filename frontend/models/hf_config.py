@@ -15,14 +15,8 @@ from ...ipc.model_spec import Dtype, ModelSpec
 from ...ipc.sampling_params import SamplingParams
 
 # What generation_config.json may preset, and SamplingParams' name for it.
-_SAMPLING_KEYS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+_SAMPLING_KEYS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+_SAMPLING_KEYS["max_new_tokens"] = "max_tokens"
 
 
 def read_dtype(config: Mapping[str, Any], stored_dtype: str | None) -> Dtype:
