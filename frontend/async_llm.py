@@ -213,10 +213,7 @@ class AsyncLLM(AsyncUtilityCalls):
     def prepare_params(
         self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
     ) -> PreparedParams:
-        """Check parameters once for many calls of `generate`. Raises SamplingParamsError.
-
-        See InputProcessor.prepare_params for `encoded_bad_words`. Only after `start`.
-        """
+        """InputProcessor.prepare_params, for many calls of `generate`. Only after `start`."""
         self._loop.check()
         self._running_client()
         return self._input_processor.prepare_params(params, encoded_bad_words)

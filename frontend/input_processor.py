@@ -69,10 +69,7 @@ class EngineInput:
 
 @dataclass(frozen=True, slots=True)
 class PreparedParams:
-    """SamplingParams that fit the engine, with what of them takes a tokenizer. For any number of requests.
-
-    `params` are the user's, cloned; requests take copies.
-    """
+    """SamplingParams, checked and cloned, with what of them takes a tokenizer. Requests take copies."""
 
     params: SamplingParams
     token_lists: TokenLists = NO_LISTS
@@ -175,10 +172,7 @@ class InputProcessor:
         arrival_time: float | None = None,
         **checked: Any,
     ) -> EngineInput:
-        """Check the parameters and build the request's sequences: best_of, or n, of them.
-
-        `checked` are further fields of EngineCoreRequest.
-        """
+        """Check the parameters and build best_of, or n, sequences; `checked`: more of EngineCoreRequest."""
         request_id, priority = _check_request_id(make_plain(request_id)), make_plain(priority)
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("priority", priority, "an integer; lower runs first")

@@ -74,10 +74,7 @@ class LLMEngine(UtilityCalls):
 
     @classmethod
     def attach(cls, name: str, *, client_kind: str = "LLMEngine", weight: float = 1.0) -> Self:
-        """Come to the running daemon `name`; `close` leaves it running.
-
-        Raises DaemonError if there is none, ConfigError for a name that cannot be one.
-        """
+        """Come to a running daemon, which `close` leaves. Raises DaemonError, ConfigError for a bad name."""
         client = attach_sync_client(name, client_kind, weight)
         try:
             return cls(client, load_served_tokenizer(client.facts))

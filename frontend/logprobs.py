@@ -38,10 +38,7 @@ class LogprobsTable:
         self._ranks = array("i")
 
     def add(self, block: LogprobsBlock, skip: int = 0, limit: int | None = None) -> float:
-        """Append a block from its position `skip` on, at most `limit` positions.
-
-        Returns the sum of the tokens' own logprobs.
-        """
+        """Append a block's positions from `skip` on, at most `limit`; the sum of the tokens' own logprobs."""
         stop = block.num_positions if limit is None else min(block.num_positions, skip + limit)
         if skip >= stop:
             return 0.0

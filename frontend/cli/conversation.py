@@ -57,10 +57,7 @@ class Conversation:
         return len(tokenizer.encode(tokenizer.render_chat(self._with_system([])), add_special_tokens=False))
 
     def set_field(self, name: str, value: Any) -> None:
-        """Set a sampling field, or the system message; None takes back what was set.
-
-        Raises SamplingParamsError and changes nothing.
-        """
+        """Set a sampling field or the system message, or take it back: None. Raises SamplingParamsError."""
         if name == "system":
             self.system = value
             return

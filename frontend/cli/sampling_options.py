@@ -1,7 +1,6 @@
 """The sampling options that `quire generate` and `quire chat` share, and what they default to.
 
-An option that is not given takes the model's recommendation (generation_config.json), else the command's
-default.
+One that is not given takes the model's recommendation (generation_config.json), else the command's default.
 """
 
 from __future__ import annotations

@@ -43,10 +43,7 @@ async def attach_async_client(name: str, client_kind: str, weight: float = 1.0) 
 
 
 class AsyncMPClient(EngineCoreClient):
-    """Used from one event loop. The two functions above make one that is ready.
-
-    The engine may be replaced by another: client_protocol.py says how.
-    """
+    """Used from one event loop. Its engine may be replaced by another: client_protocol.py says how."""
 
     def __init__(self, engine: Engine, *, client_kind: str = "private", weight: float = 1.0) -> None:
         self._engine = engine

@@ -132,10 +132,7 @@ class EngineConnection:
     def take(
         self, frames: list[bytes], now: float, on_phase: PhaseCallback | None = None
     ) -> list[EngineCoreOutput]:
-        """Outputs of one message. Raises like ClientProtocol.frames_received; then too `send_waiting` is due.
-
-        on_phase: is told how the start gets on.
-        """
+        """Outputs of one message. Raises as ClientProtocol.frames_received; then too do `send_waiting`."""
         protocol = self.protocol
         if protocol.is_open:
             return protocol.frames_received(frames, now)

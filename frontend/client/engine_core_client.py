@@ -1,8 +1,5 @@
-"""EngineCoreClients: a frontend's tie to an engine core. The interfaces and two of the three:
+"""EngineCoreClients: a frontend's tie to an engine core. The interfaces, and those for threads.
 
-SyncMPClient speaks messages.py over a socket, with an engine core process that it owns or with a daemon's;
-InprocClient runs core and worker in the calling process (debugging; loads torch there).
-async_engine_core_client.py has the third.
 A client knows requests and outputs, not what they mean: text, parents and deltas are the processors' work.
 """
 
@@ -106,10 +103,7 @@ class SyncClient(EngineCoreClient):
         """Forget a call and its answer."""
 
     def get_outputs(self, timeout_s: float | None = None) -> list[EngineCoreOutput]:
-        """Wait until the engine has said something, at most `timeout_s`. [] when the time is over.
-
-        Raises EngineDeadError with the cause when the engine has ended.
-        """
+        """Wait for what `read` returns or raises, at most `timeout_s`. [] when the time is over."""
         if self._kept:
             kept, self._kept = self._kept, []
             return kept
@@ -166,7 +160,7 @@ def attach_sync_client(
 
 
 class SyncMPClient(SyncClient):
-    """Speaks with an engine core process, which may be replaced by another: client_protocol.py says how."""
+    """Speaks with its own core or a daemon's. Another may replace it: client_protocol.py says how."""
 
     def __init__(
         self,
@@ -324,7 +318,7 @@ class SyncMPClient(SyncClient):
 
 
 class InprocClient(SyncClient):
-    """Core and worker in this process, a step a `read`. For debugging: breakpoints and profilers see all."""
+    """Core, worker and torch in this process, a step a `read`. For debuggers and profilers, which see all."""
 
     def __init__(self, config: EngineConfig, on_phase: PhaseCallback | None = None) -> None:
         super().__init__()

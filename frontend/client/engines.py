@@ -80,10 +80,7 @@ class Engine(ABC):
 
 
 class EngineProcess(Engine):
-    """A private engine core: its run directory, process and the way they end.
-
-    A core that is lost after it was ready once is replaced by another, within limits.
-    """
+    """A private core and its run directory. One lost after it was ready is replaced, within limits."""
 
     linger_ms = 0
 

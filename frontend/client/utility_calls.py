@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from typing import Any
 
 from ...ipc.errors import RequestFailedError
 from ...ipc.messages import EngineMetrics, EngineSnapshot, SchedulerStats, UtilityMethod, UtilityResult
-
-T = TypeVar("T")
 
 
 class UtilityCalls(ABC):
@@ -20,18 +18,15 @@ class UtilityCalls(ABC):
 
     def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
-        result = self._call(UtilityMethod.STATS)
-        return _expect(result.stats, result, "stats")
+        return _expect(self._call(UtilityMethod.STATS), "stats")
 
     def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        result = self._call(UtilityMethod.SNAPSHOT)
-        return _expect(result.snapshot, result, "snapshot")
+        return _expect(self._call(UtilityMethod.SNAPSHOT), "snapshot")
 
     def metrics(self) -> EngineMetrics:
         """What the engine has counted since it started, over all its clients."""
-        result = self._call(UtilityMethod.METRICS)
-        return _expect(result.metrics, result, "metrics")
+        return _expect(self._call(UtilityMethod.METRICS), "metrics")
 
     def check_integrity(self) -> str | None:
         """What is wrong with the engine's block accounting, None if nothing is."""
@@ -50,24 +45,22 @@ class AsyncUtilityCalls(ABC):
 
     async def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
-        result = await self._call(UtilityMethod.STATS)
-        return _expect(result.stats, result, "stats")
+        return _expect(await self._call(UtilityMethod.STATS), "stats")
 
     async def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        result = await self._call(UtilityMethod.SNAPSHOT)
-        return _expect(result.snapshot, result, "snapshot")
+        return _expect(await self._call(UtilityMethod.SNAPSHOT), "snapshot")
 
     async def metrics(self) -> EngineMetrics:
         """What the engine has counted since it started, over all its clients."""
-        result = await self._call(UtilityMethod.METRICS)
-        return _expect(result.metrics, result, "metrics")
+        return _expect(await self._call(UtilityMethod.METRICS), "metrics")
 
     @abstractmethod
     async def _call(self, method: UtilityMethod) -> UtilityResult: ...
 
 
-def _expect(answer: T | None, result: UtilityResult, what: str) -> T:
+def _expect(result: UtilityResult, field: str) -> Any:
+    answer = getattr(result, field)
     if answer is None:
-        raise RequestFailedError(result.error or f"the engine gave no {what}")
+        raise RequestFailedError(result.error or f"the engine gave no {field}")
     return answer

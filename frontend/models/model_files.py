@@ -65,7 +65,7 @@ def _check_size(file: Path, stream: BinaryIO, max_bytes: int) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON file's object, {} if the file does not exist; ModelError if it is anything but an object."""
     try:
-        content = _decode(file, MAX_JSON_BYTES, Any)
+        content = read_json_as(file, MAX_JSON_BYTES, cast(type[Any], Any))
     except FileNotFoundError:
         return {}
     if not isinstance(content, dict):
@@ -75,10 +75,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def read_json_as(file: Path, max_bytes: int, type_: type[_T]) -> _T:
     """A JSON file as a msgspec type, which bounds what it takes in memory. Raises as `read_file`."""
-    return _decode(file, max_bytes, type_)
-
-
-def _decode(file: Path, max_bytes: int, type_: Any) -> Any:
     try:
         return msgspec.json.decode(read_file(file, max_bytes), type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

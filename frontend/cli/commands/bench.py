@@ -78,13 +78,8 @@ def _run_offline(argv: Sequence[str]) -> int:
     )
     add("--rounds", type=int, default=3, metavar="N", help="measured rounds (3)")
     add("--json", metavar="FILE", help="write every figure to a file too")
-    add(
-        "--engine-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an EngineArgs field for Quire",
-    )
+    text = "an EngineArgs field for Quire"
+    add("--engine-arg", action="append", default=[], metavar="NAME=VALUE", help=text)
     options = parser.parse(argv)
     _check_counts(options, "rounds")
     return offline.run_offline(
@@ -224,12 +219,8 @@ def _make_serve_parser() -> Parser:
     add("--endpoint", choices=("chat", "completions"), default="chat", help="which API (%(default)s)")
     add("--api-key", metavar="KEY", help="sent as the bearer token")
     add("--dataset", default="random", metavar="D", help="random words, or a file of JSON lines")
-    add(
-        "--input-len",
-        default="32-128",
-        metavar="N",
-        help="words in a random prompt, or a range (%(default)s)",
-    )
+    text = "words in a random prompt, or a range (%(default)s)"
+    add("--input-len", default="32-128", metavar="N", help=text)
     add("--output-len", default="64", metavar="N", help="most tokens of an answer, or a range (%(default)s)")
     add("--ignore-eos", action="store_true", help="ask for answers of the full length (not every server can)")
     add("--temperature", type=float, default=0.0, metavar="T", help="(%(default)s)")

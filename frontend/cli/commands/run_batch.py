@@ -145,12 +145,8 @@ def _make_parser() -> Parser:
     add("-i", "--input-file", metavar="IN", help="as IN")
     add("-o", "--output-file", metavar="OUT", help="as OUT")
     add("--overwrite", action="store_true", help="forget the results in OUT instead of going on with them")
-    add(
-        "--max-concurrency",
-        type=int,
-        metavar="N",
-        help="most lines at a time (twice the engine's max_num_seqs)",
-    )
+    text = "most lines at a time (twice the engine's max_num_seqs)"
+    add("--max-concurrency", type=int, metavar="N", help=text)
     add_engine_options(parser)
     parser.set_defaults(log_level="WARNING")
     return parser

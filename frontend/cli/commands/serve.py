@@ -175,13 +175,8 @@ def _make_parser() -> Parser:
     add("--api-key-file", metavar="FILE", help="keys to let in, one a line")
     add("--insecure-no-key", action="store_true", help="allow another address without a key: anyone gets in")
     add("--max-waiting", type=int, default=2048, metavar="N", help="sequences that may wait (2048), then 429")
-    add(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds that running requests get at the end (30)",
-    )
+    text = "seconds that running requests get at the end (30)"
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help=text)
     add("--limit", action="append", default=[], metavar="NAME=VALUE", help="set a limit (repeatable)")
     add("--api-server-count", type=int, default=1, metavar="N", help="HTTP processes on the port (1)")
     add(

@@ -150,25 +150,12 @@ def _make_parser() -> Parser:
         metavar="ROLES",
         help="who dies: core,worker,http,client and, at last, supervisor (all; http,client with --attach)",
     )
-    add(
-        "--signals",
-        default="KILL,TERM,STOP,STOP+CONT",
-        metavar="HOW",
-        help="with which signals (KILL,TERM,STOP,STOP+CONT)",
-    )
-    add(
-        "--kill-interval",
-        type=float,
-        default=8.0,
-        metavar="S",
-        help="one kill in each (8), later where the engine would give up",
-    )
-    add(
-        "--noise",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="storms of broken connections, and junk to every socket (on)",
-    )
+    text = "with which signals (KILL,TERM,STOP,STOP+CONT)"
+    add("--signals", default="KILL,TERM,STOP,STOP+CONT", metavar="HOW", help=text)
+    text = "one kill in each (8), later where the engine would give up"
+    add("--kill-interval", type=float, default=8.0, metavar="S", help=text)
+    text = "storms of broken connections, and junk to every socket (on)"
+    add("--noise", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
     add(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
@@ -179,12 +166,8 @@ def _make_parser() -> Parser:
         help="nobody is killed: one key's attacks beside 16 ordinary streams of another key",
     )
     add("--attacks", metavar="NAMES", help="which attacks --hostile plays (all)")
-    add(
-        "--simulate",
-        type=int,
-        metavar="N",
-        help="no processes: N seeds of the simulator, whose messages are lost, late and doubled",
-    )
+    text = "no processes: N seeds of the simulator, whose messages are lost, late and doubled"
+    add("--simulate", type=int, metavar="N", help=text)
     add("--json", metavar="FILE", help="write every figure to a file too")
     add("--plot", metavar="FILE", help="write a picture of the run over time")
     return parser
