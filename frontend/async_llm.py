@@ -19,7 +19,7 @@ from .client.owner_loop import OwnerLoop
 from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams, Prompt
-from .llm_engine import load_model_tokenizer, load_served_tokenizer, read_served_sampling
+from .llm_engine import load_named_tokenizer, read_served_sampling
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .text.tokenizer import Tokenizer
@@ -332,7 +332,7 @@ async def _start_engine(
     config: EngineConfig, on_phase: Callable[[str], None] | None
 ) -> tuple[AsyncMPClient, Tokenizer | None]:
     """A private engine; the tokenizer is read while it starts in its own processes."""
-    loading = asyncio.create_task(asyncio.to_thread(load_model_tokenizer, config))
+    loading = asyncio.create_task(asyncio.to_thread(load_named_tokenizer, config.model.tokenizer))
     try:
         client = await make_async_client(config, on_phase)
     except BaseException:
@@ -348,7 +348,7 @@ async def _start_engine(
 async def _attach(name: str, client_kind: str, weight: float) -> tuple[AsyncMPClient, Tokenizer | None]:
     client = await attach_async_client(name, client_kind, weight)
     try:
-        return client, await asyncio.to_thread(load_served_tokenizer, client.facts)
+        return client, await asyncio.to_thread(load_named_tokenizer, client.facts.tokenizer)
     except BaseException:
         client.close()
         raise

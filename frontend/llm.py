@@ -220,8 +220,6 @@ def _as_conversations(messages: Any) -> list[Sequence[Message]]:
 def _make_progress(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
     if not use_tqdm or not total:
         return None
-    if callable(use_tqdm):
-        return use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
+    if not callable(use_tqdm):
+        from tqdm.auto import tqdm as use_tqdm
+    return use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)

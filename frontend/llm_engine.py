@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from ..ipc.config import EngineConfig
 from ..ipc.errors import EngineDeadError, QuireError
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import SamplingParams
@@ -64,7 +63,7 @@ class LLMEngine(UtilityCalls):
         config = engine_args.create_engine_config()
         # The tokenizer is read while the engine starts in its own processes.
         with ThreadPoolExecutor(max_workers=1) as pool:
-            loading = pool.submit(load_model_tokenizer, config)
+            loading = pool.submit(load_named_tokenizer, config.model.tokenizer)
             client = make_sync_client(config, on_phase)
         try:
             return cls(client, loading.result())
@@ -77,7 +76,7 @@ class LLMEngine(UtilityCalls):
         """Come to a running daemon, which `close` leaves. Raises DaemonError, ConfigError for a bad name."""
         client = attach_sync_client(name, client_kind, weight)
         try:
-            return cls(client, load_served_tokenizer(client.facts))
+            return cls(client, load_named_tokenizer(client.facts.tokenizer))
         except BaseException:
             client.close()
             raise
@@ -264,14 +263,9 @@ def _close_in_turn(client: SyncClient, turns: Turns) -> None:
             client.close()
 
 
-def load_model_tokenizer(config: EngineConfig) -> Tokenizer | None:
-    """The tokenizer that a config names, None when it names none."""
-    return load_tokenizer(config.model.tokenizer) if config.model.tokenizer else None
-
-
-def load_served_tokenizer(facts: EngineFacts) -> Tokenizer | None:
-    """The tokenizer of an engine that runs, None when it has none."""
-    return load_tokenizer(facts.tokenizer) if facts.tokenizer else None
+def load_named_tokenizer(folder: str) -> Tokenizer | None:
+    """The tokenizer that a config or an engine's facts name, None when that is ''."""
+    return load_tokenizer(folder) if folder else None
 
 
 def read_served_sampling(facts: EngineFacts) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -86,26 +86,18 @@ class BatchCounts:
         return self.num_answered + self.num_refused + self.num_failed
 
 
+@dataclass(slots=True, eq=False)
 class BatchRun:
     """One run over the lines that are due, at most `max_concurrency` at a time (None: by the engine)."""
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        lines: Iterator[InputLine],
-        progress: Progress,
-        results: ResultFile,
-        max_concurrency: int | None,
-        on_result: Callable[[BatchResult], None] | None = None,
-    ) -> None:
-        self.counts = BatchCounts()
-        self._llm = llm
-        self._lines = lines
-        self._progress = progress
-        self._results = results
-        self._max_concurrency = max_concurrency
-        self._on_result = on_result
-        self._stop = asyncio.Event()
+    llm: AsyncLLM
+    lines: Iterator[InputLine]
+    progress: Progress
+    results: ResultFile
+    max_concurrency: int | None
+    on_result: Callable[[BatchResult], None] | None = None
+    counts: BatchCounts = field(default_factory=BatchCounts, init=False)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self, on_phase: Callable[[str], None] | None = None) -> bool:
         """Run until every line has a result (True) or SIGINT or SIGTERM came (False).
@@ -124,18 +116,18 @@ class BatchRun:
                     working.result()
                 return is_whole
             finally:
-                self._llm.shutdown()
+                self.llm.shutdown()
 
     async def _work(self, on_phase: Callable[[str], None] | None) -> None:
-        await self._llm.start(on_phase)
-        num_workers = self._max_concurrency or 2 * self._llm.facts.max_num_seqs
+        await self.llm.start(on_phase)
+        num_workers = self.max_concurrency or 2 * self.llm.facts.max_num_seqs
         # The server's own bound on waiting sequences is for many clients; here `num_workers` is the bound.
-        serving = Serving(self._llm, ServerOptions(max_waiting=2**31 - 1))
+        serving = Serving(self.llm, ServerOptions(max_waiting=2**31 - 1))
         app = ApiKeyMiddleware(create_app(serving), ())
         serving.open()
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(num_workers, self._progress.num_lines - self._progress.num_done)):
+                for _ in range(min(num_workers, self.progress.num_lines - self.progress.num_done)):
                     group.create_task(self._answer_lines(app))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -144,16 +136,16 @@ class BatchRun:
 
     async def _answer_lines(self, app: ASGIApp) -> None:
         """One worker: the next line that is due, as long as there is one."""
-        for line in self._lines:
-            if self._progress.is_due(line):
+        for line in self.lines:
+            if self.progress.is_due(line):
                 self._keep(await self._answer(app, line))
 
     def _keep(self, result: BatchResult) -> None:
-        self._results.append(result)
-        self._progress.add(result.id)
+        self.results.append(result)
+        self.progress.add(result.id)
         self.counts.add(result)
-        if self._on_result is not None:
-            self._on_result(result)
+        if self.on_result is not None:
+            self.on_result(result)
 
     async def _answer(self, app: ASGIApp, line: InputLine) -> BatchResult:
         """A line's result. Raises EngineDeadError instead of one that says no more than that."""
@@ -172,8 +164,8 @@ class BatchRun:
         """(status, body) of the answer; where there is no room, of the last of many tries."""
         for _ in range(_MAX_TRIES):
             answer = await call_app(app, asked.url, bytes(asked.body))
-            if self._llm.dead_error is not None:
-                raise EngineDeadError(str(self._llm.dead_error))
+            if self.llm.dead_error is not None:
+                raise EngineDeadError(str(self.llm.dead_error))
             if answer[0] != _OVERLOADED:
                 return answer
             await asyncio.sleep(_RETRY_S)

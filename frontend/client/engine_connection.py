@@ -39,7 +39,7 @@ class Transport(Protocol):
         ...
 
 
-class EngineSocket:
+class EngineSocket(Transport):
     """A DEALER to an engine, and the monitor of its connection.
 
     Both descriptors are edge-triggered: one is readable when something has happened since its socket was last
@@ -66,14 +66,12 @@ class EngineSocket:
         return True
 
     def receive(self) -> list[bytes] | None:
-        """The next message that has arrived, None if there is none."""
         try:
             return self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def read_connection_events(self) -> list[bool]:
-        """What has happened to the connection since the last call, in order: True made, False lost."""
         events: list[bool] = []
         with contextlib.suppress(zmq.Again):
             while True:

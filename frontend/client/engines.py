@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from ...ipc.messages import EngineFacts
 from ...ipc.processes.child_args import CORE_MODULE
 from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.liveness import ChildWatch
-from ...ipc.processes.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess
+from ...ipc.processes.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess, wait_readable
 from ...ipc.sockets import make_ipc_address
 
 LAST_WORDS_MS = 100
@@ -165,9 +164,8 @@ class DaemonEngine(Engine):
     def describe_end(self) -> str | None:
         if self.exit_fd < 0:  # this client has left
             return None
-        poller = select.poll()
-        poller.register(self.exit_fd, select.POLLIN)
-        return f"the daemon {self._name!r} (pid {self._pid}) has ended" if poller.poll(0) else None
+        has_ended = wait_readable(self.exit_fd, 0)
+        return f"the daemon {self._name!r} (pid {self._pid}) has ended" if has_ended else None
 
     def stop(self) -> None:
         if self.exit_fd >= 0:

@@ -136,11 +136,8 @@ def _serve(
 
 def load_served_model_name(name: str, on_phase: Callable[[str], None]) -> str:
     """The name of a daemon's model, when its engine is ready."""
-    client = attach_sync_client(name, "serve", on_phase=on_phase)
-    try:
+    with contextlib.closing(attach_sync_client(name, "serve", on_phase=on_phase)) as client:
         return client.facts.served_model_name
-    finally:
-        client.close()
 
 
 def format_box(host: str, port: int, model: str, has_keys: bool) -> str:

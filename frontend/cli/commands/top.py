@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import termios
 import time
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....ipc.messages import ClientView, EngineSnapshot, RequestView
+from ....ipc.processes.process import wait_readable
 from ...client.engine_core_client import attach_sync_client
 from ...llm_engine import LLMEngine
 from ..exit_codes import ExitCode
@@ -118,8 +118,7 @@ def _is_told_to_leave(timeout_s: float) -> bool:
     """True when q is pressed, or nothing more can be, within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([sys.stdin], [], [], left_s)
-        if ready:
+        if wait_readable(sys.stdin.fileno(), left_s):
             keys = os.read(sys.stdin.fileno(), 64)
             if not keys or b"q" in keys.lower():
                 return True
