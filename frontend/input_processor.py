@@ -104,7 +104,7 @@ class InputProcessor:
         queue_timeout_s: float | None = None,
     ) -> EngineInput:
         """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
-        tenant = _check_tenant(make_plain(tenant))
+        tenant = _check_name("tenant", make_plain(tenant), 0, MAX_TENANT_LENGTH)
         timeouts = {
             name: _check_timeout(name, make_plain(value))
             for name, value in (("timeout_s", timeout_s), ("queue_timeout_s", queue_timeout_s))
@@ -173,7 +173,8 @@ class InputProcessor:
         **checked: Any,
     ) -> EngineInput:
         """Check the parameters and build best_of, or n, sequences; `checked`: more of EngineCoreRequest."""
-        request_id, priority = _check_request_id(make_plain(request_id)), make_plain(priority)
+        request_id = _check_name("request_id", make_plain(request_id), 1, MAX_USER_ID_LENGTH)
+        priority = make_plain(priority)
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("priority", priority, "an integer; lower runs first")
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
@@ -376,20 +377,13 @@ def _parse_salt(name: str, salt: Any) -> str:
     return salt or ""
 
 
-def _check_request_id(request_id: Any) -> str:
-    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_USER_ID_LENGTH:
-        raise InputError("request_id", request_id, f"a text of 1 to {MAX_USER_ID_LENGTH} characters")
-    if not request_id.isprintable():
-        raise InputError("request_id", request_id, "printable characters")
-    return request_id
-
-
-def _check_tenant(tenant: Any) -> str:
-    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_LENGTH:
-        raise InputError("tenant", tenant, f"a text of at most {MAX_TENANT_LENGTH} characters")
-    if not tenant.isprintable():  # as lone surrogates are not, which UTF-8 cannot hold
-        raise InputError("tenant", tenant, "printable characters")
-    return tenant
+def _check_name(field: str, name: Any, min_length: int, max_length: int) -> str:
+    if not isinstance(name, str) or not min_length <= len(name) <= max_length:
+        least = f"{min_length} to" if min_length else "at most"
+        raise InputError(field, name, f"a text of {least} {max_length} characters")
+    if not name.isprintable():  # as lone surrogates are not, which UTF-8 cannot hold
+        raise InputError(field, name, "printable characters")
+    return name
 
 
 def _check_timeout(name: str, value: Any) -> float | None:

@@ -68,8 +68,9 @@ class LLM:
         unaffected.
         """
         self.llm_engine.check_usable()
-        many = _as_prompts(prompts)
-        tokenized = self.llm_engine.input_processor.tokenize(many, is_many=_is_many(prompts))
+        is_many = _is_many(prompts)
+        many = list(cast(Sequence[Prompt], prompts)) if is_many else [cast(Prompt, prompts)]
+        tokenized = self.llm_engine.input_processor.tokenize(many, is_many=is_many)
         return self._generate(tokenized, sampling_params, use_tqdm, priority)
 
     def chat(
@@ -205,10 +206,6 @@ def _is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
     if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         return False
     return not prompts or isinstance(prompts[0], (str, Mapping, Sequence)) or hasattr(prompts[0], "__len__")
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    return list(cast(Sequence[Prompt], prompts)) if _is_many(prompts) else [cast(Prompt, prompts)]
 
 
 def _as_conversations(messages: Any) -> list[Sequence[Message]]:

@@ -123,12 +123,15 @@ class RequestState:
             text = self.detokenizer.sendable_text(is_finished) if self.detokenizer is not None else ""
         else:
             return None
+        logprobs = None
+        if self.logprobs is not None and self.wants_logprobs:
+            logprobs = LogprobsList(self.logprobs, start, self.logprobs.num_positions, self.text_of)
         return CompletionOutput(
             self.index,
             text,
             token_ids,
             self.cumulative_logprob,
-            self._logprobs_since(start),
+            logprobs,
             self.finish_reason,
             self.stop_reason,
         )
@@ -193,11 +196,6 @@ class RequestState:
             self.cumulative_logprob += self.logprobs.add(
                 output.logprobs, num_known, limit=len(self.token_ids) - self.logprobs.num_positions
             )
-
-    def _logprobs_since(self, start: int) -> LogprobsList | None:
-        if self.logprobs is None or not self.wants_logprobs:
-            return None
-        return LogprobsList(self.logprobs, start, self.logprobs.num_positions, self.text_of)
 
 
 class RequestGroup:

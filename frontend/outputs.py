@@ -63,7 +63,7 @@ class RequestOutput(msgspec.Struct):
                 old.logprobs = old.logprobs.joined(new.logprobs) if old.logprobs is not None else new.logprobs
             old.finish_reason = new.finish_reason
             old.stop_reason = new.stop_reason
-        self.outputs.sort(key=_index_of)
+        self.outputs.sort(key=lambda output: output.index)
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.finished = later.finished
         self.metrics = later.metrics
@@ -71,7 +71,3 @@ class RequestOutput(msgspec.Struct):
         self.error_code = self.error_code or later.error_code
         if self.num_cached_tokens is None:
             self.num_cached_tokens = later.num_cached_tokens
-
-
-def _index_of(output: CompletionOutput) -> int:
-    return output.index

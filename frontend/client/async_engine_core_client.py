@@ -99,7 +99,9 @@ class AsyncMPClient(EngineCoreClient):
         """
         try:
             while not (outputs := self._take(await self._receive())):
-                self._resolve_calls()
+                for call_id, result in self._protocol.answers.items():
+                    if not self._calls[call_id].done():
+                        self._calls[call_id].set_result(result)
             return outputs
         except Exception as error:
             self._end(str(error))
@@ -142,11 +144,6 @@ class AsyncMPClient(EngineCoreClient):
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(reason))
-
-    def _resolve_calls(self) -> None:
-        for call_id, result in self._protocol.answers.items():
-            if not self._calls[call_id].done():
-                self._calls[call_id].set_result(result)
 
     async def _receive(self) -> list[bytes]:
         """The next message's frames. Raises why there will be none."""

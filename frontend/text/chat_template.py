@@ -155,7 +155,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _to_json
     offered: dict[str, Any] = {
         "raise_exception": _raise_exception,
-        "strftime_now": _format_now,
+        "strftime_now": lambda form: datetime.now().strftime(form),
         "namespace": _Namespace,
         "dict": _make_dict,
     }
@@ -205,10 +205,6 @@ def _names_in(node: jinja2.nodes.Node) -> set[str]:
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     """`dict()` of a template, without the class' own attributes."""
     return dict(*args, **kwargs)
-
-
-def _format_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _as_list(messages: Any) -> list[Any]:
