@@ -50,7 +50,7 @@ class Tokenizer:
         self.backend = backend
         self.special_tokens = dict(special_tokens)
         self._template = template
-        self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self._decode_one)
+        self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self.decode)
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -168,10 +168,6 @@ class Tokenizer:
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
-
-    def _decode_one(self, token_id: int) -> str:
-        """Text of one id on its own, special tokens shown."""
-        return self.backend.decode([token_id], skip_special_tokens=False)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
