@@ -24,6 +24,12 @@ from ...ipc.errors import (
 
 RETRY_AFTER_S = "1"
 _MAX_MESSAGE = 1000  # characters
+_FAILURES: dict[str | None, tuple[HTTPStatus, Mapping[str, str] | None]] = {
+    "queue_timeout": (HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": RETRY_AFTER_S}),
+    "refused": (HTTPStatus.BAD_REQUEST, None),
+    # OpenAI's clients try a 500 twice more, and each try may cost three workers.
+    "poison_request": (HTTPStatus.INTERNAL_SERVER_ERROR, {"x-should-retry": "false"}),
+}
 _logger = logging.getLogger("quire.serve")
 
 
@@ -103,11 +109,16 @@ def _find_answer(error: Exception) -> ApiError:
             return error
         case HTTPException():
             status = HTTPStatus(error.status_code)
-            return ApiError(status, str(error.detail), code=_code_of(status), headers=error.headers)
+            code = status.phrase.lower().replace(" ", "_")
+            return ApiError(status, str(error.detail), code=code, headers=error.headers)
         case InputError():
-            return _from_input_error(error)
+            code = "context_length_exceeded" if "max_model_len" in error.allowed else None
+            return ApiError(HTTPStatus.BAD_REQUEST, str(error), param=error.field, code=code)
+        case RequestFailedError(code="overloaded"):
+            return overloaded(str(error))
         case RequestFailedError():
-            return _from_failed_request(error)
+            status, headers = _FAILURES.get(error.code, (HTTPStatus.INTERNAL_SERVER_ERROR, None))
+            return ApiError(status, str(error), code=error.code or "request_failed", headers=headers)
         case EngineDeadError():
             return unavailable(f"the engine has ended: {error}", "engine_dead")
         case _:
@@ -129,42 +140,9 @@ def make_error_response(error: Exception) -> Response:
     )
 
 
-def _from_input_error(error: InputError) -> ApiError:
-    code = "context_length_exceeded" if "max_model_len" in error.allowed else None
-    return ApiError(HTTPStatus.BAD_REQUEST, str(error), param=error.field, code=code)
-
-
-def _from_failed_request(error: RequestFailedError) -> ApiError:
-    match error.code:
-        case "overloaded":
-            return overloaded(str(error))
-        case "queue_timeout":
-            return ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                str(error),
-                code=error.code,
-                headers={"retry-after": RETRY_AFTER_S},
-            )
-        case "refused":
-            return ApiError(HTTPStatus.BAD_REQUEST, str(error), code=error.code)
-        case "poison_request":  # OpenAI's clients try a 500 twice more, and each try may cost three workers
-            return ApiError(
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                str(error),
-                code=error.code,
-                headers={"x-should-retry": "false"},
-            )
-        case _:
-            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), code=error.code or "request_failed")
-
-
 def _type_of(status: HTTPStatus) -> str:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "rate_limit_error"
     if status == HTTPStatus.UNAUTHORIZED:
         return "authentication_error"
     return "server_error" if status >= 500 else "invalid_request_error"
-
-
-def _code_of(status: HTTPStatus) -> str:
-    return status.phrase.lower().replace(" ", "_")

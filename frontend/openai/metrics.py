@@ -6,7 +6,7 @@ Only the `process_` and `python_` series are of the process that answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from fastapi import FastAPI
@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from ...ipc.messages import EngineMetrics, Histogram, SchedulerStats
+from ...ipc.messages import EngineMetrics, Histogram
 from ..async_llm import AsyncLLM
 from .bodies.openapi import describe_text_route
 
@@ -73,14 +73,7 @@ class _EngineCollector(Collector):
         self._labels = {"model_name": model_name, "engine": _ENGINE}
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._gauges(self._metrics.stats)
-        yield from self._counters(self._metrics.stats)
-        yield self._ends(self._metrics.finished_total)
-        yield self._step_times(self._metrics.stats)
-        for name, histogram in self._metrics.histograms.items():
-            yield self._histogram(name, histogram)
-
-    def _gauges(self, stats: SchedulerStats) -> Iterator[Metric]:
+        stats = self._metrics.stats
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         for name, text, value in (
             ("num_requests_running", "Requests in the running batch.", stats.num_running),
@@ -90,11 +83,7 @@ class _EngineCollector(Collector):
             ("kv_blocks", "KV blocks that there are.", stats.kv_blocks_total),
             ("request_held_bytes", "What the engine core holds for live requests.", stats.held_bytes),
         ):
-            family = GaugeMetricFamily(PREFIX + name, text, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), value)
-            yield family
-
-    def _counters(self, stats: SchedulerStats) -> Iterator[Metric]:
+            yield self._fill(GaugeMetricFamily, name, text, {"": value})
         for name, text, value in (
             (
                 "prefix_cache_queries",
@@ -107,41 +96,40 @@ class _EngineCollector(Collector):
             ("generation_tokens", "Tokens generated.", stats.generation_tokens_total),
             ("engine_steps", "Steps scheduled.", stats.num_steps_total),
         ):
-            family = CounterMetricFamily(PREFIX + name, text, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), value)
-            yield family
-
-    def _ends(self, finished: dict[str, int]) -> Metric:
-        labels = [*self._labels, "finished_reason"]
-        family = CounterMetricFamily(PREFIX + "request_success", "Requests that have ended.", labels=labels)
-        for reason, count in finished.items():
-            family.add_metric([*self._labels.values(), reason], count)
-        return family
-
-    def _step_times(self, stats: SchedulerStats) -> Metric:
-        labels = [*self._labels, "part"]
+            yield self._fill(CounterMetricFamily, name, text, {"": value})
+        ends = self._metrics.finished_total
+        yield self._fill(
+            CounterMetricFamily, "request_success", "Requests that have ended.", ends, "finished_reason"
+        )
+        times = {
+            "schedule": stats.schedule_s_total,
+            "update": stats.update_s_total,
+            "wait": stats.step_wait_s_total,
+        }
         text = "The step loop's time: deciding, taking results, waiting for the worker."
-        family = CounterMetricFamily(PREFIX + "step_loop_seconds", text, labels=labels)
-        for part, seconds in (
-            ("schedule", stats.schedule_s_total),
-            ("update", stats.update_s_total),
-            ("wait", stats.step_wait_s_total),
-        ):
-            family.add_metric([*self._labels.values(), part], seconds)
+        yield self._fill(CounterMetricFamily, "step_loop_seconds", text, times, "part")
+        for name, histogram in self._metrics.histograms.items():
+            yield self._histogram(name, histogram)
+
+    def _fill(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        text: str,
+        values: Mapping[str, float],
+        label: str | None = None,
+    ) -> Metric:
+        """A family with a series for each value of `label`, or one without it."""
+        family = kind(PREFIX + name, text, labels=[*self._labels, *([label] if label else ())])
+        for part, value in values.items():
+            family.add_metric([*self._labels.values(), *([part] if label else ())], value)
         return family
 
     def _histogram(self, name: str, histogram: Histogram) -> Metric:
-        bounds = [*map(_format_bound, histogram.bounds), "+Inf"]
+        # As prometheus_client writes bounds in its own histograms: 1.0, not 1.
+        bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
         text = _HELP_OF_HISTOGRAM.get(name, name)
         family = HistogramMetricFamily(PREFIX + name, text, labels=list(self._labels))
-        family.add_metric(
-            list(self._labels.values()),
-            buckets=list(zip(bounds, accumulate(histogram.counts), strict=True)),
-            sum_value=histogram.sum,
-        )
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        family.add_metric(list(self._labels.values()), buckets, histogram.sum)
         return family
-
-
-def _format_bound(bound: float) -> str:
-    """As prometheus_client writes it in its own histograms: 1.0, not 1."""
-    return str(float(bound))
