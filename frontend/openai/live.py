@@ -12,21 +12,20 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
-import msgspec
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from ...ipc.messages import EngineSnapshot
 from ..async_llm import AsyncLLM
-from .bodies.openapi import describe_route, describe_text_route
+from .bodies.openapi import Routes
 from .limits import Limits
-from .stream import EventStream, encode_event
+from .stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5
 _PAGE = Path(__file__).parent / "static" / "index.html"
 
 
-def add_routes(app: FastAPI, llm: AsyncLLM, limits: Limits | None = None) -> SnapshotFeed:
+def add_routes(app: FastAPI, routes: Routes, llm: AsyncLLM, limits: Limits) -> SnapshotFeed:
     """Serve the page, /stats and /stats/stream. Close what is returned when the server is about to end.
 
     An engine that is gone raises EngineDeadError, for the app to answer.
@@ -34,23 +33,20 @@ def add_routes(app: FastAPI, llm: AsyncLLM, limits: Limits | None = None) -> Sna
     page = _PAGE.read_text()
     headers = {"content-security-policy": make_content_security_policy(page), "cache-control": "no-cache"}
     feed = SnapshotFeed(llm.snapshot)
-    stream_limits = limits or Limits()
 
     async def show_page() -> Response:
         return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
 
     async def show_stats() -> Response:
-        return Response(msgspec.json.encode(await llm.snapshot()), media_type="application/json")
+        return respond(await llm.snapshot())
 
     async def stream_stats() -> Response:
-        return EventStream(feed.watch(), stream_limits)
+        return EventStream(feed.watch(), limits)
 
     app.add_api_route("/", show_page, include_in_schema=False, response_class=HTMLResponse)
-    app.add_api_route(
-        "/stats", show_stats, **describe_route("The engine at this moment", None, EngineSnapshot)
-    )
+    routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot)
     summary = "The engine, twice a second, as events"
-    app.add_api_route("/stats/stream", stream_stats, **describe_text_route(summary, "text/event-stream"))
+    routes.add("/stats/stream", stream_stats, summary, "text/event-stream")
     return feed
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
-from fastapi import FastAPI
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -24,7 +23,7 @@ from starlette.responses import Response
 
 from ...ipc.messages import EngineMetrics, Histogram
 from ..async_llm import AsyncLLM
-from .bodies.openapi import describe_text_route
+from .bodies.openapi import Routes
 
 PREFIX = "quire:"
 _ENGINE = "0"  # vLLM's label of a data-parallel rank
@@ -43,7 +42,7 @@ _HELP_OF_HISTOGRAM = {
 }
 
 
-def add_routes(app: FastAPI, llm: AsyncLLM) -> None:
+def add_routes(routes: Routes, llm: AsyncLLM) -> None:
     """Serve /metrics. An engine that is gone raises EngineDeadError, for the app to answer."""
     own = CollectorRegistry()
     ProcessCollector(registry=own)
@@ -55,7 +54,7 @@ def add_routes(app: FastAPI, llm: AsyncLLM) -> None:
         body = format_metrics(metrics, llm.facts.served_model_name) + generate_latest(own)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    app.add_api_route("/metrics", show_metrics, **describe_text_route("Prometheus metrics", "text/plain"))
+    routes.add("/metrics", show_metrics, "Prometheus metrics", "text/plain")
 
 
 def format_metrics(metrics: EngineMetrics, model_name: str) -> bytes:

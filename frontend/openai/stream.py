@@ -33,10 +33,10 @@ _HEADERS = [
 T = TypeVar("T")
 
 
-def respond_whole(body: msgspec.Struct, request_id: str) -> Response:
+def respond(body: msgspec.Struct, request_id: str | None = None, status: int = 200) -> Response:
     """An answer that is not streamed."""
-    headers = {REQUEST_ID_HEADER.decode(): request_id}
-    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
+    headers = None if request_id is None else {REQUEST_ID_HEADER.decode(): request_id}
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 def encode_event(body: msgspec.Struct) -> bytes:

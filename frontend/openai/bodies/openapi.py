@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -25,83 +26,75 @@ _ERRORS_OF_POSTS = {
 }
 
 
-def describe_route(
-    summary: str | None,
-    request: type[msgspec.Struct] | None,
-    answer: type[msgspec.Struct],
-    event: type[msgspec.Struct] | None = None,
-    more: Mapping[int, type[msgspec.Struct]] | None = None,
-) -> dict[str, Any]:
-    """Keyword arguments of `add_api_route`: what goes in and out, without FastAPI's own parsing."""
-    content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
-    if event is not None:
-        content["text/event-stream"] = {"schema": {"description": f"Events; data: {event.__name__}"}}
-    responses: dict[int, Any] = {200: {"description": "Success", "content": content}}
-    if request is not None:
-        for status, description in _ERRORS_OF_POSTS.items():
-            responses[status] = _json_response(description, ErrorResponse)
-    else:
-        responses |= _errors_of_gets()
-    for status, kind in (more or {}).items():
-        responses[status] = _json_response("See the body", kind)
-    extra: dict[str, Any] = {}
-    if request is not None:
-        extra["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _ref(request)}},
-        }
-    return {
-        "summary": (summary or "").partition(". ")[0].removesuffix("."),
-        "responses": responses,
-        "response_class": Response,
-        "response_model": None,
-        "openapi_extra": extra,
-    }
+class Routes:
+    """Adds routes to an app, and makes the document of what goes in and out; FastAPI parses nothing."""
 
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._types: set[type[msgspec.Struct]] = {ErrorResponse}
 
-def describe_text_route(summary: str, media_type: str) -> dict[str, Any]:
-    """As `describe_route`, for a GET whose answer is a text of that media type."""
-    responses: dict[int, Any] = {200: {"description": "Success", "content": {media_type: {}}}}
-    return {
-        "summary": summary,
-        "responses": responses | _errors_of_gets(),
-        "response_class": Response,
-        "response_model": None,
-    }
+    def add(
+        self,
+        path: str,
+        endpoint: Callable[..., Awaitable[Response]],
+        summary: str | None,
+        answer: type[msgspec.Struct] | str,
+        *,
+        name: str | None = None,
+        request: type[msgspec.Struct] | None = None,
+        event: type[msgspec.Struct] | None = None,
+        more: Mapping[int, type[msgspec.Struct]] | None = None,
+    ) -> None:
+        """A POST if there is a `request`, else a GET. `answer` is its body, or the media type of a text.
 
+        `summary`: its first sentence is shown. `event`: what a stream is made of. `more`: other answers.
+        """
+        content: dict[str, Any] = {answer: {}} if isinstance(answer, str) else self._describe_json(answer)
+        if event is not None:
+            self._types.add(event)
+            content["text/event-stream"] = {"schema": {"description": f"Events; data: {event.__name__}"}}
+        responses: dict[int | str, Any] = {200: {"description": "Success", "content": content}}
+        for status in (401, 503) if request is None else _ERRORS_OF_POSTS:
+            content = self._describe_json(ErrorResponse)
+            responses[status] = {"description": _ERRORS_OF_POSTS[status], "content": content}
+        for status, kind in (more or {}).items():
+            responses[status] = {"description": "See the body", "content": self._describe_json(kind)}
+        extra: dict[str, Any] = {}
+        if request is not None:
+            extra["requestBody"] = {"required": True, "content": self._describe_json(request)}
+        self._app.add_api_route(
+            path,
+            endpoint,
+            methods=["GET" if request is None else "POST"],
+            name=name,
+            summary=(summary or "").partition(". ")[0].removesuffix("."),
+            responses=responses,
+            response_class=Response,
+            response_model=None,
+            openapi_extra=extra,
+        )
 
-def build_openapi(app: FastAPI, types: Iterable[type[msgspec.Struct]]) -> dict[str, Any]:
-    """The document, for FastAPI's `app.openapi`. `types`: every Struct that the routes name."""
-    document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes
-    )
-    for path in document["paths"].values():
-        for operation in cast(dict[str, dict[str, Any]], path).values():
-            operation["responses"].pop("422", None)  # FastAPI's own validation is not used
-    _, schemas = msgspec.json.schema_components(
-        sorted({*types, ErrorResponse}, key=_name_of), ref_template=_REF
-    )
-    components = document.setdefault("components", {})
-    own = components.setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):
-        own.pop(name, None)
-    own.update(schemas)
-    components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
-    document["security"] = [{}, {"apiKey": []}]
-    return document
+    @functools.cached_property
+    def document(self) -> dict[str, Any]:
+        """/openapi.json, for FastAPI's `app.openapi`; made when it is first asked for."""
+        app = self._app
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        for path in document["paths"].values():
+            for operation in cast(dict[str, dict[str, Any]], path).values():
+                operation["responses"].pop("422", None)  # FastAPI's own validation is not used
+        types = sorted(self._types, key=lambda kind: kind.__name__)
+        _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+        components = document.setdefault("components", {})
+        own = components.setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            own.pop(name, None)
+        own.update(schemas)
+        components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{}, {"apiKey": []}]
+        return document
 
-
-def _errors_of_gets() -> dict[int, dict[str, Any]]:
-    return {status: _json_response(_ERRORS_OF_POSTS[status], ErrorResponse) for status in (401, 503)}
-
-
-def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
-    return {"$ref": _REF.format(name=kind.__name__)}
-
-
-def _json_response(description: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _ref(kind)}}}
-
-
-def _name_of(kind: type[msgspec.Struct]) -> str:
-    return kind.__name__
+    def _describe_json(self, kind: type[msgspec.Struct]) -> dict[str, Any]:
+        self._types.add(kind)
+        return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}

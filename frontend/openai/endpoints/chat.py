@@ -24,7 +24,7 @@ from ..bodies.schema import (
 )
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
-from ..stream import DONE, encode_event, respond_whole
+from ..stream import DONE, encode_event, respond
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .prompts import ChatPrompt, prepare_params, render_chat
 from .sampling import make_chat_params
@@ -55,7 +55,7 @@ async def create_chat_completion(
     body = await make_beside(
         output, lambda: _make_completion(request, request_id, serving.model_id, output, usage)
     )
-    return respond_whole(body, request_id)
+    return respond(body, request_id)
 
 
 def _check(request: ChatCompletionRequest) -> None:

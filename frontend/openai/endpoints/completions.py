@@ -23,7 +23,7 @@ from ..bodies.schema import (
 )
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
-from ..stream import DONE, cancel_and_wait, encode_event, respond_whole
+from ..stream import DONE, cancel_and_wait, encode_event, respond
 from .logprobs import (
     as_json,
     join_completion_logprobs,
@@ -56,7 +56,7 @@ async def create_completion(serving: Serving, request: CompletionRequest, caller
     if request.stream:
         return serving.stream(job.stream(), job.id)
     body = await job.complete()
-    return respond_whole(body, job.id)
+    return respond(body, job.id)
 
 
 def _check(request: CompletionRequest) -> None:

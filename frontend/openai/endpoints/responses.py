@@ -15,7 +15,7 @@ from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.schema import ChatMessage, ResponsesRequest, TokenLogprob
 from ..errors import FieldError, as_api_error
 from ..serving import Caller, Serving, make_id
-from ..stream import encode_named_event, respond_whole
+from ..stream import encode_named_event, respond
 from .logprobs import as_json, make_beside, make_chat_logprobs
 from .prompts import ChatPrompt, prepare_params, render_chat
 from .sampling import make_responses_params
@@ -140,7 +140,7 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
         events = answer.stream(outputs)
         return serving.stream(events, answer.response.id, answer.encode_failure)
     body = await answer.complete(outputs)
-    return respond_whole(body, answer.response.id)
+    return respond(body, answer.response.id)
 
 
 def _messages_of(request: ResponsesRequest) -> list[ChatMessage]:
