@@ -26,7 +26,7 @@ from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
 from ..stream import DONE, encode_event, respond
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
-from .prompts import ChatPrompt, prepare_params, render_chat
+from .prompts import make_render_job, prepare_params, render_chat
 from .sampling import make_chat_params
 from .unsupported import CHAT_RULES, check_supported
 from .usage import UsageCounter
@@ -43,14 +43,14 @@ async def create_chat_completion(
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
     prepared = await prepare_params(serving, params, caller)
-    prompt = await render_chat(serving, _make_prompt(request), caller)
+    max_model_len = serving.llm.facts.max_model_len
+    prompt = await render_chat(serving, make_render_job(request, max_model_len), caller)
     serving.check_room(params, caller, num_prompt_tokens=len(prompt))
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, prepared, caller, request)
     if request.stream:
         chunks = _ChunkMaker(request, request_id, serving.model_id)
-        events = _stream(outputs, chunks, params.n)
-        return serving.stream(events, request_id)
+        return serving.stream(_stream(outputs, chunks, params.n), request_id)
     output, usage = await _collect(outputs)
     body = await make_beside(
         output, lambda: _make_completion(request, request_id, serving.model_id, output, usage)
@@ -67,18 +67,6 @@ def _check(request: ChatCompletionRequest) -> None:
     for name in ("max_completion_tokens", "max_tokens"):
         if getattr(request, name) == 0:
             raise FieldError(name, 0, "an integer of at least 1")
-
-
-def _make_prompt(request: ChatCompletionRequest) -> ChatPrompt:
-    continues = bool(request.continue_final_message)
-    adds = request.add_generation_prompt
-    return ChatPrompt(
-        request.messages,
-        not continues if adds is None else adds,
-        continues,
-        request.chat_template_kwargs,
-        bool(request.add_special_tokens),
-    )
 
 
 async def _collect(outputs: Outputs) -> tuple[RequestOutput, Usage]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
-from ..bodies.schema import ChatMessage
+from ..bodies.schema import ChatCompletionRequest, TokenizeRequest
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
 from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
@@ -30,17 +30,6 @@ _RESERVED_VARIABLES = {
     "chat_template",
     "tokenize",
 }
-
-
-class ChatPrompt(NamedTuple):
-    """What the chat template renders."""
-
-    messages: Sequence[ChatMessage]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: dict[str, Any] | None = None
-    add_special_tokens: bool = False
-    param: str = "messages"  # the request's field that holds the messages, for errors
 
 
 def split_prompts(
@@ -88,9 +77,7 @@ async def prepare_params(serving: Serving, params: SamplingParams, caller: Calle
     texts = list_bad_word_texts(params.bad_words)
     if can_inline(serving, texts):
         return serving.llm.prepare_params(params)
-    job = EncodeJob(
-        texts=texts, names=["bad_words"] * len(texts), add_special_tokens=False, max_model_len=None
-    )
+    job = EncodeJob(texts=texts, names=["bad_words"] * len(texts), add_special_tokens=False)
     return serving.llm.prepare_params(params, await _run_for_ids(serving, job, caller))
 
 
@@ -99,39 +86,47 @@ def can_inline(serving: Serving, texts: Sequence[str]) -> bool:
     return sum(map(len, texts)) <= MAX_INLINE_LENGTH and serving.tokenizer.is_predictable
 
 
-async def render_chat(serving: Serving, chat: ChatPrompt, caller: Caller) -> list[int]:
+def make_render_job(
+    request: ChatCompletionRequest | TokenizeRequest, max_model_len: int | None = None
+) -> RenderJob:
+    """The job for a request's conversation."""
+    continues = bool(request.continue_final_message)
+    adds = request.add_generation_prompt
+    return RenderJob(
+        messages=request.messages or [],
+        add_generation_prompt=not continues if adds is None else adds,
+        continue_final_message=continues,
+        variables=request.chat_template_kwargs,
+        add_special_tokens=bool(request.add_special_tokens),
+        max_model_len=max_model_len,
+    )
+
+
+async def render_chat(serving: Serving, job: RenderJob, caller: Caller) -> list[int]:
     """Token ids of a conversation by the model's chat template.
 
     Raises ApiError for messages that are malformed, refused by the template or too long.
     """
-    (ids,) = await _run_for_ids(serving, make_render_job(serving, chat, has_limit=True), caller)
+    check_conversation(serving, job)
+    (ids,) = await _run_for_ids(serving, job, caller)
     return ids
 
 
-def make_render_job(serving: Serving, chat: ChatPrompt, has_limit: bool) -> RenderJob:
-    """The job for a conversation. Raises FieldError for what can be seen at once."""
+def check_conversation(serving: Serving, job: RenderJob) -> None:
+    """Raise FieldError for what can be seen at once."""
     limits = serving.options.limits
     if not serving.tokenizer.has_chat_template:
-        raise FieldError(chat.param, "a conversation", "/v1/completions: this model has no chat template")
-    if len(chat.messages) > limits.max_messages:
+        raise FieldError(job.param, "a conversation", "/v1/completions: this model has no chat template")
+    if len(job.messages) > limits.max_messages:
         allowed = f"at most {limits.max_messages} (max_messages)"
-        raise FieldError(chat.param, f"{len(chat.messages)} messages", allowed)
-    num_parts = sum(len(one.content) for one in chat.messages if isinstance(one.content, list))
+        raise FieldError(job.param, f"{len(job.messages)} messages", allowed)
+    num_parts = sum(len(one.content) for one in job.messages if isinstance(one.content, list))
     if num_parts > limits.max_messages:
         allowed = f"at most {limits.max_messages} in all messages (max_messages)"
-        raise FieldError(f"{chat.param}.content", f"{num_parts} parts", allowed)
-    for name in chat.variables or ():
+        raise FieldError(f"{job.param}.content", f"{num_parts} parts", allowed)
+    for name in job.variables or ():
         if name in _RESERVED_VARIABLES:
             raise FieldError(f"chat_template_kwargs.{name}", name, "a name that the server does not set")
-    return RenderJob(
-        messages=list(chat.messages),
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-        variables=chat.variables,
-        add_special_tokens=chat.add_special_tokens,
-        param=chat.param,
-        max_model_len=serving.llm.facts.max_model_len if has_limit else None,
-    )
 
 
 async def decode_prompt(serving: Serving, token_ids: list[int], caller: Caller) -> str:

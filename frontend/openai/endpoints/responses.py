@@ -16,8 +16,9 @@ from ..bodies.schema import ChatMessage, ResponsesRequest, TokenLogprob
 from ..errors import FieldError, as_api_error
 from ..serving import Caller, Serving, make_id
 from ..stream import encode_named_event, respond
+from ..text.jobs import RenderJob
 from .logprobs import as_json, make_beside, make_chat_logprobs
-from .prompts import ChatPrompt, prepare_params, render_chat
+from .prompts import prepare_params, render_chat
 from .sampling import make_responses_params
 from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
 from .usage import UsageCounter
@@ -77,10 +78,6 @@ class ResponseError(msgspec.Struct):
     message: str
 
 
-def _plain_text() -> dict[str, Any]:
-    return {"format": {"type": "text"}}
-
-
 class ResponsesResponse(msgspec.Struct, kw_only=True):
     """Answer of /v1/responses, and what the events of a stream carry."""
 
@@ -101,7 +98,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
-    text: dict[str, Any] = msgspec.field(default_factory=_plain_text)
+    text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
     tool_choice: str = "auto"
     tools: list[Any] = []
     truncation: str = "disabled"
@@ -134,7 +131,10 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
     params = make_responses_params(serving, request, answer.wants_logprobs)
     serving.check_room(params, caller)
     prepared = await prepare_params(serving, params, caller)
-    prompt = await render_chat(serving, ChatPrompt(_messages_of(request), param="input"), caller)
+    max_model_len = serving.llm.facts.max_model_len
+    prompt = await render_chat(
+        serving, RenderJob(messages=_messages_of(request), param="input", max_model_len=max_model_len), caller
+    )
     outputs = serving.generate(answer.response.id, prompt, prepared, caller, request)
     if request.stream:
         events = answer.stream(outputs)
@@ -165,6 +165,7 @@ class _Answer:
         self._num_top = request.top_logprobs or 0
         self.wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
         self._message_id = make_id("msg")
+        self._place: dict[str, Any] = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._counter = UsageCounter()
         self._num_events = 0
         self._text = ""
@@ -202,9 +203,7 @@ class _Answer:
                 if output.outputs[0].text:
                     yield self._event(
                         "response.output_text.delta",
-                        item_id=self._message_id,
-                        output_index=0,
-                        content_index=0,
+                        **self._place,
                         delta=output.outputs[0].text,
                         logprobs=self._logprobs[num_known:],
                     )
@@ -263,23 +262,18 @@ class _Answer:
                 self._event("response.created", response=self.response),
                 self._event("response.in_progress", response=self.response),
                 self._event("response.output_item.added", output_index=0, item=empty),
-                self._event(
-                    "response.content_part.added",
-                    item_id=self._message_id,
-                    output_index=0,
-                    content_index=0,
-                    part=OutputText(text=""),
-                ),
+                self._event("response.content_part.added", **self._place, part=OutputText(text="")),
             ]
         )
 
     def _make_end(self) -> bytes:
-        place: dict[str, Any] = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         status = self.response.status
         return b"".join(
             [
-                self._event("response.output_text.done", **place, text=self._text, logprobs=self._logprobs),
-                self._event("response.content_part.done", **place, part=self._part()),
+                self._event(
+                    "response.output_text.done", **self._place, text=self._text, logprobs=self._logprobs
+                ),
+                self._event("response.content_part.done", **self._place, part=self._part()),
                 self._event("response.output_item.done", output_index=0, item=self._message(status)),
                 self._event(f"response.{status}", response=self.response),
             ]

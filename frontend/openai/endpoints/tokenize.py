@@ -8,7 +8,7 @@ from ..bodies.schema import DetokenizeRequest, TokenizeRequest
 from ..errors import FieldError
 from ..serving import Caller, Serving
 from ..text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
-from .prompts import ChatPrompt, make_render_job
+from .prompts import check_conversation, make_render_job
 
 
 async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Caller) -> Response:
@@ -38,19 +38,8 @@ def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | Enco
     if (request.prompt is None) == (request.messages is None):
         raise FieldError("prompt", request.prompt, "either 'prompt' or 'messages'")
     if request.prompt is not None:
-        return EncodeJob(
-            texts=[request.prompt],
-            names=["prompt"],
-            add_special_tokens=request.add_special_tokens is not False,
-            max_model_len=None,
-        )
-    continues = bool(request.continue_final_message)
-    adds = request.add_generation_prompt
-    chat = ChatPrompt(
-        request.messages or [],
-        not continues if adds is None else adds,
-        continues,
-        request.chat_template_kwargs,
-        bool(request.add_special_tokens),
-    )
-    return make_render_job(serving, chat, has_limit=False)
+        adds = request.add_special_tokens is not False
+        return EncodeJob(texts=[request.prompt], names=["prompt"], add_special_tokens=adds)
+    job = make_render_job(request)
+    check_conversation(serving, job)
+    return job

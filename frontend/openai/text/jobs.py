@@ -7,7 +7,7 @@ processes and no tokenizer.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -35,12 +35,12 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     """
 
     messages: list[ChatMessage]
-    add_generation_prompt: bool
-    continue_final_message: bool
-    variables: dict[str, Any] | None
-    add_special_tokens: bool
-    param: str
-    max_model_len: int | None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: dict[str, Any] | None = None
+    add_special_tokens: bool = False
+    param: str = "messages"
+    max_model_len: int | None = None
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
@@ -49,7 +49,7 @@ class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
     texts: list[str]
     names: list[str]
     add_special_tokens: bool
-    max_model_len: int | None
+    max_model_len: int | None = None
 
 
 class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
@@ -108,8 +108,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 TextAnswer = Ready | TokenIds | Body | Text | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_answer_decoder: msgspec.msgpack.Decoder[TextAnswer] = msgspec.msgpack.Decoder(TextAnswer)
-_job_decoder: msgspec.msgpack.Decoder[TextJob] = msgspec.msgpack.Decoder(TextJob)
+decode_job: Callable[[bytes], TextJob] = msgspec.msgpack.Decoder(TextJob).decode
+decode_answer: Callable[[bytes], TextAnswer] = msgspec.msgpack.Decoder(TextAnswer).decode
 
 
 def encode_body(message: TextJob | TextAnswer) -> bytes:
@@ -120,16 +120,6 @@ def encode_body(message: TextJob | TextAnswer) -> bytes:
 def make_frame(body: bytes, limit_s: float = 0.0) -> bytes:
     """Bytes for the socket."""
     return _HEAD.pack(len(body), limit_s) + body
-
-
-def decode_job(body: bytes) -> TextJob:
-    """In the text process."""
-    return _job_decoder.decode(body)
-
-
-def decode_answer(body: bytes) -> TextAnswer:
-    """In the HTTP process."""
-    return _answer_decoder.decode(body)
 
 
 class FrameReader:

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from .jobs import Ready, TextAnswer, decode_answer, make_frame
+from .process import TextProcess
 from .turns import TurnQueue
 
 _START_TIMEOUT_S = 120.0  # until it is ready; half of it may be processor time
@@ -40,23 +40,8 @@ class TextUnavailableError(Exception):
     """No text process can be had; the text says why."""
 
 
-class Process(Protocol):
-    """What a lane needs of a TextProcess."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def was_out_of_time(self) -> bool: ...
-    @property
-    def was_out_of_memory(self) -> bool: ...
-    def describe_exit(self) -> str: ...
-    def send(self, frame: bytes) -> None: ...
-    def kill(self, because: str) -> None: ...
-    def close(self) -> None: ...
-
-
 # (on_body, on_end) -> a process that has been started and will say that it is ready. Raises OSError.
-MakeProcess = Callable[[Callable[[bytes], None], Callable[[], None]], Process]
+MakeProcess = Callable[[Callable[[bytes], None], Callable[[], None]], TextProcess]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +53,11 @@ class LaneLimits:
     """
 
     limit_s: float
-    max_jobs: int
-    max_bytes: int
-    max_total_bytes: int
     max_sent: int
     idle_s: float | None
+    max_jobs: int = 4096
+    max_bytes: int = 32 << 20  # four bodies of the largest size
+    max_total_bytes: int = 256 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +79,7 @@ class TextLane:
         self._make_process = make_process
         self._waiting: TurnQueue[_Job] = TurnQueue(limits.max_jobs, limits.max_bytes, limits.max_total_bytes)
         self._sent: deque[_Job] = deque()  # the first is being done
-        self._process: Process | None = None
+        self._process: TextProcess | None = None
         self._is_ready = False
         self._is_closed = False
         self._is_retiring = False  # it is being ended because it had nothing to do
@@ -192,7 +177,7 @@ class TextLane:
         if self._waiting or (was_ready and self._limits.idle_s is None):
             self.start()
 
-    def _fail_first(self, job: _Job, process: Process) -> None:
+    def _fail_first(self, job: _Job, process: TextProcess) -> None:
         if job.answer.done():  # abandoned
             return
         by = EndedBy.LOSS

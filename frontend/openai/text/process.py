@@ -16,10 +16,7 @@ from .jobs import FrameReader, TextArgs
 TEXT_MODULE = "quire.frontend.openai.text"
 # One thread a process is what its limits are for: threads would reserve address space and hide from the nice.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"}
-_MEMORY_SIGNALS = (
-    signal.SIGABRT,
-    signal.SIGSEGV,
-)  # an allocation that fails in native code; a deep recursion
+_MEMORY_EXITS = (-signal.SIGABRT, -signal.SIGSEGV)  # a failed allocation in native code; a deep recursion
 
 
 class TextProcess(asyncio.Protocol):
@@ -67,7 +64,7 @@ class TextProcess(asyncio.Protocol):
     @property
     def was_out_of_memory(self) -> bool:
         """Whether it ended as one does that is refused memory where nothing can catch that."""
-        return self._child.exit_code in [-number for number in _MEMORY_SIGNALS]
+        return self._child.exit_code in _MEMORY_EXITS
 
     def describe_exit(self) -> str:
         """How it ended."""

@@ -15,9 +15,6 @@ from .work import MEMORY_ALLOWED, name_of
 SHORT_JOB_BYTES = 20_000  # rendered and tokenized within milliseconds
 _SHORT_JOB_MESSAGES = 64  # likewise
 _SHORT_JOB_S = 0.5  # of processor time; what takes longer is tried once more where it disturbs nobody
-_MAX_JOBS = 4096  # that a tenant has waiting in a lane
-_MAX_BYTES = 32 << 20  # likewise: four bodies of the largest size
-_MAX_TOTAL_BYTES = 256 << 20  # of all tenants in a lane
 _LONG_LANE_IDLE_S = 5.0  # then its process, and with it what memory it has taken, is given up
 
 
@@ -30,13 +27,10 @@ class TextService:
 
     def __init__(self, tokenizer: str, max_render_s: float) -> None:
         self._max_render_s = max_render_s
-        start = functools.partial(TextProcess, tokenizer)
-        self._short = TextLane(
-            _make_limits(min(_SHORT_JOB_S, max_render_s), 4, None), functools.partial(start, False)
-        )
-        self._long = TextLane(
-            _make_limits(max_render_s, 1, _LONG_LANE_IDLE_S), functools.partial(start, True)
-        )
+        short = LaneLimits(limit_s=min(_SHORT_JOB_S, max_render_s), max_sent=4, idle_s=None)
+        self._short = TextLane(short, functools.partial(TextProcess, tokenizer, False))
+        long = LaneLimits(limit_s=max_render_s, max_sent=1, idle_s=_LONG_LANE_IDLE_S)
+        self._long = TextLane(long, functools.partial(TextProcess, tokenizer, True))
 
     def start(self) -> None:
         """Start the process of short jobs, so that the first one does not wait for it."""
@@ -98,17 +92,6 @@ class TextService:
             EndedBy.LOSS: f"what can be rendered and tokenized; twice the process that did ended: {error}",
         }[error.by]
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}={size_bytes} bytes: {allowed}", param=name)
-
-
-def _make_limits(limit_s: float, max_sent: int, idle_s: float | None) -> LaneLimits:
-    return LaneLimits(
-        limit_s=limit_s,
-        max_jobs=_MAX_JOBS,
-        max_bytes=_MAX_BYTES,
-        max_total_bytes=_MAX_TOTAL_BYTES,
-        max_sent=max_sent,
-        idle_s=idle_s,
-    )
 
 
 def _count_messages(job: TextJob) -> int:

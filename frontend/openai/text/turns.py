@@ -59,10 +59,9 @@ class TurnQueue(Generic[T]):
     def put_back(self, items: Iterable[tuple[str, T, int]]) -> None:
         """Return (owner, item, size) that were taken last, in their order: they are the next ones."""
         for owner, item, size_bytes in reversed(list(items)):
-            line = self._lines.get(owner) or _Line[T]()
+            line = self._lines.setdefault(owner, _Line[T]())
             line.items.appendleft((item, size_bytes))
             line.size_bytes += size_bytes
-            self._lines[owner] = line
             self._lines.move_to_end(owner, last=False)
 
     def take(self) -> T | None:

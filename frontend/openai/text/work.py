@@ -110,12 +110,10 @@ def _make_body(name: str, body: msgspec.Struct) -> TextAnswer:
 
 def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[Encoding]:
     if isinstance(job, EncodeJob):
-        names, encodings = job.names, tokenizer.encode_texts(job.texts, job.add_special_tokens)
+        names, texts = job.names, job.texts
     else:
-        names, encodings = (
-            [job.param],
-            tokenizer.encode_texts([_render(tokenizer, job)], job.add_special_tokens),
-        )
+        names, texts = [job.param], [_render(tokenizer, job)]
+    encodings = tokenizer.encode_texts(texts, job.add_special_tokens)
     limit = job.max_model_len
     for name, encoding in zip(names, encodings, strict=True):
         if limit is not None and len(encoding) >= limit:
