@@ -143,17 +143,13 @@ class HttpGroup:
                     self._drain()
                 for process in self._processes:
                     self._follow(process, ready)
-                if not has_been_ready and self._is_ready:
+                if not has_been_ready and all(process.serves for process in self._processes):
                     has_been_ready = True
                     on_ready()
             return EXIT_OK
         finally:
             for process in self._processes:
                 process.stop(_STOP_GRACE_S)
-
-    @property
-    def _is_ready(self) -> bool:
-        return all(process.serves for process in self._processes)
 
     @property
     def _has_drained(self) -> bool:

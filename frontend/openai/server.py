@@ -23,16 +23,17 @@ from uvicorn.server import ServerState
 from ...ipc.errors import EngineDeadError
 from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
+from ..client.engine_connection import PhaseCallback
 from .app import create_app
 from .connections.auth import ApiKeyMiddleware, ApiKeys
 from .connections.hosts import LocalHostMiddleware
-from .connections.listen import is_loopback
+from .connections.listen import BACKLOG, is_loopback
 from .connections.protocol import Admission, CappedProtocol
 from .options import ServerOptions
 from .serving import Serving
+from .stream import cancel_and_wait
 from .tracing import Tracing
 
-_BACKLOG = 2048
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
 _FLUSH_POLL_S = 0.01
@@ -40,7 +41,6 @@ _OTHER_FILES = 192  # descriptors beside connections: files, pipes, and refused 
 _logger = logging.getLogger("quire.serve")
 
 ReadyCallback = Callable[[], None]
-PhaseCallback = Callable[[str], None]
 
 
 def run_server(
@@ -92,17 +92,17 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         listen = functools.partial(
-            loop.create_server, self._make_factory(), sock=listening_socket, backlog=_BACKLOG
+            loop.create_server, self._make_factory(), sock=listening_socket, backlog=BACKLOG
         )
         listener = None if self._options.accepts_when_ready else await listen()
         try:
-            if await self._load(on_phase):
+            if await self._run_until_signal(self._llm.start(on_phase)):
                 self._serving.open()
                 self._start_text()
                 listener = listener or await listen()
                 if on_ready is not None:
                     on_ready()
-                await self._watch_engine()
+                self._has_died = await self._run_until_signal(self._llm.wait_until_dead())
             await self._drain()
         finally:
             if listener is not None:
@@ -139,19 +139,11 @@ class Server:
         admission = Admission(self._options.limits, keys, routes.body_paths)
         return lambda: CappedProtocol(config, self._state, {}, admission)
 
-    async def _load(self, on_phase: PhaseCallback | None) -> bool:
-        """Start the engine; False when a signal came first."""
-        return await self._run_until_signal(self._llm.start(on_phase))
-
     def _start_text(self) -> None:
         """Have the first chat not wait for the process that renders it."""
         tokenizer = self._llm.tokenizer
         if tokenizer is not None and tokenizer.has_chat_template:
             self._serving.text.start()
-
-    async def _watch_engine(self) -> None:
-        """Until a signal comes or the engine is gone."""
-        self._has_died = await self._run_until_signal(self._llm.wait_until_dead())
 
     async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
         """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""
@@ -164,9 +156,7 @@ class Server:
             working.result()
             return True
         finally:
-            for task in (working, stopping):
-                task.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
+            await cancel_and_wait(working, stopping)
 
     async def _drain(self) -> None:
         """New requests get 503; running ones may end, then are aborted, then are cut off."""
@@ -175,7 +165,7 @@ class Server:
             connection.shutdown()
         if not await self._wait_until_idle(self._options.drain_timeout_s):
             self._serving.close()  # what has not been rendered by now is not going to be answered
-            ids = self._serving.live_request_ids
+            ids = self._serving.room.request_ids
             if ids and self._llm.is_running:
                 await self._llm.abort(ids)
             await self._wait_until_idle(_ABORT_GRACE_S)

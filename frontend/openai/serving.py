@@ -66,20 +66,19 @@ class Serving:
         self.is_draining = False
         self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
-        self._room = Room(options.limits.max_total_logprobs_bytes)
-        self._defaults: dict[str, Any] = {}
+        self.room = Room(options.limits.max_total_logprobs_bytes)  # what the requests under way take
+        self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
         self._text: TextService | None = None
 
     def open(self) -> None:
         """The engine is ready: requests may enter."""
         defaults = self.llm.get_default_sampling_params()
         plain = SamplingParams()
-        names = [name for name in SamplingParams.__struct_fields__ if name != "max_tokens"]
-        self._defaults = {
-            name: getattr(defaults, name) for name in names if getattr(defaults, name) != getattr(plain, name)
+        self.default_sampling = {
+            name: getattr(defaults, name)
+            for name in SamplingParams.__struct_fields__
+            if getattr(defaults, name) != getattr(plain, name)
         }
-        if defaults.max_tokens != plain.max_tokens:
-            self._defaults["max_tokens"] = defaults.max_tokens
         self.is_open = True
 
     def close(self) -> None:
@@ -92,26 +91,6 @@ class Serving:
         self.is_draining = True
         for end in self.on_drain:
             end()
-
-    @property
-    def is_recovering(self) -> bool:
-        """True while the engine is being restarted: requests wait, and go on afterwards."""
-        return self.llm.is_recovering
-
-    @property
-    def default_sampling(self) -> dict[str, Any]:
-        """SamplingParams fields that the model recommends."""
-        return self._defaults
-
-    @property
-    def num_live_sequences(self) -> int:
-        """Sequences that the engine has of this process."""
-        return self._room.num_sequences
-
-    @property
-    def live_request_ids(self) -> list[str]:
-        """The engine's requests of this process."""
-        return self._room.request_ids
 
     @property
     def model_id(self) -> str:
@@ -178,7 +157,7 @@ class Serving:
                 code="answer_too_large",
             )
         stay = Stay(caller.tenant, num_prompts * params.num_sequences, num_prompts * price.logprobs_bytes)
-        self._room.check(stay, self.llm.facts.max_num_seqs + self.options.max_waiting)
+        self.room.check(stay, self.llm.facts.max_num_seqs + self.options.max_waiting)
         return stay
 
     async def generate(
@@ -208,7 +187,7 @@ class Serving:
         generating = self.llm.generate(salted, prepared, request_id, **keywords)
         del prompt, salted
         _drop_content(fields)
-        self._room.enter(request_id, stay)
+        self.room.enter(request_id, stay)
         try:
             async with aclosing(generating) as outputs:
                 async for output in outputs:
@@ -219,7 +198,7 @@ class Serving:
         except RequestFailedError as error:
             raise _blame_limits(error, params) from None
         finally:
-            self._room.leave(request_id)
+            self.room.leave(request_id)
 
     def stream(
         self,
@@ -229,7 +208,7 @@ class Serving:
     ) -> EventStream:
         """The response that streams `events`."""
         limits = self.options.limits
-        return EventStream(events, limits, encode_failure, request_id, lambda: self.is_recovering)
+        return EventStream(events, limits, encode_failure, request_id, lambda: self.llm.is_recovering)
 
 
 def _drop_content(fields: msgspec.Struct) -> None:

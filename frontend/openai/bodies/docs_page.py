@@ -19,10 +19,7 @@ code{font-family:ui-monospace,monospace}
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; frame-ancestors 'none'"
 _TYPE_WORDS = {"string": "text", "array": "list", "boolean": "true or false"}
-_NOTES = {
-    "stream": "answer as server-sent events",
-    "model": "the served model's name; it may be left out",
-}
+_NOTES = {"stream": "answer as server-sent events", "model": "the served model's name; it may be left out"}
 
 
 def render_docs(document: dict[str, Any]) -> str:

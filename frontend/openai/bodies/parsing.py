@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
 from ..errors import ApiError, FieldError
@@ -64,12 +64,8 @@ def parse_body(body: bytes, kind: type[T]) -> T:
 async def _read_body(request: Request, max_body_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+    async for part in request.stream():
+        size += len(part)
         if size > max_body_bytes:
             raise ApiError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -77,8 +73,9 @@ async def _read_body(request: Request, max_body_bytes: int) -> bytes:
                 code="body_too_large",
                 headers={"connection": "close"},
             )
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        if part:  # joining the only one copies nothing
+            parts.append(part)
+    return b"".join(parts)
 
 
 def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
@@ -89,8 +86,8 @@ def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
     path = path.removeprefix(".").removesuffix("`")
     if what.startswith(_UNKNOWN):
         name = _join(path, what[len(_UNKNOWN) : -1])
-        known = _fields_at(kind, path)
-        allowed = f"no such field{did_you_mean(name, known) if known else ''}"
+        # Only the request's own fields are close enough to a typing mistake to guess from.
+        allowed = f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}"
         return _make_field_error(name, body, allowed, "unknown_field")
     if what.startswith(_MISSING):
         name = _join(path, what[len(_MISSING) : -1])
@@ -104,11 +101,6 @@ def _make_field_error(field: str, body: bytes, allowed: str, code: str | None = 
     if len(body) > MAX_CHEAP_BYTES or shown != field:
         return ApiError(HTTPStatus.BAD_REQUEST, f"{shown}: {allowed}", param=field, code=code)
     return FieldError(field, _find_value(body, "" if field == "body" else field), allowed, code)
-
-
-def _fields_at(kind: type[msgspec.Struct], path: str) -> tuple[str, ...]:
-    """Names to guess from; only the request's own fields are close enough to a typing mistake."""
-    return kind.__struct_fields__ if not path else ()
 
 
 def _join(path: str, name: str) -> str:

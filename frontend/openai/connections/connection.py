@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def pause_reading(self) -> None:
-        """Others have a turn."""
+        """Others have a turn: nothing is read until `continue_reading`."""
         if not self.transport.is_closing():
             self.flow.pause_reading()
 

@@ -9,7 +9,7 @@ import socket
 from ....ipc.errors import ConfigError
 
 LOCAL_NAME = "localhost"
-_BACKLOG = 2048
+BACKLOG = 2048
 
 
 def is_loopback(host: str) -> bool:
@@ -43,7 +43,7 @@ def _bind(host: str, port: int, reuse: int) -> socket.socket:
         listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening_socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listening_socket.bind(address)
-        listening_socket.listen(_BACKLOG)
+        listening_socket.listen(BACKLOG)
     except PermissionError as error:
         listening_socket.close()
         raise ConfigError("port", port, f"a port that you may use ({error.strerror})") from None

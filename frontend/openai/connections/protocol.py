@@ -93,11 +93,7 @@ class CappedProtocol(Connection):
     """One connection. Made by `create_server` through a factory."""
 
     def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        admission: Admission,
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], admission: Admission
     ) -> None:
         limits = admission.limits
         super().__init__(config, server_state, app_state, limits.write_timeout_s)

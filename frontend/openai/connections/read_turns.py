@@ -7,31 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+
+from .connection import Connection
 
 _LARGE_READ_BYTES = 2**16  # uvloop reads at most 256 KiB at once
 _READERS_A_TURN = 4
-
-
-class Reader(Protocol):
-    """A connection that can wait."""
-
-    def pause_reading(self) -> None:
-        """Nothing is read until `continue_reading`."""
-        ...
-
-    def continue_reading(self) -> None:
-        """Its turn has come; it has its own reasons not to read on."""
-        ...
 
 
 class ReadTurns:
     """Of one process. Methods are called in its event loop."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Reader] = deque()
+        self._waiting: deque[Connection] = deque()
 
-    def note_read(self, reader: Reader, num_bytes: int) -> None:
+    def note_read(self, reader: Connection, num_bytes: int) -> None:
         """So much came in one go: who has read much waits for its next turn."""
         if num_bytes < _LARGE_READ_BYTES:
             return

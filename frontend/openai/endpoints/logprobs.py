@@ -105,12 +105,8 @@ def _make_prompt_entries(entries: dict[int, Logprob]) -> dict[str, PromptLogprob
 
 def _likeliest(entries: dict[int, Logprob], num_top: int) -> list[Logprob]:
     """The token itself is among them only if it is likely enough; -1 asks for all."""
-    ranked = sorted(entries.values(), key=_negated)
+    ranked = sorted(entries.values(), key=lambda entry: -entry.logprob)
     return ranked if num_top < 0 else ranked[:num_top]
-
-
-def _negated(entry: Logprob) -> float:
-    return -entry.logprob
 
 
 def _token_parts(entry: Logprob) -> tuple[str, float, list[int]]:

@@ -25,18 +25,13 @@ _NO_TOOL_CHOICE: _Rule = (
     "'none' or 'auto': tools are not supported",
     lambda value: value in ("none", "auto"),
 )
-_SAMPLING: dict[str, _Rule] = {
-    "response_format": (
-        "{'type': 'text'}: structured output is not supported",
-        _is_text_format,
-    ),
-}
+_TEXT_ONLY: _Rule = ("{'type': 'text'}: structured output is not supported", _is_text_format)
 COMPLETION_RULES: dict[str, _Rule] = {
-    **_SAMPLING,
+    "response_format": _TEXT_ONLY,
     "suffix": ("none: filling in the middle is not supported", _is_off),
 }
 CHAT_RULES: dict[str, _Rule] = {
-    **_SAMPLING,
+    "response_format": _TEXT_ONLY,
     "chat_template": ("none: the template is the model's own", lambda _: False),
     "tools": _NO_TOOLS,
     "tool_choice": _NO_TOOL_CHOICE,

@@ -278,7 +278,7 @@ def run_with_app(scenario: Scenario, options: ServerOptions | None = None, **fac
         client = AsgiClient(ApiKeyMiddleware(create_app(serving), options_.api_key_hashes))
         async with asyncio.timeout(20):
             await scenario(llm, client, serving)
-        assert serving.num_live_sequences == 0
+        assert serving.room.num_sequences == 0
         assert len(llm.ended) == len(llm.calls)
 
     asyncio.run(main())

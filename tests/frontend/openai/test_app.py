@@ -446,7 +446,7 @@ def test_a_flood_by_one_key_leaves_another_its_share_of_the_places() -> None:
         llm.gate.clear()
         flood = [asyncio.create_task(client.post(CHAT, chat(n=2), **by("one"))) for _ in range(3)]
         await llm.wait_for_calls(3)
-        assert serving.num_live_sequences == 6  # max_num_seqs + max_waiting
+        assert serving.room.num_sequences == 6  # max_num_seqs + max_waiting
         refused = await client.post(CHAT, chat(), **by("one"))
         assert refused.status == 429
         assert "6 sequences are under way (6 of them yours)" in refused.error["message"]
