@@ -57,21 +57,16 @@ class SnapshotFeed:
         self._look = look
         self._is_closed = False
         self._period_s = period_s
-        self._num_viewers = 0
+        self.num_viewers = 0  # how many watch now
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[bytes] | None = None
-
-    @property
-    def num_viewers(self) -> int:
-        """How many watch now."""
-        return self._num_viewers
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """Snapshots as events until the feed is closed; one that a slow viewer misses is left out.
 
         Raises what the look raised.
         """
-        self._num_viewers += 1
+        self.num_viewers += 1
         try:
             while not self._is_closed:
                 if self._next is None or self._next.done():
@@ -82,8 +77,8 @@ class SnapshotFeed:
                 if event:
                     yield event
         finally:
-            self._num_viewers -= 1
-            if self._num_viewers == 0 and self._task is not None:
+            self.num_viewers -= 1
+            if self.num_viewers == 0 and self._task is not None:
                 self._task.cancel()
                 self._task = None
 

@@ -133,7 +133,7 @@ class EventStream(Response):
             if not writer.has_started:
                 raise
             await writer.write(self._encode_failure(error))
-        await writer.finish()
+        await writer.write(b"", more=False)
 
 
 class _Writer:
@@ -157,10 +157,6 @@ class _Writer:
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.is_blocked = False
-
-    async def finish(self) -> None:
-        """The end of the response."""
-        await self.write(b"", more=False)
 
 
 def _encode_failure(error: Exception) -> bytes:

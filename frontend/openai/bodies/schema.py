@@ -1,9 +1,7 @@
 """Requests and responses of the API as msgspec Structs; /openapi.json is made from them.
 
 A field that is not here is refused, so nothing that would change an answer is ignored in silence. Fields that
-clients send and that change nothing are listed and dropped; those that Quire does not have are listed with
-the one value that asks for nothing, and `unsupported.py` refuses any other. Fields of SamplingParams are
-taken from there, but for those that a request has in another form.
+change nothing are dropped; of those that Quire does not have, `unsupported.py` refuses what asks for more.
 """
 
 from __future__ import annotations
@@ -67,10 +65,7 @@ _SharedFields: type[msgspec.Struct] = msgspec.defstruct(
 
 
 class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
-    """What a request may say about sampling and scheduling, whatever it generates. Names are vLLM's.
-
-    Every field of SamplingParams, None where the request does not say it.
-    """
+    """What a request may say about sampling and scheduling, by vLLM's names; None: it does not say."""
 
     model: str | None = None
     stream: bool | None = None

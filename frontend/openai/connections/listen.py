@@ -44,13 +44,11 @@ def _bind(host: str, port: int, reuse: int) -> socket.socket:
         listening_socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listening_socket.bind(address)
         listening_socket.listen(BACKLOG)
-    except PermissionError as error:
-        listening_socket.close()
-        raise ConfigError("port", port, f"a port that you may use ({error.strerror})") from None
     except OSError as error:
         listening_socket.close()
-        owner = _find_owner(port)
-        if owner:
+        if isinstance(error, PermissionError):
+            raise ConfigError("port", port, f"a port that you may use ({error.strerror})") from None
+        if owner := _find_owner(port):
             raise ConfigError("port", port, f"a free port; this one is in use by {owner}") from None
         raise ConfigError("host", host, f"an address of this machine with that port free ({error})") from None
     return listening_socket

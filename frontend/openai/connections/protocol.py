@@ -1,9 +1,8 @@
 """The HTTP connection with caps: everything a client sends is counted as it comes, part by part.
 
 httptools itself takes a header, a trailer or a chunk extension of any size and waits for its end for ever.
-What is refused here never reaches the app; it is answered in OpenAI's error shape, and the connection ends.
-The key is checked when the headers are complete; only a POST of a known caller to a route with a body has its
-body stored.
+What is refused here never reaches the app. The key is checked when the headers are complete; only a POST of
+a known caller to a route with a body has its body stored.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from ..bodies.schema import (
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
-    Usage,
 )
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
@@ -29,7 +28,7 @@ from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .prompts import make_render_job, prepare_params, render_chat
 from .sampling import make_chat_params
 from .unsupported import CHAT_RULES, check_supported
-from .usage import UsageCounter
+from .usage import UsageCounter, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
 
@@ -51,10 +50,8 @@ async def create_chat_completion(
     if request.stream:
         chunks = _ChunkMaker(request, request_id, serving.model_id)
         return serving.stream(_stream(outputs, chunks, params.n), request_id)
-    output, usage = await _collect(outputs)
-    body = await make_beside(
-        output, lambda: _make_completion(request, request_id, serving.model_id, output, usage)
-    )
+    output = await take_last(outputs)
+    body = await make_beside(output, lambda: _make_completion(request, request_id, serving.model_id, output))
     return respond(body, request_id)
 
 
@@ -69,19 +66,11 @@ def _check(request: ChatCompletionRequest) -> None:
             raise FieldError(name, 0, "an integer of at least 1")
 
 
-async def _collect(outputs: Outputs) -> tuple[RequestOutput, Usage]:
-    counter = UsageCounter()
-    last: RequestOutput | None = None
-    async with aclosing(outputs):
-        async for last in outputs:
-            counter.add(last)
-    assert last is not None, "every request ends in a final output"
-    return last, counter.usage()
-
-
 def _make_completion(
-    request: ChatCompletionRequest, request_id: str, model: str, output: RequestOutput, usage: Usage
+    request: ChatCompletionRequest, request_id: str, model: str, output: RequestOutput
 ) -> ChatCompletion:
+    counter = UsageCounter()
+    counter.add(output)
     body = ChatCompletion(
         id=request_id,
         created=int(time.time()),
@@ -96,7 +85,7 @@ def _make_completion(
             )
             for one in output.outputs
         ],
-        usage=usage,
+        usage=counter.usage(),
     )
     if output.prompt_logprobs is not None:
         body.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
@@ -174,7 +163,9 @@ class _ChunkMaker:
         if output.finish_reason is None and logprobs is None and not self._always_has_usage:
             if not output.text:
                 return b""
-            prefix = self._prefixes.get(output.index) or self._make_prefix(output.index)
+            prefix = self._prefixes.get(output.index)
+            if prefix is None:
+                prefix = self._prefixes[output.index] = self._prefix % output.index
             return prefix + self._encode(output.text) + self._suffix
         choice = ChunkChoice(
             output.index,
@@ -185,10 +176,6 @@ class _ChunkMaker:
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason
         return encode_event(self._chunk([choice]))
-
-    def _make_prefix(self, index: int) -> bytes:
-        prefix = self._prefixes[index] = self._prefix % index
-        return prefix
 
     def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
         chunk = msgspec.structs.replace(self._head, choices=choices)

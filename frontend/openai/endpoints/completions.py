@@ -34,7 +34,7 @@ from .logprobs import (
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .sampling import make_completion_params
 from .unsupported import COMPLETION_RULES, check_supported
-from .usage import UsageCounter
+from .usage import UsageCounter, take_last
 
 _MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
 _PROMPT_COST = 500  # what each prompt counts beside them
@@ -202,12 +202,7 @@ class _Job:
                 await one.aclose()
 
     async def _finish_one(self, place: int) -> list[CompletionChoice]:
-        last: RequestOutput | None = None
-        async with aclosing(self._outputs(place)) as outputs:
-            async for output in outputs:
-                last = output
-        assert last is not None, "every request ends in a final output"
-        whole = last
+        whole = await take_last(self._outputs(place))
         return await make_beside(
             whole, lambda: [self._make_choice(place, whole, one) for one in whole.outputs]
         )

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
 from ...outputs import RequestOutput
 from ..bodies.schema import PromptTokensDetails, Usage
+
+
+async def take_last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    """The final output, which every request ends in."""
+    last: RequestOutput | None = None
+    async with aclosing(outputs):
+        async for output in outputs:
+            last = output
+    assert last is not None, "every request ends in a final output"
+    return last
 
 
 class UsageCounter:
