@@ -2,7 +2,7 @@
 
 A field's type, range, default and text stand in its declaration, and checks, HTTP requests with their schema
 and CLI options are made of it; what computes with it is a logit edit or a filter (`worker/sampling`). What
-temperature 0 switches off is reset in `_normalize`. What needs a tokenizer `frontend/input_processor.py` checks.
+temperature 0 switches off is reset in `_normalize`. What needs a tokenizer is checked by the input processor.
 """
 
 from __future__ import annotations
