@@ -29,15 +29,15 @@ class OwnerLoop:
 
     def check(self) -> None:
         """Raise in a fork and in another event loop than the owner's, or when that has ended."""
-        if self._loop is None:
+        running = _find_running_loop()  # none in a fork, too
+        if running is self._loop or self._loop is None:
             return
         if os.getpid() != self._pid:
             raise EngineDeadError(
                 f"this process is a fork of the one that this AsyncLLM belongs to (pid {self._pid}); "
                 "make one in each process"
             )
-        running = _find_running_loop()
-        if running is not self._loop and (running is not None or self._loop.is_closed()):
+        if running is not None or self._loop.is_closed():
             ended = ", which has ended" if self._loop.is_closed() else ""
             raise WrongEventLoopError(
                 f"this AsyncLLM belongs to the event loop that it was started in{ended}; "

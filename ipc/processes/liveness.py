@@ -111,7 +111,8 @@ class Deadline:
     @property
     def next_check_at(self) -> float | None:
         """When `find_overdue` has something to do, None while nothing is owed."""
-        return None if self.due_at is None else min(self.due_at, self._look_at)
+        due_at, look_at = self.due_at, self._look_at
+        return look_at if due_at is not None and look_at < due_at else due_at
 
     def set(self, now: float, limit_s: float, otherwise: str) -> None:
         """It owes something within `limit_s`, and nothing that it owed before."""
@@ -159,8 +160,10 @@ class ChildWatch(LivenessMonitor):
         """When `look` has something to do, None if never."""
         if self.kill_reason is not None:
             return self._kill_at
-        times = (self.silence_due_at, self.deadline.next_check_at)
-        return min((at for at in times if at is not None), default=None)
+        silence_at, owed_at = self.silence_due_at, self.deadline.next_check_at
+        if silence_at is None or (owed_at is not None and owed_at < silence_at):
+            return owed_at
+        return silence_at
 
     def expect_listening(self, now: float) -> None:
         """It was started, and is to be reached soon."""
