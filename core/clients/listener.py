@@ -24,8 +24,10 @@ _log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.5  # at most so often; an idle core of a daemon has a turn every 0.7 s
 # Of all descriptors, those kept for what is not a client's connection, and for what is accepted before the
-# core has seen that there are many, which may take it milliseconds on a busy machine.
-_RESERVED_FRACTION = 0.5
+# core has seen that there are many: on a busy machine some hundreds came in one turn.
+_RESERVED_FRACTION = 0.7
+_REOPEN_FRACTION = 0.75
+_MAX_EVENTS = 64  # taken in a turn: who connects without end must not keep the core from looking
 
 
 class Listener:
@@ -44,7 +46,7 @@ class Listener:
         """Take what the monitor says; True if a connection has ended."""
         events: set[int] = set()
         with contextlib.suppress(zmq.Again):
-            while True:
+            for _ in range(_MAX_EVENTS):
                 events.add(parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"])
         if zmq.EVENT_ACCEPTED in events:
             self._check_at = 0.0
@@ -60,7 +62,7 @@ class Listener:
             _log.error("file descriptors run out: no new client is let in for a while (ulimit -n)")
             self._is_closed = True
             self._rename(self._path, self._hidden_path)
-        elif self._is_closed and fraction > 1.25 * _RESERVED_FRACTION:
+        elif self._is_closed and fraction > _REOPEN_FRACTION:
             _log.warning("there are file descriptors for new clients again")
             self._is_closed = False
             self._rename(self._hidden_path, self._path)

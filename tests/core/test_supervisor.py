@@ -510,7 +510,7 @@ def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Da
         contextlib.ExitStack() as stack,
     ):
         num_before = core.num_fds() - 3  # some of them may be open for a moment only
-        core.rlimit(psutil.RLIMIT_NOFILE, (num_before + 100,) * 2)
+        core.rlimit(psutil.RLIMIT_NOFILE, (num_before + 200,) * 2)
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             for _ in range(200):
                 connections.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
