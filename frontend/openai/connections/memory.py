@@ -6,7 +6,8 @@ Knows no connections: who has ended a large request says so.
 from __future__ import annotations
 
 import asyncio
-import ctypes
+
+from ....ipc.processes.heap import trim_heap
 
 LARGE_BYTES = 2**20  # of a body; what smaller ones leave is soon taken again
 _DELAY_S = 1.0
@@ -26,10 +27,3 @@ class MemoryTrimmer:
     def _trim(self) -> None:
         self._timer = None
         asyncio.get_running_loop().run_in_executor(None, trim_heap)
-
-
-def trim_heap() -> None:
-    """Give back the free pages of malloc's heaps; nothing where the C library has no such call (musl)."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)

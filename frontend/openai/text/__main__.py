@@ -6,7 +6,6 @@ limited address space makes what eats memory fail here. Ends with its socket.
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
@@ -17,6 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ....ipc.processes.heap import trim_heap
 from ....ipc.processes.process import EXIT_OK, Lifeline
 from ...text.tokenizer import Tokenizer, load_tokenizer
 from ..limits import MAX_TEXT_MEMORY_BYTES
@@ -38,7 +38,7 @@ def main() -> int:
         # A short job's limit is near; a long one shall not go on for a parent that is gone.
         lifeline.watch(0.0)
         os.nice(_NICENESS)
-        after_job = _find_trim()
+        after_job = trim_heap
     with socket.socket(fileno=args.socket_fd) as jobs, contextlib.suppress(ConnectionError):
         _set_time_limit(_MAX_LOAD_S)
         tokenizer = _load(args.tokenizer)
@@ -78,12 +78,6 @@ def _serve(jobs: socket.socket, tokenizer: Tokenizer, after_job: Callable[[], ob
 def _set_time_limit(limit_s: float) -> None:
     """Processor time of this process from now on, after which SIGPROF ends it; 0.0 for no limit."""
     signal.setitimer(signal.ITIMER_PROF, limit_s)
-
-
-def _find_trim() -> Callable[[], object]:
-    """Gives freed memory back to the system, where the C library has such a thing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return bool if trim is None else lambda: trim(0)
 
 
 sys.exit(main())

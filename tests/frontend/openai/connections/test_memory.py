@@ -43,7 +43,14 @@ def test_the_end_of_a_large_body_is_noted_whether_it_was_answered_or_cut(
     is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[int] = []
-    monkeypatch.setattr(MemoryTrimmer, "note_ended", lambda _, size_bytes: noted.append(size_bytes))
+    has_noted = asyncio.Event()
+
+    def note(_: MemoryTrimmer, size_bytes: int) -> None:
+        if size_bytes:
+            noted.append(size_bytes)
+            has_noted.set()
+
+    monkeypatch.setattr(MemoryTrimmer, "note_ended", note)
     size = 4 * LARGE_BYTES
     body = b'{"prompt":"' + b"a" * size + b'"}'
 
@@ -58,8 +65,7 @@ def test_the_end_of_a_large_body_is_noted_whether_it_was_answered_or_cut(
             await peer.read_answer()
         else:
             peer.writer.close()
-        while not any(noted):
-            await asyncio.sleep(0.001)
+        await has_noted.wait()
 
     run_with_server(scenario)
     assert max(noted) == len(body) - (0 if is_whole else 1)

@@ -52,5 +52,6 @@ def test_a_client_that_sent_much_and_leaves_is_noticed_while_it_is_answered() ->
         await llm.wait_for_calls(1)
         peer.leave()
         await llm.wait_for_calls(1, 1)
+        assert not llm.gate.is_set()  # it ended because the client was seen to leave
 
     run_with_server(scenario)
