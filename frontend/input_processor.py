@@ -73,6 +73,7 @@ class PreparedParams:
 
     params: SamplingParams
     token_lists: TokenLists = NO_LISTS
+    grammar: str = ""  # as in EngineCoreRequest
 
 
 @dataclass(slots=True)
@@ -190,6 +191,7 @@ class InputProcessor:
             priority=int(priority),
             cache_salt=prompt.cache_salt,
             token_lists=prepared.token_lists,
+            grammar=prepared.grammar,
             **checked,
         )
         return EngineInput(

@@ -23,6 +23,7 @@ PROTOCOL_VERSION = 3
 
 MAX_REQUEST_ID_LENGTH = 256
 MAX_CACHE_SALT_LENGTH = 128
+MAX_GRAMMAR_LENGTH = 256 * 1024  # characters
 MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
 MAX_IDS_PER_ABORT = 2048  # more are several messages
 MAX_EOS_TOKEN_IDS = 1024
@@ -37,6 +38,7 @@ OBSERVER_KINDS = frozenset({"supervisor", "ps", "top", "serve"})
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
 PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
+Grammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_LENGTH)]
 Tenant = Annotated[str, Meta(max_length=MAX_TENANT_LENGTH)]
 Weight = Annotated[float, Meta(gt=0.0, le=MAX_CLIENT_WEIGHT)]
 Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
@@ -164,6 +166,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     queue_timeout_s: Timeout | None = None  # if it has not begun by then it ends with QUEUE_TIMEOUT
     is_resumed: bool = False  # sent before: an engine may have taken it on, so it is never OVERLOADED
     num_attempts: Annotated[int, Meta(ge=0)] = 0  # engines lost with it in a row, without a token in between
+    grammar: Grammar = ""  # that its output follows, as llguidance reads it; empty: none
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .messages import EngineCoreRequest
+from .messages import MAX_GRAMMAR_LENGTH, EngineCoreRequest
 from .sampling_params import RequestOutputKind, SamplingParams
 from .token_ids import TOKEN_SIZE_BYTES
 from .token_lists import MAX_LISTS_BYTES
@@ -22,7 +22,7 @@ _STREAMED_LOGPROB_BYTES = 16
 
 def find_max_frame_bytes(max_model_len: int) -> int:
     """The longest frame that an honest client sends a core whose requests have so many tokens."""
-    return max_model_len * TOKEN_SIZE_BYTES + MAX_LISTS_BYTES + _FRAME_BYTES
+    return max_model_len * TOKEN_SIZE_BYTES + MAX_LISTS_BYTES + 4 * MAX_GRAMMAR_LENGTH + _FRAME_BYTES
 
 
 def find_held_bytes(request: EngineCoreRequest) -> int:
@@ -33,6 +33,7 @@ def find_held_bytes(request: EngineCoreRequest) -> int:
         + len(request.output_token_ids)
         + request.token_lists.size_bytes
         + 36 * len(request.eos_token_ids)
+        + 4 * len(request.grammar)  # UTF-8, or as many bytes a character in memory
     )
 
 

@@ -33,6 +33,7 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     token_lists: TokenLists
     block_ids: list[int]
     num_computed_tokens: int
+    grammar: str = ""  # as in EngineCoreRequest
 
 
 class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -53,6 +53,7 @@ class Request:
     eos_token_ids: list[int]
     stop_token_ids: frozenset[int]  # end-of-sequence tokens included
     token_lists: TokenLists
+    grammar: str
     cache_salt: str
     order: QueueOrder
     queued_time: float
@@ -114,6 +115,7 @@ class Request:
             eos_token_ids=message.eos_token_ids,
             stop_token_ids=_make_stop_set(tuple(message.eos_token_ids), message.token_lists.stop),
             token_lists=_share_lists(message.token_lists) if message.token_lists.size_bytes else NO_LISTS,
+            grammar=_share_grammar(message.grammar) if message.grammar else "",
             cache_salt=message.cache_salt,
             order=order,
             queued_time=now,
@@ -190,6 +192,7 @@ class Request:
             token_lists=self.token_lists,
             block_ids=self.block_ids.copy(),
             num_computed_tokens=self.num_computed_tokens,
+            grammar=self.grammar,
         )
 
     def to_times(self) -> RequestTimes | None:
@@ -221,6 +224,11 @@ def _share_prompt(packed: bytes) -> bytes:
 @lru_cache(maxsize=4)
 def _share_long_prompt(packed: bytes) -> bytes:
     return packed
+
+
+@lru_cache(maxsize=16)
+def _share_grammar(grammar: str) -> str:
+    return grammar
 
 
 @lru_cache(maxsize=16)
