@@ -34,7 +34,7 @@ from ..ipc.processes.process import (
 )
 from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.request_price import find_max_frame_bytes
-from ..ipc.sockets import bind_router, until_ms
+from ..ipc.sockets import NOBLOCK, bind_router, send_to, until_ms
 from .clients.client_registry import ClientRegistry
 from .clients.listener import Listener
 from .engine_loop import EngineEnd, EngineLoop
@@ -136,7 +136,7 @@ class EngineCoreProcess:
         """The messages that have arrived; the ROUTER takes clients in turn."""
         with contextlib.suppress(zmq.Again):
             while True:
-                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                identity, *frames = self._router.recv_multipart(NOBLOCK)
                 yield identity, frames
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
@@ -145,7 +145,7 @@ class EngineCoreProcess:
             frames = self._loop.codec.encode(message)
             if self._faults is not None and isinstance(message, EngineCoreOutputs):
                 frames = self._faults.corrupt("core.outputs_frame", frames)
-            self._router.send_multipart((identity, *frames), zmq.NOBLOCK)
+            send_to(self._router, identity, frames)
             return True
         except zmq.Again:
             return False

@@ -30,7 +30,7 @@ from ..ipc.processes.liveness import Deadline
 from ..ipc.processes.managed_child import ManagedChild
 from ..ipc.processes.process import ChildProcess, ProcessHandle
 from ..ipc.processes.spare import WarmSpare, find_spare_path
-from ..ipc.sockets import WORKER_HEARTBEAT_TIMEOUT_MS, bind_router
+from ..ipc.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
 from ..ipc.step import (
     ModelRunnerOutput,
     ResetRows,
@@ -158,17 +158,11 @@ class ProcessExecutor(Executor):
 
     def receive(self) -> list[ExecutorEvent]:
         events = self._receive_frames()
-        # Looked at after the drain: what the worker said before it ended is not lost.
-        process, watch = self._worker.process, self._worker.watch
-        if process is not None and process.exit_code is not None:
-            reason = self._forget_worker(grace_s=0.0)
-            if not any(isinstance(event, WorkerFailed) for event in events):
-                events.append(WorkerLost(reason))
-        elif watch is not None:
-            watch.look(time.monotonic())
-            if watch.kill_reason is None and self._has_lost_connection() and not self._is_leaving:
-                watch.give_up("its connection has ended, or it answered no heartbeat", time.monotonic())
-        return events
+        if self._worker.watch is not None:
+            self._worker.watch.look(time.monotonic())
+        # Its end is looked for when there is no more to hear of it: nothing that it said is lost, and a step
+        # does not pay for two system calls.
+        return events or self._find_end()
 
     @property
     def next_check_at(self) -> float | None:
@@ -226,11 +220,8 @@ class ProcessExecutor(Executor):
 
     def _receive_frames(self) -> list[ExecutorEvent]:
         events: list[ExecutorEvent] = []
-        while self._socket is not None:
-            try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        while self._socket is not None and has_message(self._socket):
+            identity, *frames = self._socket.recv_multipart(NOBLOCK)
             if identity != WORKER_IDENTITY or self._is_muted:
                 continue
             try:
@@ -248,13 +239,21 @@ class ProcessExecutor(Executor):
             events.append(event)
         return events
 
+    def _find_end(self) -> list[ExecutorEvent]:
+        """WorkerLost if the process has ended; one whose connection has ended is given up."""
+        process, watch = self._worker.process, self._worker.watch
+        if process is None or watch is None:
+            return []
+        if process.exit_code is not None:
+            return [WorkerLost(self._forget_worker(grace_s=0.0))]
+        if watch.kill_reason is None and self._has_lost_connection() and not self._is_leaving:
+            watch.give_up("its connection has ended, or it answered no heartbeat", time.monotonic())
+        return []
+
     def _has_lost_connection(self) -> bool:
-        if self._connection is None:
+        if self._connection is None or not has_message(self._connection):
             return False
-        try:
-            self._connection.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+        self._connection.recv_multipart(NOBLOCK)
         return True
 
     def _forget_worker(self, grace_s: float) -> str:
@@ -269,7 +268,7 @@ class ProcessExecutor(Executor):
             frames = self._faults.corrupt("core.step_frame", frames)
         assert self._socket is not None
         try:
-            self._socket.send_multipart((WORKER_IDENTITY, *frames), zmq.NOBLOCK)
+            send_to(self._socket, WORKER_IDENTITY, frames)
         except zmq.ZMQError as error:
             # The worker is gone or stuck; its end, or the step's time-out, is what the core acts on.
             _log.warning("step not delivered to the worker: %s", error)

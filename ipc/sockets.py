@@ -33,6 +33,11 @@ LINGER_MS = 500  # last words (an EngineDead, a Goodbye) get this long to leave
 MAX_IPC_PATH_BYTES = 107  # sockaddr_un holds 108 with the closing zero
 IDENTITY_BYTES = 16
 
+# Plain numbers: pyzmq's enums cost a microsecond an operation.
+NOBLOCK = int(zmq.NOBLOCK)
+_MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
+_POLLIN = int(zmq.POLLIN)
+
 _SocketT = TypeVar("_SocketT", bound=zmq.Socket[bytes])
 
 
@@ -89,6 +94,20 @@ def connect_dealer(
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.connect(address)
     return socket
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a receive would return at once: a third of what one costs that raises zmq.Again."""
+    return bool(socket.getsockopt(zmq.EVENTS) & _POLLIN)
+
+
+def send_to(router: zmq.Socket[bytes], identity: bytes, frames: tuple[bytes]) -> None:
+    """Send a message to a ROUTER's peer without waiting; a third of what `send_multipart` costs.
+
+    Raises zmq.Again (slow peer) or EHOSTUNREACH (gone) for the first part, and then has sent neither.
+    """
+    router.send(identity, _MORE_NOBLOCK)
+    router.send(frames[0], NOBLOCK)
 
 
 def _configure(socket: _SocketT) -> _SocketT:
