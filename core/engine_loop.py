@@ -16,6 +16,7 @@ import msgspec
 
 from ..ipc.codec import make_client_codec
 from ..ipc.config import EngineConfig
+from ..ipc.due import find_earliest
 from ..ipc.errors import USER_ERRORS, ProtocolError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import ProtocolNotice
@@ -103,10 +104,8 @@ class EngineLoop:
     def next_turn_at(self) -> float | None:
         """When a turn is due though nothing arrives, by the monotonic clock; None if at no time."""
         core = self._registry.core
-        times = [self._registry.next_turn_at, self._executor.next_check_at]
-        if core is not None:
-            times += [core.next_deadline(), core.next_schedule_at()]
-        return min((at for at in times if at is not None), default=None)
+        at = find_earliest(self._registry.next_turn_at, self._executor.next_check_at)
+        return at if core is None else find_earliest(at, core.next_deadline(), core.next_schedule_at())
 
     def take_messages(self, messages: Messages) -> None:
         """Take messages for at most MAX_RECEIVE_S; one that makes no sense is answered with a notice."""

@@ -20,6 +20,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from ..ipc.due import until_ms
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
 from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
@@ -34,7 +35,7 @@ from ..ipc.processes.process import (
 )
 from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.request_price import find_max_frame_bytes
-from ..ipc.sockets import NOBLOCK, bind_router, send_to, until_ms
+from ..ipc.sockets import NOBLOCK, bind_router, send_to
 from .clients.client_registry import ClientRegistry
 from .clients.listener import Listener
 from .engine_loop import EngineEnd, EngineLoop

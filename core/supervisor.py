@@ -31,12 +31,13 @@ from ..ipc.daemon.daemon_state import (
     write_state,
 )
 from ..ipc.daemon.run_dir import RunDirectory
+from ..ipc.due import until_ms
 from ..ipc.errors import USER_ERRORS, EngineStartError, ProtocolError, QuireError
 from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
 from ..ipc.processes.process_limits import raise_file_limit
-from ..ipc.sockets import connect_dealer, until_ms
+from ..ipc.sockets import connect_dealer
 
 _log = logging.getLogger(__name__)
 

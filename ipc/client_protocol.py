@@ -14,6 +14,7 @@ from collections import deque
 import msgspec
 
 from .codec import PING, make_client_codec
+from .due import find_earliest
 from .errors import (
     USER_ERRORS,
     ConfigError,
@@ -94,10 +95,9 @@ class ClientProtocol:
         """When `time_passed` or `engine_started` is due; None if never."""
         if self.end_reason is not None:
             return None
-        deadlines = [self.restart_at, None if self._lost_at is None else self._lost_at + RECONNECT_TIMEOUT_S]
-        if self._watch is not None:
-            deadlines.append(self._watch.next_check_at)
-        return min((at for at in deadlines if at is not None), default=None)
+        give_up_at = None if self._lost_at is None else self._lost_at + RECONNECT_TIMEOUT_S
+        check_at = None if self._watch is None else self._watch.next_check_at
+        return find_earliest(self.restart_at, give_up_at, check_at)
 
     def check(self) -> None:
         """Raise if there is no engine any more: EngineStartError if it was never ready, EngineDeadError."""

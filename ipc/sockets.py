@@ -13,7 +13,6 @@ it does not reach. A DEALER that stays full answers no heartbeat: it is dropped,
 from __future__ import annotations
 
 import secrets
-import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,11 +47,6 @@ def make_ipc_address(path: str) -> str:
             "socket path", path, f"at most {MAX_IPC_PATH_BYTES} bytes; set XDG_RUNTIME_DIR shorter"
         )
     return f"ipc://{path}"
-
-
-def until_ms(at: float) -> int:
-    """Milliseconds to a monotonic time, rounded up: a poll that ends early would have to be repeated."""
-    return 1 + max(0, int(1000 * (at - time.monotonic())))
 
 
 def bind_router(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ...ipc.due import find_earliest
 from ...ipc.errors import ProtocolError
 from ...ipc.messages import (
     PROTOCOL_VERSION,
@@ -122,10 +123,12 @@ class ClientRegistry:
     @property
     def next_turn_at(self) -> float | None:
         """When something has to be done here though nothing arrives; None if there is no such time."""
-        times = [self._calls.next_at, self.leases.next_check_at]
-        if any(client.outbox for client in self.clients.values()):
-            times.append(self._clock() + OUTBOX_RETRY_S)
-        return min((at for at in times if at is not None), default=None)
+        retry_at = None
+        for client in self.clients.values():
+            if client.outbox:
+                retry_at = self._clock() + OUTBOX_RETRY_S
+                break
+        return find_earliest(self._calls.next_at, self.leases.next_check_at, retry_at)
 
     def deliver(self) -> None:
         """Send what is owed, as far as each client's queue takes it."""

@@ -51,8 +51,8 @@ class LeaseWatch:
 
     def check_if_due(self, check: Callable[[], None]) -> None:
         """Call `check` if its time has come. It costs as much as there are clients, so it then rests."""
-        due_at, now = self.next_check_at, self._clock()
-        if due_at is None or due_at > now:
+        due_at = self.next_check_at
+        if due_at is None or due_at > (now := self._clock()):
             return
         self._due = [at for at in self._due if at > now]
         check()

@@ -45,7 +45,9 @@ class UtilityCalls:
     @property
     def next_at(self) -> float | None:
         """When a round is due, None if nothing waits."""
-        return min((self._due_at.get(method, 0.0) for method in self._waiting), default=None)
+        if not self._waiting:
+            return None
+        return min(self._due_at.get(method, 0.0) for method in self._waiting)
 
     def answer(self, ask: Callable[[UtilityCall], UtilityResult]) -> list[tuple[bytes, UtilityResult]]:
         """The answers of every round that is due: (client, result). `ask` is called once a method."""

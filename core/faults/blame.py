@@ -59,7 +59,9 @@ class Blame:
     @property
     def must_wait(self) -> bool:
         """True while no further step may be formed, because a test begins or ends after those in flight."""
-        return bool(self._scheduler.in_flight) and (self._must_begin or self._has_cleared_group)
+        if not self._groups or not self._scheduler.in_flight:
+            return False
+        return self._must_begin or self._has_cleared_group
 
     def add(self, request: Request) -> None:
         """A new request waits. One that several engine cores were lost with in a row is tested alone, after

@@ -18,6 +18,7 @@ class StepWatch:
         """`step_timeout_s` 0 sets no deadline."""
         self._deadline = deadline
         self._step_timeout_s = step_timeout_s
+        self._overdue = f"took longer than step_timeout_s={step_timeout_s:g}"
         self._steps: deque[int] = deque()
 
     def begin_start(self, ready_timeout_s: float, now: float) -> None:
@@ -38,16 +39,19 @@ class StepWatch:
 
     def note(self, event: object, now: float) -> None:
         """It has said something."""
-        oldest = self._steps[0] if self._steps else None
-        if isinstance(event, WorkerReady | WorkerFailed):
-            self._deadline.clear()
-        elif isinstance(event, ModelRunnerOutput | StepFailed) and event.step_id == oldest:
-            self._steps.popleft()
-            self._deadline.clear()
-            if self._steps:
-                self._expect_step(now)
+        match event:
+            case ModelRunnerOutput() | StepFailed():
+                if self._steps and event.step_id == self._steps[0]:
+                    self._steps.popleft()
+                    self._expect_step(now)
+            case WorkerReady() | WorkerFailed():
+                self._deadline.clear()
+            case _:
+                pass
 
     def _expect_step(self, now: float) -> None:
-        if limit_s := self._step_timeout_s:
-            overdue = f"step {self._steps[0]} took longer than step_timeout_s={limit_s:g}"
-            self._deadline.set(now, limit_s, overdue)
+        """The oldest step's answer, if one is awaited."""
+        if self._steps and self._step_timeout_s:
+            self._deadline.set(now, self._step_timeout_s, f"step {self._steps[0]} {self._overdue}")
+        else:
+            self._deadline.clear()

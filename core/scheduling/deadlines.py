@@ -41,8 +41,7 @@ class Deadlines:
 
     def pop_due(self, now: float) -> tuple[Request, bool] | None:
         """A request whose time is up, and whether it was its time in the queue; None if there is no more."""
-        at = self.next()
-        if at is None or at > now:
+        if not self._heap or (at := self.next()) is None or at > now:
             return None
         _, _, is_of_queue, request = heapq.heappop(self._heap)
         return request, is_of_queue

@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 
 from ...ipc.config import EngineConfig
+from ...ipc.due import until_ms
 from ...ipc.errors import EngineDeadError, EngineStartError
 from ...ipc.messages import (
     EngineCoreOutput,
@@ -25,7 +26,6 @@ from ...ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
-from ...ipc.sockets import until_ms
 from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engines import DaemonEngine, Engine, EngineProcess
 from .wakeup import Wakeup

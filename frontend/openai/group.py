@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from ...ipc.due import find_earliest, until_ms
 from ...ipc.errors import EngineDeadError
 from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget
-from ...ipc.sockets import until_ms
 from .options import ServerOptions
 
 HTTP_MODULE = "quire.frontend.openai"
@@ -159,8 +159,8 @@ class HttpGroup:
         return is_empty or time.monotonic() >= self._ends_at
 
     def _timeout_ms(self) -> int | None:
-        times = [*(process.child.next_check_at for process in self._processes), self._ends_at]
-        return min((until_ms(at) for at in times if at is not None), default=None)
+        at = find_earliest(*(process.child.next_check_at for process in self._processes), self._ends_at)
+        return None if at is None else until_ms(at)
 
     def _start_due(self) -> None:
         for process in self._processes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
+from ..due import find_earliest
 from .process import ProcessHandle
 
 
@@ -160,10 +161,8 @@ class ChildWatch(LivenessMonitor):
         """When `look` has something to do, None if never."""
         if self.kill_reason is not None:
             return self._kill_at
-        silence_at, owed_at = self.silence_due_at, self.deadline.next_check_at
-        if silence_at is None or (owed_at is not None and owed_at < silence_at):
-            return owed_at
-        return silence_at
+        owed_at = self.deadline.next_check_at
+        return owed_at if self._heard_at is None else find_earliest(self.silence_due_at, owed_at)
 
     def expect_listening(self, now: float) -> None:
         """It was started, and is to be reached soon."""
