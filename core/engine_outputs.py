@@ -53,15 +53,17 @@ class EngineOutputs:
                 continue  # it ended while this step ran
             num_accepted += 1
             start = len(request.output_token_ids)
-            request.append(token_id)
-            if request.num_tokens >= request.next_index_at:
+            request.output_token_ids.append(token_id)  # takes the place of its oldest placeholder
+            request.num_placeholders -= 1
+            num_tokens = request.num_tokens = request.num_tokens + 1
+            if num_tokens >= request.next_index_at:
                 self._scheduler.index_full_blocks(request)
-            if token_id in request.stop_token_ids or request.num_tokens >= request.max_total_tokens:
+            if token_id in request.stop_token_ids or num_tokens >= request.max_total_tokens:
                 request.finish_reason = request.find_finish()
                 if request.finish_reason is not None:
                     finished.append(request)
             request.last_token_time = now
-            if request.finish_reason is None and request.first_token_time is not None and not logprobs:
+            if request.first_token_time is not None and request.finish_reason is None and not logprobs:
                 output = EngineCoreOutput(request.request_id, start, [token_id])
             else:
                 output = self._describe(request, start, logprobs.get(step.sampled_rows[i]), now)

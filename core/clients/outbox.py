@@ -38,8 +38,10 @@ class Outbox:
         """Queue outputs; one of a request that is still waiting grows instead."""
         waiting = self._outputs
         for output in outputs:
-            earlier = waiting.get(output.request_id)
-            waiting[output.request_id] = output if earlier is None else merge_outputs(earlier, output)
+            request_id = output.request_id
+            if request_id in waiting:
+                output = merge_outputs(waiting[request_id], output)
+            waiting[request_id] = output
 
     def flush(self, send: Callable[[msgspec.Struct], bool], epoch: str) -> bool:
         """Hand everything to `send` until it answers False (try later). Returns True when empty."""

@@ -130,6 +130,8 @@ class FairPolicy(Policy[FairQueue]):
 
     def _find_newcomer(self) -> Account | None:
         """A tenant with a prompt to compute in this step beside tenants in excess."""
+        if not self._prefilling and not self.waiting:
+            return None
         head = self.waiting.peek()
         num_others = len(self._holders) - (head is None or account_of(head) in self._holders)
         if num_others <= 0:
@@ -145,6 +147,8 @@ class FairPolicy(Policy[FairQueue]):
 
     def choose_prompts(self, step: Step, prefills: list[Request]) -> Iterator[Request]:
         """Running prompts and waiting requests by the keys of their tenants, which grow with each part."""
+        if not prefills and not self.waiting:
+            return
         running: list[tuple[AccountKey, QueueOrder, Request]] = [
             (account_of(request).key, request.order, request) for request in prefills
         ]
@@ -188,7 +192,7 @@ class FairPolicy(Policy[FairQueue]):
         account = account_of(request)
         left = num_tokens
         if paced.decoding - {account}:
-            left = self._max_beside - paced.num_prompt_tokens[account]
+            left = self._max_beside - paced.num_prompt_tokens.get(account, 0)
         if account in paced.limited:
             left = min(left, paced.limited_budget)
         if not self.batch.config.enable_chunked_prefill:
@@ -220,14 +224,15 @@ class FairPolicy(Policy[FairQueue]):
             self._prefilling[request] = None
         else:
             self._prefilling.pop(request, None)
-        paced.num_prompt_tokens[record.account] += num_tokens
+        num_before = paced.num_prompt_tokens.get(record.account, 0)
+        paced.num_prompt_tokens[record.account] = num_before + num_tokens
         if record.account in paced.limited:
             paced.limited_budget = max(0, paced.limited_budget - num_tokens)
             paced.num_limited_tokens += num_tokens
 
     def note_block(self, request: Request) -> None:
         """Count it."""
-        account_of(request).num_blocks += 1
+        request.policy_data.account.num_blocks += 1  # 16 of 256 decodes a step need one: no calls
 
     def note_launch(self, step: Step) -> None:
         """Charge the decodes."""

@@ -9,7 +9,7 @@ is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, log2
@@ -39,7 +39,7 @@ class PacedStep:
     limited_budget: int = 0  # of them, for prompts
     num_limited_tokens: int = 0  # of them, in the step
     decoding: frozenset[Account] = frozenset()  # the tenants of its decodes
-    num_prompt_tokens: Counter[Account] = field(default_factory=Counter["Account"])
+    num_prompt_tokens: dict[Account, int] = field(default_factory=dict)
 
 
 class StepPacer:

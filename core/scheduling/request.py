@@ -156,12 +156,6 @@ class Request:
             packed += self.output_token_ids[max(start - num_prompt, 0) : end - num_prompt].tobytes()
         return packed
 
-    def append(self, token_id: int) -> None:
-        """Take the value of the oldest placeholder."""
-        self.output_token_ids.append(token_id)
-        self.num_tokens += 1
-        self.num_placeholders -= 1
-
     def find_finish(self) -> FinishReason | None:
         """Why the request ends with the output it has, None if it goes on.
 

@@ -16,17 +16,17 @@ class Step:
     step_id: int
     token_budget: int  # what is left of it
     long_prefill_budget: int  # likewise
-    rows: list[int] = field(default_factory=list[int])
-    num_tokens: list[int] = field(default_factory=list[int])
-    requests: list[Request] = field(default_factory=list[Request])
-    sampled: list[Request] = field(default_factory=list[Request])  # those that sample, in the order of `rows`
-    sampled_rows: list[int] = field(default_factory=list[int])
-    new_requests: list[NewRequestData] = field(default_factory=list[NewRequestData])
+    rows: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    sampled: list[Request] = field(default_factory=list)  # those that sample, in the order of `rows`
+    sampled_rows: list[int] = field(default_factory=list)
+    new_requests: list[NewRequestData] = field(default_factory=list)
     new_bytes: int = 0  # the price of those
-    new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
-    indexed_blocks: list[int] = field(default_factory=list[int])  # findable, though only this step fills them
+    new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list)
+    indexed_blocks: list[int] = field(default_factory=list)  # findable, though only this step fills them
     # row -> the first token that is computed of the prompt, of requests with prompt_logprobs
-    prompt_starts: dict[int, int] = field(default_factory=dict[int, int])
+    prompt_starts: dict[int, int] = field(default_factory=dict)
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
 
     @property

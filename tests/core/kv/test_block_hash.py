@@ -42,7 +42,8 @@ def test_prompt_and_output_tokens_hash_alike_and_growing_equals_hashing_at_once(
         request = make_live(tokens[:num_prompt])
         for token_id in tokens[num_prompt:]:
             hasher.extend(request)
-            request.append(token_id)
+            request.output_token_ids.append(token_id)
+            request.num_tokens += 1
         assert hasher.extend(request) == at_once
         assert make_hasher().extend(make_live(tokens[:num_prompt], tokens[num_prompt:])) == at_once
 

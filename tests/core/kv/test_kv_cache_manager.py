@@ -74,7 +74,8 @@ def test_a_block_that_holds_a_placeholder_is_not_found():
     manager.index_full_blocks(request, indexed)
     assert indexed == []
     assert request.num_indexed_blocks == 1
-    request.append(7)
+    request.output_token_ids.append(7)
+    request.num_tokens += 1
     manager.index_full_blocks(request, indexed)
     assert indexed == request.block_ids[1:2]
 
@@ -203,8 +204,8 @@ class ManagerMachine(RuleBasedStateMachine):
         if request.num_tokens == len(request.block_ids) * BLOCK_SIZE and self.manager.grow(request) is None:
             assert self.manager.pool.num_free == 0
             return
-        request.num_placeholders += 1
-        request.append(token_id)
+        request.output_token_ids.append(token_id)
+        request.num_tokens += 1
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
