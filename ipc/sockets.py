@@ -35,7 +35,7 @@ IDENTITY_BYTES = 16
 # Plain numbers: pyzmq's enums cost a microsecond an operation.
 NOBLOCK = int(zmq.NOBLOCK)
 _MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
-_POLLIN = int(zmq.POLLIN)
+POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 _SocketT = TypeVar("_SocketT", bound=zmq.Socket[bytes])
 
@@ -90,9 +90,14 @@ def connect_dealer(
     return socket
 
 
+def read_events(socket: zmq.Socket[bytes]) -> int:
+    """POLLIN and POLLOUT, as far as they hold. Handles what a send or receive may have put off."""
+    return int(socket.getsockopt(zmq.EVENTS))
+
+
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     """Whether a receive would return at once: a third of what one costs that raises zmq.Again."""
-    return bool(socket.getsockopt(zmq.EVENTS) & _POLLIN)
+    return bool(read_events(socket) & POLLIN)
 
 
 def send_to(router: zmq.Socket[bytes], identity: bytes, frames: tuple[bytes]) -> None:

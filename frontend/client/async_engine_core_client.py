@@ -13,11 +13,10 @@ import time
 import weakref
 from collections import deque
 
-import zmq
-
 from ...ipc.config import EngineConfig
 from ...ipc.errors import EngineDeadError, EngineStartError
 from ...ipc.messages import EngineCoreOutput, EngineCoreRequest, UtilityMethod, UtilityResult
+from ...ipc.sockets import POLLIN, POLLOUT
 from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
 from .engines import DaemonEngine, Engine, EngineProcess
@@ -52,6 +51,7 @@ class AsyncMPClient(EngineCoreClient):
         self._connection = EngineConnection(engine, self._socket, client_kind, weight)
         self._protocol = self._connection.protocol
         self._inbox: deque[list[bytes]] = deque()
+        self._is_behind = False  # more has come than the inbox takes
         self._has_news = asyncio.Event()  # the inbox has grown, or the engine has ended
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -152,7 +152,7 @@ class AsyncMPClient(EngineCoreClient):
             self._has_news.clear()
             await self._has_news.wait()
         frames = self._inbox.popleft()
-        if not self._inbox:
+        if self._is_behind and not self._inbox:
             self._pump()
         return frames
 
@@ -178,12 +178,13 @@ class AsyncMPClient(EngineCoreClient):
         now = time.monotonic()
         while True:
             connection.send_waiting(now)
-            while len(inbox) < _MAX_INBOX and (frames := connection.receive(now)) is not None:
-                inbox.append(frames)
             events = self._socket.events
-            can_receive = events & zmq.POLLIN and len(inbox) < _MAX_INBOX
-            if not (can_receive or (events & zmq.POLLOUT and outbox)):
+            if events & POLLIN and len(inbox) < _MAX_INBOX:
+                if (frames := connection.receive(now)) is not None:
+                    inbox.append(frames)
+            elif not (events & POLLOUT and outbox):
                 break
+        self._is_behind = bool(events & POLLIN)
         if inbox or self._protocol.end_reason is not None:
             self._has_news.set()
         self._set_timer()

@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from ...ipc.client_protocol import GOODBYE, ClientProtocol
 from ...ipc.errors import EngineDeadError
 from ...ipc.messages import EngineCoreOutput
-from ...ipc.sockets import connect_dealer
+from ...ipc.sockets import NOBLOCK, connect_dealer, has_message, read_events
 from .engines import Engine, PlannedRestart
 
 _HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
@@ -60,29 +60,28 @@ class EngineSocket(Transport):
     def send(self, frames: tuple[bytes]) -> bool:
         """False if the engine's queue is full, or nobody is connected."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send(frames[0], NOBLOCK)
         except zmq.Again:
             return False
         return True
 
     def receive(self) -> list[bytes] | None:
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            return self._socket.recv_multipart(NOBLOCK)
         except zmq.Again:
             return None
 
     def read_connection_events(self) -> list[bool]:
         events: list[bool] = []
-        with contextlib.suppress(zmq.Again):
-            while True:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-                events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        while has_message(self._monitor):
+            event = parse_monitor_message(self._monitor.recv_multipart(NOBLOCK))
+            events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
         return events
 
     @property
     def events(self) -> int:
-        """zmq.POLLIN, zmq.POLLOUT. Asking handles what a send or receive may have put off."""
-        return cast(int, self._socket.getsockopt(zmq.EVENTS))
+        """As `read_events`."""
+        return read_events(self._socket)
 
     def poll(self, timeout_ms: int, flags: int) -> bool:
         """Wait for one of the events."""

@@ -26,6 +26,7 @@ from ...ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
+from ...ipc.sockets import POLLIN
 from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engines import DaemonEngine, Engine, EngineProcess
 from .wakeup import Wakeup
@@ -233,7 +234,7 @@ class SyncMPClient(SyncClient):
         protocol = self._protocol
         if protocol.end_reason is not None or not protocol.is_open or protocol.outbox:
             return True
-        return bool(self._socket.events & zmq.POLLIN)
+        return bool(self._socket.events & POLLIN)
 
     def wake(self) -> None:
         self._wakeup.set()
@@ -289,7 +290,7 @@ class SyncMPClient(SyncClient):
                 self._connection.follow_connection(now)
             self._protocol.time_passed(now)
             self._connection.send_waiting(now)
-            if self._socket.events & zmq.POLLIN:  # a send may take the edge of what has arrived meanwhile
+            if self._socket.events & POLLIN:  # a send may take the edge of what has arrived meanwhile
                 continue
             has_ended = self._engine.exit_fd in ready
             # What an ended engine said last may still be on its way.
