@@ -1,4 +1,4 @@
-"""Real workers on the pocket model that hang, stop, crash or garble: replaced, and no token is lost."""
+"""Real workers on the pocket model that hang, stop or crash, or are sent nonsense: no token is lost."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ def generate(llm: LLM) -> list[list[int]]:
     return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
-def test_a_hung_step_and_a_garbled_step_cost_no_token(capfd: pytest.CaptureFixture[str]) -> None:
-    with LLM(
-        max_model_len=512,
-        step_timeout_s=0.5,
-        fault_hooks="worker.execute:slow@10,worker.execute:hang@30,core.step_frame:corrupt@80",
-    ) as llm:
+def test_hung_and_garbled_steps_cost_no_token_and_a_row_without_numbers_ends_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    hooks = "worker.execute:slow@10,worker.logits:nan@12,worker.execute:hang@30,core.step_frame:corrupt@80"
+    with LLM(max_model_len=512, step_timeout_s=0.5, fault_hooks=hooks) as llm:
         worker = llm.llm_engine.facts.pids["worker"]
-        disturbed = generate(llm)
-        assert disturbed == generate(llm)
+        disturbed = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        undisturbed = generate(llm)
         log = capfd.readouterr().err
+    ends = [output.outputs[0].finish_reason for output in disturbed]
+    assert ends.count("error") == 1
+    assert ends.count("length") == 19
+    for output, tokens in zip(disturbed, undisturbed, strict=True):
+        own = list(output.outputs[0].token_ids)
+        assert own == tokens[: len(own)]
     assert f"(pid {worker}) was killed by SIGKILL: step" in log
     assert "took longer than step_timeout_s=0.5" in log
     assert "_launch_step" in log, "the hung worker's stacks were not written"
@@ -53,19 +58,6 @@ def test_a_stopped_worker_is_replaced_within_two_seconds(capfd: pytest.CaptureFi
             assert generate(llm) == expected
             assert took_s.result() < 2.0
         assert "SIGKILL: it is stopped" in capfd.readouterr().err
-
-
-def test_a_garbled_result_costs_no_token_and_a_row_without_numbers_ends_alone() -> None:
-    hooks = "worker.logits:nan@12,worker.result_frame:corrupt@40"
-    with LLM(max_model_len=512, fault_hooks=hooks) as llm:
-        disturbed = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-        undisturbed = generate(llm)
-    ends = [output.outputs[0].finish_reason for output in disturbed]
-    assert ends.count("error") == 1
-    assert ends.count("length") == 19
-    for output, tokens in zip(disturbed, undisturbed, strict=True):
-        own = list(output.outputs[0].token_ids)
-        assert own == tokens[: len(own)]
 
 
 @pytest.mark.parametrize("phase", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4, 5))])

@@ -1,4 +1,4 @@
-"""A real worker whose memory runs out in the middle: the batch gets smaller, and no request is lost."""
+"""A real worker whose memory runs out, and which then garbles a result: no request is lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ def generate(llm: LLM) -> list[list[int]]:
     return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
-def test_a_shortage_of_memory_costs_no_token(capfd: pytest.CaptureFixture[str]) -> None:
-    hooks = ",".join(f"worker.execute:oom@{count}" for count in (5, 6, 30))
+def test_a_shortage_of_memory_and_a_garbled_result_cost_no_token(capfd: pytest.CaptureFixture[str]) -> None:
+    hooks = (
+        ",".join(f"worker.execute:oom@{count}" for count in (5, 6, 30)) + ",worker.result_frame:corrupt@50"
+    )
     with LLM(max_model_len=512, fault_hooks=hooks) as llm:
         disturbed = generate(llm)
         assert disturbed == generate(llm)
@@ -24,6 +26,7 @@ def test_a_shortage_of_memory_costs_no_token(capfd: pytest.CaptureFixture[str]) 
     assert log.count("failed: MemoryError: fault hook worker.execute:oom@") == 3
     assert "steps have at most 8 tokens and 8 requests for a while" in log
     assert "steps have at most 4 tokens and 4 requests for a while" in log
+    assert log.count("starting another") == 1
 
 
 def test_torch_without_memory_is_told_from_other_errors() -> None:
