@@ -204,9 +204,11 @@ class FakeWorker:
             assert new.row not in self.rows, f"row {new.row} is entered and still in use"
             assert 0 <= new.row < self.config.scheduler.max_num_seqs
             self.rows[new.row] = self._make_row(new)
+            self._check_blocks(self.rows[new.row])
         for row, block_ids in step.new_block_ids:
             assert block_ids, "an empty list of new blocks says nothing"
             self.rows[row].block_ids.extend(block_ids)
+            self._check_blocks(self.rows[row])
 
     def _make_row(self, new: NewRequestData) -> FakeRow:
         tokens = array("i")
@@ -243,9 +245,11 @@ class FakeWorker:
             assert end <= len(state.tokens), f"{state.request_id} has no token at {end - 1}"
             assert end <= len(state.block_ids) * block_size, f"{state.request_id} has no block for {end - 1}"
             assert len(state.tokens) <= self.config.model.max_model_len
-            assert len(state.block_ids) <= self.config.max_blocks_per_request
-            assert len(set(state.block_ids)) == len(state.block_ids)
-            assert all(0 <= block_id < self.num_blocks for block_id in state.block_ids)
+
+    def _check_blocks(self, state: FakeRow) -> None:
+        assert len(state.block_ids) <= self.config.max_blocks_per_request
+        assert len(set(state.block_ids)) == len(state.block_ids)
+        assert all(0 <= block_id < self.num_blocks for block_id in state.block_ids)
 
     def _write(self, step: SchedulerOutput) -> None:
         written: set[int] = set()
@@ -272,13 +276,14 @@ class FakeWorker:
         token_ids: list[int] = []
         logprobs: list[RowLogprobs] = []
         sampled_rows = step.rows if step.sampled_rows is None else step.sampled_rows
+        samples = set(sampled_rows)
         for row, count in zip(step.rows, step.num_tokens, strict=True):
             state = self.rows[row]
             start = state.num_computed
             state.num_computed += count
             sample, prompt = None, self._prompt_logprobs(state, start)
-            assert (row in sampled_rows) == (state.num_computed == len(state.tokens)), "who samples"
-            if row in sampled_rows:
+            assert (row in samples) == (state.num_computed == len(state.tokens)), "who samples"
+            if row in samples:
                 position = len(state.tokens) - state.num_prompt_tokens
                 token_id = zlib.crc32(position.to_bytes(4, "little"), state.prompt_crc) % VOCAB_SIZE
                 rows.append(row)
