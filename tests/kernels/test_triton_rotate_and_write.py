@@ -13,8 +13,10 @@ from quire.kernels.rotate_and_write_triton import launch_rotate_and_write
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1, 2, 8), (7, 1, 40, 128), (3, 3, 80, 16), (14, 2, 256, 32)])
+@pytest.mark.parametrize(
+    ("shape", "has_norm"),
+    [((1, 1, 2, 8), False), ((7, 1, 40, 128), True), ((3, 3, 80, 16), False), ((14, 2, 256, 32), True)],
+)
 def test_a_step_equals_the_reference_and_touches_no_other_slot(
     shape: tuple[int, int, int, int], has_norm: bool, dtype: torch.dtype
 ) -> None:

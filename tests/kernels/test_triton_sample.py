@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,12 @@ def assert_same_tokens(logits: Tensor, batch: SamplingBatch, monkeypatch: pytest
 # Parts of a block, of a step and of a chunk; two chunks.
 @pytest.mark.parametrize(
     ("size", "filters"),
-    [*itertools.product((1, 127, 600), FILTERS), *((4300, filters) for filters in FILTERS[::2])],
+    [
+        *((1, filters) for filters in FILTERS[::4]),
+        *((127, filters) for filters in FILTERS[1::2]),
+        *((600, filters) for filters in FILTERS),
+        *((4300, filters) for filters in (FILTERS[0], FILTERS[4], FILTERS[8])),
+    ],
     ids=str,
 )
 def test_tokens_are_those_of_the_torch_operations(
