@@ -104,11 +104,11 @@ class Timeline:
             max_tokens = 50 + self.num_flood * 37 % 250  # few end in one step
             self.engine.add(make_request(name, prompt, max_tokens=max_tokens), b"heavy")
 
-    def begin_flood(self) -> None:
+    def begin_flood(self, seconds: float = 2.5) -> None:
         self.has_flood = True
         self.top_up()
         self.take_turn()
-        self.run_until(self.now + 4.0)
+        self.run_until(self.now + seconds)
 
     def send_light(self, num_requests: int, prompt_len: int) -> float:
         """One each 0.2 s, at odd moments of a step; the median time to first token."""
@@ -167,7 +167,7 @@ def test_where_a_decode_step_is_as_short_as_a_prompt_the_flood_is_not_limited():
 
 def test_ten_seconds_after_the_last_newcomer_steps_are_full_and_run_ahead_again():
     timeline = Timeline(small_cpu)
-    timeline.begin_flood()
+    timeline.begin_flood(seconds=4.0)
     alone = timeline.measure_flood_rate(2.0)
     timeline.send_light(5, 64)
     assert timeline.measure_flood_rate(2.0) < 0.95 * alone
