@@ -6,6 +6,7 @@ In real processes but for the many kinds of bad input, which take a tenth of the
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -197,9 +198,16 @@ def test_what_is_piped_in_without_end_is_refused_with_the_limit(
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["ps"], ["doctor"], *([*words, "--help"] for words in HELPED)], ids=" ".join
+    ("words", "is_buffered"),
+    [
+        (["doctor"], True),
+        *itertools.product(
+            [["--help"], ["ps"], *([*words, "--help"] for words in HELPED)],
+            [True, False],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-@pytest.mark.parametrize("is_buffered", [True, False])
 def test_output_for_which_there_is_no_room_is_one_line_of_error(
     words: list[str],
     is_buffered: bool,
