@@ -35,8 +35,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "lock-step": {"async_scheduling": False, "max_num_batched_tokens": 32},
     "small blocks": {"block_size": 8, "max_num_batched_tokens": 32},
 }
-# How steps are cut does not depend on the family, but for its operations on rows: every way meets the plainest
-# family and those with windows, caps and experts; the others meet the ways that differ most.
+# How steps are cut does not depend on the family, but for its operations on rows: every way meets the
+# plainest family and those with windows, caps and experts; the others meet the ways that differ most.
 EVERY_WAY = ("llama", "gemma2", "qwen3-moe")
 MAIN_WAYS = ("chunks of 7", "whole prompts", "a pool that forces preemption")
 PAIRS = [
