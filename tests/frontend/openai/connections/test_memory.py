@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 import pytest
 from openai_fakes import FakeLLM
@@ -51,15 +50,21 @@ def test_the_end_of_a_large_body_is_noted_whether_it_was_answered_or_cut(
             has_noted.set()
 
     monkeypatch.setattr(MemoryTrimmer, "note_ended", note)
-    size = 4 * LARGE_BYTES
-    body = b'{"prompt":"' + b"a" * size + b'"}'
+    body = b'{"prompt":"' + b"a" * LARGE_BYTES + b'"}'
+    has_all_but_the_end = asyncio.Event()
+    on_body = CappedProtocol.on_body
 
-    async def scenario(_llm: FakeLLM, peer: Peer, server: Server) -> None:
+    def look(self: CappedProtocol, part: bytes) -> None:
+        on_body(self, part)
+        if self._largest_body >= len(body) - 1:
+            has_all_but_the_end.set()
+
+    monkeypatch.setattr(CappedProtocol, "on_body", look)
+
+    async def scenario(_llm: FakeLLM, peer: Peer, _: Server) -> None:
         head = f"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         await peer.say(f"{head}content-type: application/json\r\n\r\n".encode() + body[:-1])
-        (connection,) = cast(set[CappedProtocol], server._state.connections)
-        while connection._largest_body < len(body) - 1:
-            await asyncio.sleep(0.001)
+        await has_all_but_the_end.wait()
         if is_whole:
             await peer.say(body[-1:])
             await peer.read_answer()
