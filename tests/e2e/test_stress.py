@@ -76,10 +76,12 @@ def kill_under_load(site: Site, golden: list[Golden], folder: Path, seed: int, n
     return result
 
 
-def test_two_cores_and_two_workers_killed_under_64_streams_cost_no_token(
+def test_a_core_and_then_the_worker_that_starts_killed_under_64_streams_cost_no_token(
     site: Site, golden: list[Golden], tmp_path: Path
 ):
-    result = kill_under_load(site, golden, tmp_path, seed=1, num_each=2)
+    result = kill_under_load(site, golden, tmp_path, seed=2, num_each=1)
+    core, worker = result.strikes
+    assert (core.kill.role, worker.kill.role, worker.kill.after_ended) == ("core", "worker", 0)
     assert any(record.end == "left" for record in result.records)
     last_piece_at = max(at for record in result.records for at in record.piece_times)
     assert last_piece_at > result.strikes[-1].at  # streams went on after the last one
