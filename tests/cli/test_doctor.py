@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,12 +59,13 @@ def test_a_check_that_raises_is_a_finding_and_the_others_go_on(
 
 
 def test_a_run_directory_that_others_may_enter_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "quire").mkdir(mode=0o755)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(doctor, "_PARTS", {"run directory": doctor.check_run_directory})
-    assert doctor.run([]) == 1
+    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder:  # pytest's own may be too long
+        (Path(folder) / "quire").mkdir(mode=0o755)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        assert doctor.run([]) == 1
     assert "mode 0700" in capsys.readouterr().out
 
 

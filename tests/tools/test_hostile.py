@@ -159,8 +159,9 @@ def test_a_stream_without_end_goes_on_until_it_is_cut_off():
 def test_a_body_behind_an_upgrade_is_a_request_to_those_who_stop_parsing_there():
     def stop_parsing(connection: socket.socket) -> None:
         with connection:
-            connection.recv(65536)
-            connection.recv(65536)
+            _, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+            if not body:  # on a busy machine it comes with the head
+                connection.recv(65536)
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"HTTP/1.1 200 OK\r\n\r\n")
 
     with serve(stop_parsing) as target:
