@@ -16,6 +16,7 @@ from .input_processor import EngineInput, Prompt, TokenizedPrompt
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
 from .outputs import RequestOutput
+from .request_batch import RequestBatch
 from .text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -26,8 +27,8 @@ class LLM:
     """A model, its engine and its processes. Use it with `with`, or call `close`, or just drop it.
 
     Takes the arguments of EngineArgs by name; or `attach`, the name of a running daemon, whose engine it then
-    shares with others and leaves running. Calls wait until all their requests have finished; an exception
-    or Ctrl-C in one ends its requests and leaves the engine usable.
+    shares with others and leaves running. Calls wait until all their requests have finished, `enqueue` apart;
+    an exception or Ctrl-C in one ends its requests and leaves the engine usable.
 
     Threads may share it: what several generate at the same time runs in one batch, other calls are answered
     meanwhile, and each call raises only what is its own. After `close`, and in a fork of this process, every
@@ -49,6 +50,7 @@ class LLM:
             values = {"model": POCKET if model is None else model, **args}
             self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict(values))
         self._request_numbers = itertools.count()
+        self._enqueued: deque[RequestBatch] = deque()  # that nobody waits for yet
 
     def generate(
         self,
@@ -67,11 +69,40 @@ class LLM:
         the engine fails comes back with finish_reason 'error' and the cause in `error`; the others are
         unaffected.
         """
+        return _run_batches([self._make_batch(prompts, sampling_params, priority)], use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Hand prompts to the engine as `generate` does and return at once, with an id for each.
+
+        Their outputs are kept until `wait_for_completion`.
+        """
+        batch = self._make_batch(prompts, sampling_params, priority)
+        try:
+            batch.add()
+            self._enqueued.append(batch)
+        except BaseException:  # Ctrl-C too: what was added would run on for nobody
+            batch.forget()
+            raise
+        return batch.ids.copy()
+
+    def wait_for_completion(self, *, use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
+        """Wait for all that was enqueued since the last call; the outputs are in that order.
+
+        `request_id` of an output is the id that `enqueue` returned. Of threads that wait at the same time
+        each gets other requests' outputs. An exception or Ctrl-C ends the requests that it waited for.
+        """
         self.llm_engine.check_usable()
-        is_many = _is_many(prompts)
-        many = list(cast(Sequence[Prompt], prompts)) if is_many else [cast(Prompt, prompts)]
-        tokenized = self.llm_engine.input_processor.tokenize(many, is_many=is_many)
-        return self._generate(tokenized, sampling_params, use_tqdm, priority)
+        batches: list[RequestBatch] = []
+        with contextlib.suppress(IndexError):  # empty
+            while True:
+                batches.append(self._enqueued.popleft())
+        return _run_batches(batches, use_tqdm)
 
     def chat(
         self,
@@ -105,7 +136,8 @@ class LLM:
             for conversation in _as_conversations(messages)
         ]
         tokenized = self.llm_engine.input_processor.tokenize(texts, add_special_tokens=False, is_many=True)
-        return self._generate(tokenized, sampling_params, use_tqdm, priority)
+        batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, sampling_params, priority))
+        return _run_batches([batch], use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
@@ -138,13 +170,19 @@ class LLM:
         with contextlib.suppress(AttributeError, ImportError, TypeError):
             self.close()
 
-    def _generate(
-        self,
-        prompts: list[TokenizedPrompt],
-        sampling_params: Params,
-        use_tqdm: bool | Callable[..., Any],
-        priority: Sequence[int] | None,
-    ) -> list[RequestOutput]:
+    def _make_batch(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params, priority: Sequence[int] | None
+    ) -> RequestBatch:
+        """Checked and tokenized; nothing has been handed to the engine."""
+        self.llm_engine.check_usable()
+        is_many = _is_many(prompts)
+        many = list(cast(Sequence[Prompt], prompts)) if is_many else [cast(Prompt, prompts)]
+        tokenized = self.llm_engine.input_processor.tokenize(many, is_many=is_many)
+        return RequestBatch(self.llm_engine, self._make_requests(tokenized, sampling_params, priority))
+
+    def _make_requests(
+        self, prompts: list[TokenizedPrompt], sampling_params: Params, priority: Sequence[int] | None
+    ) -> list[EngineInput]:
         given = self._params_of_each(sampling_params, len(prompts))
         params = self.llm_engine.input_processor.prepare_each(given)
         if priority is not None and len(priority) != len(prompts):
@@ -157,30 +195,7 @@ class LLM:
         requests = [make(*parts) for parts in zip(ids, prompts, params, priorities, strict=True)]
         for request in requests:
             request.params.output_kind = RequestOutputKind.FINAL_ONLY
-        finished = self._run_requests(requests, _make_progress(use_tqdm, len(ids)))
-        return [finished[request_id] for request_id in ids]
-
-    def _run_requests(self, requests: list[EngineInput], progress: Any) -> dict[str, RequestOutput]:
-        """Add the requests and wait for all of them; on any exception none of them runs on."""
-        ids = [request.request_id for request in requests]
-        arrived: deque[RequestOutput] = deque()  # one a request; another thread may be the one that receives
-        finished: dict[str, RequestOutput] = {}
-        try:
-            self.llm_engine.add_inputs(requests, arrived.append)
-            while len(finished) < len(ids):
-                self.llm_engine.wait_for(lambda: bool(arrived))
-                while arrived:
-                    output = arrived.popleft()
-                    finished[output.request_id] = output
-                    if progress is not None:
-                        progress.update(1)
-        except BaseException:  # Ctrl-C too: what was added would run on for nobody
-            self.llm_engine.forget_requests(ids)
-            raise
-        finally:
-            if progress is not None:
-                progress.close()
-        return finished
+        return requests
 
     def _params_of_each(self, params: Params, num_prompts: int) -> list[SamplingParams]:
         if params is None:
@@ -206,6 +221,22 @@ def _is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
     if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         return False
     return not prompts or isinstance(prompts[0], (str, Mapping, Sequence)) or hasattr(prompts[0], "__len__")
+
+
+def _run_batches(batches: list[RequestBatch], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+    """Add those that are not added yet and wait for all; on any exception none of them runs on."""
+    progress = _make_progress(use_tqdm, sum(len(batch.ids) for batch in batches))
+    try:
+        for batch in batches:
+            batch.add()
+        return [output for batch in batches for output in batch.wait(progress)]
+    except BaseException:  # Ctrl-C too
+        for batch in batches:
+            batch.forget()
+        raise
+    finally:
+        if progress is not None:
+            progress.close()
 
 
 def _as_conversations(messages: Any) -> list[Sequence[Message]]:

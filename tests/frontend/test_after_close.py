@@ -19,6 +19,7 @@ from quire.ipc.sampling_params import SamplingParams
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "generate": ([5],),
+    "enqueue": ([5],),
     "chat": ([{"role": "user", "content": "x"}],),
     "add_request": ("x", [5]),
     "wait_for": (lambda: False,),

@@ -66,6 +66,29 @@ def test_sampling_params_may_be_one_a_prompt(llm: LLM):
         llm.generate([[9]], params, use_tqdm=False)
 
 
+def test_what_is_enqueued_is_waited_for_once_in_order(llm: LLM):
+    params = SamplingParams(max_tokens=100)
+    first = llm.enqueue([[9], [4]], params)
+    (second,) = llm.enqueue([30], params)
+    assert len({*first, second}) == 3
+    assert [len(one.outputs[0].token_ids) for one in llm.generate([[6]], params, use_tqdm=False)] == [5]
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == [*first, second]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 3, 29]
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_ctrl_c_while_enqueued_requests_are_waited_for_ends_them(llm: LLM, client: FakeSyncClient):
+    llm.enqueue([[60], [50]], SamplingParams(max_tokens=100))
+    llm.enqueue([[40]], SamplingParams(max_tokens=100))
+    client.interrupt_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        llm.wait_for_completion(use_tqdm=False)
+    client.interrupt_after = None
+    assert sorted(client.engine.aborted) == sorted(request.request_id for request in client.engine.added)
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
 def test_priorities_reach_the_engine(llm: LLM, client: FakeSyncClient):
     llm.generate([[9], [8]], SamplingParams(max_tokens=1), use_tqdm=False, priority=[5, -1])
     assert [request.priority for request in client.engine.added] == [5, -1]
