@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .frontend.llm_engine import LLMEngine as LLMEngine
     from .frontend.outputs import CompletionOutput as CompletionOutput
     from .frontend.outputs import RequestOutput as RequestOutput
+    from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from .ipc.sampling_params import RequestOutputKind as RequestOutputKind
     from .ipc.sampling_params import SamplingParams as SamplingParams
 
@@ -23,6 +24,7 @@ _HOME_OF = {
     "EngineArgs": "frontend.engine_args",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
+    "RepetitionDetectionParams": "ipc.repetition_detection",
     "SamplingParams": "ipc.sampling_params",
     "RequestOutputKind": "ipc.sampling_params",
 }

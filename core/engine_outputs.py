@@ -58,7 +58,13 @@ class EngineOutputs:
             num_tokens = request.num_tokens = request.num_tokens + 1
             if num_tokens >= request.next_index_at:
                 self._scheduler.index_full_blocks(request)
-            if token_id in request.stop_token_ids or num_tokens >= request.max_total_tokens:
+            if request.repetition is not None:
+                request.repetition.append(request.output_token_ids)
+            if (
+                token_id in request.stop_token_ids
+                or num_tokens >= request.max_total_tokens
+                or request.repetition is not None
+            ):
                 request.finish_reason = request.find_finish()
                 if request.finish_reason is not None:
                     finished.append(request)

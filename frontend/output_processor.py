@@ -23,6 +23,7 @@ from .text.tokenizer import Tokenizer
 
 Sink = Callable[[RequestOutput], None]
 
+_REPEATS = "repetition_detected"  # vLLM's stop_reason
 _REASON_TEXTS = {reason: str(reason) for reason in FinishReason}
 
 
@@ -165,7 +166,7 @@ class RequestState:
 
     def _finish(self, output: EngineCoreOutput, finish: FinishReason) -> None:
         self.finish_reason = _REASON_TEXTS[finish]
-        self.stop_reason = output.stop_reason
+        self.stop_reason = _REPEATS if finish is FinishReason.REPETITION else output.stop_reason
         self.error = output.error
         self.error_code = None if output.error_code is None else str(output.error_code)
         self.metrics.num_generation_tokens = len(self.token_ids)

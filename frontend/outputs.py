@@ -11,9 +11,9 @@ from .metrics import RequestMetrics
 class CompletionOutput(msgspec.Struct):
     """One generated sequence, or what is new of it (RequestOutputKind.DELTA).
 
-    finish_reason: 'stop', 'length', 'abort', 'error', None while it runs. stop_reason: the stop string or
-    stop token id that ended it; None for end-of-sequence. cumulative_logprob: of all tokens so far, when
-    logprobs were asked for.
+    finish_reason: 'stop', 'length', 'repetition', 'abort', 'error', None while it runs. stop_reason: the stop
+    string or stop token id that ended it, 'repetition_detected'; None for end-of-sequence.
+    cumulative_logprob: of all tokens so far, when logprobs were asked for.
     """
 
     index: int

@@ -51,6 +51,7 @@ class FinishReason(IntEnum):
     LENGTH = 1
     ABORT = 2
     ERROR = 3
+    REPETITION = 4  # as repetition_detection asks
 
     def __str__(self) -> str:
         return self.name.lower()

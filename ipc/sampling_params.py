@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import SamplingParamsError
+from .repetition_detection import RepetitionDetectionParams, check_repetition_detection
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -110,6 +111,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    repetition_detection: (
+        Annotated[RepetitionDetectionParams, Meta(description="end an output that repeats itself")] | None
+    ) = None
 
     def __post_init__(self) -> None:
         self.verify()
@@ -366,6 +370,7 @@ _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "bad_words": _check_bad_words,
     "logit_bias": _check_bias,
     "output_kind": _check_output_kind,
+    "repetition_detection": check_repetition_detection,
 }
 # (field, default, its check): a value that is the default itself needs none.
 _CHECKS = [

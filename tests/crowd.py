@@ -183,3 +183,9 @@ def token_ids(i: int) -> tuple[dict[str, Any], SamplingParams]:
 @kind
 def salted(i: int) -> tuple[dict[str, Any], SamplingParams]:
     return {"prompt": make_prompt(i), "cache_salt": f"tenant {i % 2}"}, params(i)
+
+
+@kind
+def repeating(i: int) -> tuple[str, SamplingParams]:
+    detection = {"max_pattern_size": 3, "min_count": 3}
+    return make_prompt(i), params(i, allowed_token_ids=[300, 301 + i], repetition_detection=detection)

@@ -21,6 +21,7 @@ from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import NewRequestData
 from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.token_lists import NO_LISTS, TokenLists
+from .repetition import RepetitionDetector
 from .tenant import Tenant
 
 # (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
@@ -65,6 +66,7 @@ class Request:
 
     output_token_ids: array[int]
     num_tokens: int  # known
+    repetition: RepetitionDetector | None = None  # of requests with repetition_detection
     num_placeholders: int = 0
     num_computed_tokens: int = 0
     status: RequestStatus = RequestStatus.WAITING
@@ -126,6 +128,7 @@ class Request:
             held_bytes=find_held_bytes(message),
             output_token_ids=output,
             num_tokens=num_prompt + len(output),
+            repetition=_make_detector(params, output),
         )
 
     @property
@@ -159,12 +162,17 @@ class Request:
     def find_finish(self) -> FinishReason | None:
         """Why the request ends with the output it has, None if it goes on.
 
-        A stop token counts only from min_tokens on; the length limits hold in any case.
+        Stop tokens and repetition count only from min_tokens on; the length limits hold in any case.
         """
         output = self.output_token_ids
-        if output and output[-1] in self.stop_token_ids and len(output) >= self.sampling_params.min_tokens:
+        has_minimum = len(output) >= self.sampling_params.min_tokens
+        if output and has_minimum and output[-1] in self.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_tokens >= self.max_total_tokens else None
+        if self.num_tokens >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        if has_minimum and self.repetition is not None and self.repetition.is_repeating:
+            return FinishReason.REPETITION
+        return None
 
     @property
     def stop_reason(self) -> int | None:
@@ -200,6 +208,14 @@ class Request:
             self.last_token_time,
             self.num_preemptions,
         )
+
+
+def _make_detector(params: SamplingParams, output: array[int]) -> RepetitionDetector | None:
+    if params.repetition_detection is None:
+        return None
+    detector = RepetitionDetector(params.repetition_detection)
+    detector.feed(output)
+    return detector
 
 
 # The sequences of a request come one after the other and say the same: they share what is large of it.

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from quire.ipc.errors import SamplingParamsError
+from quire.ipc.repetition_detection import RepetitionDetectionParams
 from quire.ipc.sampling_params import (
     MAX_INT,
     MAX_N,
@@ -93,6 +94,11 @@ def test_defaults_are_vllms() -> None:
         ("stop_token_ids", [np.float32(1.0)]),
         ("stop_token_ids", [np.int64(2**31)]),
         ("allowed_token_ids", bytearray(b"ab")),
+        *(
+            ("repetition_detection", value)
+            for value in (5, [1], {}, {"max_pattern_size": 2}, {[].__len__: 1})
+        ),
+        ("repetition_detection", {"max_pattern_size": 64, "min_count": 65}),
     ],
     ids=lambda value: repr(value)[:40] if value != 10**5000 else "5001 digits",
 )
@@ -224,6 +230,25 @@ def test_a_bad_combination_is_refused() -> None:
         SamplingParams(stop="a", detokenize=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_pattern_size", 0),
+        ("max_pattern_size", 65),
+        ("max_pattern_size", True),
+        ("max_pattern_size", 2.0),
+        ("min_count", 1),
+        ("min_count", 10**400),
+        ("min_pattern_size", 3),
+    ],
+)
+def test_a_bad_value_of_repetition_detection_is_refused_by_its_own_name(name: str, value: object) -> None:
+    fields: dict[str, Any] = {"max_pattern_size": 2, "min_count": 2} | {name: value}
+    for make in (RepetitionDetectionParams, lambda **fields: SamplingParams(repetition_detection=fields)):
+        with pytest.raises(SamplingParamsError, match=rf"^repetition_detection\.{name}=.*: an integer from"):
+            make(**fields)
+
+
 def test_greedy_turns_the_filters_off() -> None:
     params = SamplingParams(temperature=0.0, top_p=0.5, top_k=3, min_p=0.2)
     assert (params.top_p, params.top_k, params.min_p) == (1.0, 0, 0.0)
@@ -253,7 +278,16 @@ def test_a_clone_shares_nothing_that_changes() -> None:
 
 
 def test_a_wire_trip_changes_nothing_and_bad_values_do_not_decode() -> None:
-    params = SamplingParams(n=2, temperature=0.7, stop=["a", "b"], seed=-5, logit_bias={7: -3.0})
+    detection = {"max_pattern_size": 4, "min_count": 3}
+    params = SamplingParams(
+        n=2,
+        temperature=0.7,
+        stop=["a", "b"],
+        seed=-5,
+        logit_bias={7: -3.0},
+        repetition_detection=detection,  # type: ignore[arg-type]
+    )
+    assert params.repetition_detection == RepetitionDetectionParams(**detection)
     packed = msgspec.msgpack.encode(params)
     assert msgspec.msgpack.decode(packed, type=SamplingParams) == params
     with pytest.raises(msgspec.ValidationError):

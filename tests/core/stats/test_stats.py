@@ -225,5 +225,5 @@ def test_every_end_is_counted_under_its_reason():
     engine.worker.bad.add("bad")
     engine.add(make_request("bad", [1], max_tokens=9))
     engine.run()
-    expected = {"stop": 0, "length": 1, "abort": 1, "error": 2}
+    expected = {"stop": 0, "length": 1, "abort": 1, "error": 2, "repetition": 0}
     assert engine.core.metrics().finished_total == expected
