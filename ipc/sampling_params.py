@@ -114,6 +114,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     repetition_detection: (
         Annotated[RepetitionDetectionParams, Meta(description="end an output that repeats itself")] | None
     ) = None
+    skip_reading_prefix_cache: (
+        Annotated[bool, Meta(description="compute the whole prompt; default: with prompt_logprobs")] | None
+    ) = None
 
     def __post_init__(self) -> None:
         self.verify()
@@ -127,6 +130,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return list(self.stop) if isinstance(self.stop, list) else ([self.stop] if self.stop else [])
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """True if blocks that the prefix cache holds may stand for a part of the prompt."""
+        skips = self.skip_reading_prefix_cache
+        return self.prompt_logprobs is None if skips is None else not skips
 
     @property
     def num_sequences(self) -> int:
@@ -164,6 +173,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             raise SamplingParamsError("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
         if self.stop_strings and not self.detokenize:
             raise SamplingParamsError("stop", self.stop, "only with detokenize=True")
+        if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is False:
+            allowed = "None or True with prompt_logprobs, which need every position"
+            raise SamplingParamsError("skip_reading_prefix_cache", False, allowed)
 
     def _normalize(self) -> None:
         if self.is_greedy:

@@ -189,3 +189,8 @@ def salted(i: int) -> tuple[dict[str, Any], SamplingParams]:
 def repeating(i: int) -> tuple[str, SamplingParams]:
     detection = {"max_pattern_size": 3, "min_count": 3}
     return make_prompt(i), params(i, allowed_token_ids=[300, 301 + i], repetition_detection=detection)
+
+
+@kind
+def uncached(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, skip_reading_prefix_cache=True)

@@ -28,8 +28,8 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def reads_cache(self, request: Request) -> bool:
-        """False if every token must be computed: caching is off, or prompt logprobs need each position."""
-        return self._hasher is not None and request.sampling_params.prompt_logprobs is None
+        """False if every token must be computed: caching is off, or the request asks for it."""
+        return self._hasher is not None and request.sampling_params.reads_prefix_cache
 
     def find_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest known prefix, without the last token: it is computed to sample the next."""

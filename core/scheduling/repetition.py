@@ -1,4 +1,4 @@
-"""RepetitionDetector: whether an output ends in a pattern that it repeats. A function of the output's tokens."""
+"""RepetitionDetector: whether an output ends in a pattern that it repeats, told from its tokens alone."""
 
 from __future__ import annotations
 

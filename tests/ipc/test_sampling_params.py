@@ -94,6 +94,7 @@ def test_defaults_are_vllms() -> None:
         ("stop_token_ids", [np.float32(1.0)]),
         ("stop_token_ids", [np.int64(2**31)]),
         ("allowed_token_ids", bytearray(b"ab")),
+        ("skip_reading_prefix_cache", 1),
         *(
             ("repetition_detection", value)
             for value in (5, [1], {}, {"max_pattern_size": 2}, {[].__len__: 1})
@@ -249,6 +250,15 @@ def test_a_bad_value_of_repetition_detection_is_refused_by_its_own_name(name: st
             make(**fields)
 
 
+def test_prompt_logprobs_skip_the_prefix_cache_and_do_not_let_it_be_read() -> None:
+    assert SamplingParams().reads_prefix_cache
+    assert SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=True).reads_prefix_cache is False
+    assert not SamplingParams(prompt_logprobs=0).reads_prefix_cache
+    assert not SamplingParams(skip_reading_prefix_cache=True).reads_prefix_cache
+    with pytest.raises(SamplingParamsError, match="skip_reading_prefix_cache=False: None or True"):
+        SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=False)
+
+
 def test_greedy_turns_the_filters_off() -> None:
     params = SamplingParams(temperature=0.0, top_p=0.5, top_k=3, min_p=0.2)
     assert (params.top_p, params.top_k, params.min_p) == (1.0, 0, 0.0)
@@ -286,6 +296,7 @@ def test_a_wire_trip_changes_nothing_and_bad_values_do_not_decode() -> None:
         seed=-5,
         logit_bias={7: -3.0},
         repetition_detection=detection,  # type: ignore[arg-type]
+        skip_reading_prefix_cache=True,
     )
     assert params.repetition_detection == RepetitionDetectionParams(**detection)
     packed = msgspec.msgpack.encode(params)

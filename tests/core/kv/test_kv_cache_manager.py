@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fakes import make_config, make_request
 from hypothesis import settings
@@ -80,12 +82,13 @@ def test_a_block_that_holds_a_placeholder_is_not_found():
     assert indexed == request.block_ids[1:2]
 
 
-def test_prompt_logprobs_do_not_read_the_cache_but_fill_it():
+@pytest.mark.parametrize("skips", [{"prompt_logprobs": 0}, {"skip_reading_prefix_cache": True}], ids=str)
+def test_some_requests_do_not_read_the_cache_but_fill_it(skips: dict[str, Any]):
     manager = make_manager(20)
-    first = make_live(list(range(32)), prompt_logprobs=1)
+    first = make_live(list(range(32)), **skips)
     assert admit(manager, first)
     compute(manager, first)
-    assert manager.find_prefix(make_live(list(range(32)), prompt_logprobs=0)) == []
+    assert manager.find_prefix(make_live(list(range(32)), **skips)) == []
     assert len(manager.find_prefix(make_live(list(range(32))))) == 3
 
 
