@@ -23,7 +23,7 @@ from ..ipc.messages import (
     EngineCoreRequest,
     EngineFacts,
 )
-from ..ipc.sampling_params import MAX_SEED, SamplingParams, make_plain
+from ..ipc.sampling_params import MAX_SEED, SamplingParams, count_alternatives, make_plain
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .text.tokenizer import Tokenizer
@@ -200,7 +200,7 @@ class InputProcessor:
             prompt.token_ids,
             own,
             arrived,
-            _make_sequences(template, hides),
+            _make_sequences(template, hides, self._facts.vocab_size),
             hides,
         )
 
@@ -259,7 +259,7 @@ class InputProcessor:
         """What SamplingParams cannot check on its own: the vocabulary, the engine's caps, the tokenizer."""
         self._check_num_logprobs("logprobs", params.logprobs)
         self._check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
             largest = max(getattr(params, name) or (), default=0)
             if largest >= self._facts.vocab_size:
                 allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
@@ -306,7 +306,7 @@ def list_bad_word_texts(words: Sequence[str]) -> list[str]:
     return [text for word in words for text in (word.lstrip() or word, " " + word.lstrip())]
 
 
-def _make_sequences(template: EngineCoreRequest, scores: bool) -> list[EngineCoreRequest]:
+def _make_sequences(template: EngineCoreRequest, scores: bool, vocab_size: int) -> list[EngineCoreRequest]:
     """One request a sequence, each with a seed: the user's or a drawn one, plus its index.
 
     `scores`: logprobs of the tokens themselves are computed, to choose the best sequences.
@@ -320,6 +320,8 @@ def _make_sequences(template: EngineCoreRequest, scores: bool) -> list[EngineCor
         drop_packed(own)
         if scores:
             own.logprobs = 0
+        own.logprobs = count_alternatives(own.logprobs, vocab_size)
+        own.prompt_logprobs = count_alternatives(own.prompt_logprobs, vocab_size)
         if index:  # one copy of the prompt's logprobs is enough
             own.prompt_logprobs = None
         name = template.request_id if params.num_sequences == 1 else f"{index}_{template.request_id}"

@@ -18,7 +18,7 @@ TokenText = Callable[[int], str]
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
-    """One alternative at one position. rank: its place in the vocabulary, from 1."""
+    """One alternative at one position. rank: its place in the vocabulary, from 1; None: not known."""
 
     logprob: float
     rank: int | None = None
@@ -28,9 +28,11 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 class LogprobsTable:
     """Logprobs of a growing run of positions, `width` entries each (see LogprobsBlock)."""
 
-    __slots__ = ("_logprobs", "_ranks", "_token_ids", "num_positions", "width")
+    __slots__ = ("_is_ranked", "_logprobs", "_ranks", "_token_ids", "num_positions", "width")
 
-    def __init__(self) -> None:
+    def __init__(self, is_ranked: bool = True) -> None:
+        """`is_ranked`: the entries behind a token's own are the likeliest, not some that were asked for."""
+        self._is_ranked = is_ranked
         self.num_positions = 0
         self.width = 0
         self._token_ids = array("i")
@@ -53,14 +55,16 @@ class LogprobsTable:
         return logprobs[0] if len(logprobs) == width else sum(logprobs[::width])
 
     def entries(self, position: int, text_of: TokenText | None) -> dict[int, Logprob]:
-        """Token id -> Logprob of one position: the token itself first, then the most likely ones."""
+        """Token id -> Logprob of one position: the token itself first, then the others."""
         start = position * self.width
         ids = self._token_ids[start : start + self.width]
         values = self._logprobs[start : start + self.width]
         found: dict[int, Logprob] = {}
         for rank, token_id in enumerate(ids):
+            if token_id in found:
+                continue  # the token itself, whose rank is known
             text = text_of(token_id) if text_of is not None else None
-            place = rank if rank else self._ranks[position]
+            place = (rank if self._is_ranked else None) if rank else self._ranks[position]
             found[token_id] = Logprob(values[rank], place, text)
         return found
 

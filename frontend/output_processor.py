@@ -191,7 +191,7 @@ class RequestState:
             )
         if output.logprobs is not None:
             if self.logprobs is None:
-                self.logprobs = LogprobsTable()
+                self.logprobs = LogprobsTable(is_ranked=not self.request.params.logprob_token_ids)
                 self.cumulative_logprob = 0.0
             assert self.cumulative_logprob is not None
             self.cumulative_logprob += self.logprobs.add(

@@ -155,7 +155,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     request_id: RequestId  # unique over all clients: the frontend adds a random part
     prompt_token_ids: PackedTokenIds
-    sampling_params: SamplingParams  # seed is set; without its lists (`token_lists.drop_packed`)
+    # seed is set, logprobs are numbers; without its lists (`token_lists.drop_packed`)
+    sampling_params: SamplingParams
     arrival_time: float  # seconds since the epoch, for fcfs and metrics
     eos_token_ids: Annotated[list[int], Meta(max_length=MAX_EOS_TOKEN_IDS)] = []  # empty with ignore_eos
     output_token_ids: PackedTokenIds = b""  # a resumed request: what it has already generated

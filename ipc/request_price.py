@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .messages import MAX_GRAMMAR_LENGTH, EngineCoreRequest
-from .sampling_params import RequestOutputKind, SamplingParams
+from .sampling_params import RequestOutputKind, SamplingParams, count_alternatives
 from .token_ids import TOKEN_SIZE_BYTES
 from .token_lists import MAX_LISTS_BYTES
 
@@ -48,7 +48,9 @@ class ResultPrice(NamedTuple):
         return self.token_bytes + self.logprobs_bytes
 
 
-def find_result_price(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> ResultPrice:
+def find_result_price(
+    params: SamplingParams, num_prompt_tokens: int, max_model_len: int, vocab_size: int
+) -> ResultPrice:
     """What the answer to a prompt may come to, over all of its sequences.
 
     Logprobs are packed until an answer is made of them: a stream does so token by token, all others at once.
@@ -57,10 +59,12 @@ def find_result_price(params: SamplingParams, num_prompt_tokens: int, max_model_
     num_tokens = params.num_sequences * (room if params.max_tokens is None else min(params.max_tokens, room))
     is_stream = params.output_kind == RequestOutputKind.DELTA
     entry_bytes = _STREAMED_LOGPROB_BYTES if is_stream else _LOGPROB_BYTES
-    num_entries = num_tokens * _count_entries(params.logprobs)
-    num_entries += num_prompt_tokens * _count_entries(params.prompt_logprobs)
+    num_entries = num_tokens * _count_entries(params.logprobs, vocab_size)
+    num_entries += num_tokens * len(params.logprob_token_ids or ())
+    num_entries += num_prompt_tokens * _count_entries(params.prompt_logprobs, vocab_size)
     return ResultPrice(num_tokens * _TOKEN_BYTES, num_entries * entry_bytes)
 
 
-def _count_entries(num_alternatives: int | None) -> int:
-    return 0 if num_alternatives is None else 1 + num_alternatives
+def _count_entries(num_logprobs: int | None, vocab_size: int) -> int:
+    num_others = count_alternatives(num_logprobs, vocab_size)
+    return 0 if num_others is None else 1 + num_others

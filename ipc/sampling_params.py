@@ -29,6 +29,7 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_BAD_WORDS = 128
+MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_ALLOWED_TOKEN_IDS = 2**19  # twice the largest vocabularies
 MAX_SEED = 2**63 - 1
 MAX_INT = 2**31 - 1  # of every other integer: the worker holds them as int32
@@ -75,6 +76,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     logit_bias: token id -> value added to its logit, clamped to -100..100.
     allowed_token_ids: nothing else can be sampled. bad_words: texts that are never produced.
     stop_token_ids: end generation, as `stop` does.
+    logprob_token_ids: exactly these, and the token itself, have a logprob at each position of the output.
 
     Raises SamplingParamsError (a ValueError) on construction and from `verify`.
     """
@@ -113,6 +115,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     repetition_detection: (
         Annotated[RepetitionDetectionParams, Meta(description="end an output that repeats itself")] | None
+    ) = None
+    logprob_token_ids: (
+        Annotated[
+            list[int], Meta(max_length=MAX_LOGPROB_TOKEN_IDS, description="whose logprobs each position has")
+        ]
+        | None
     ) = None
     skip_reading_prefix_cache: (
         Annotated[bool, Meta(description="compute the whole prompt; default: with prompt_logprobs")] | None
@@ -159,7 +167,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def clone(self) -> SamplingParams:
         """A copy that shares nothing that can be changed."""
         copy = msgspec.structs.replace(self)
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids"):
             value = getattr(copy, name)
             if isinstance(value, list):
                 setattr(copy, name, list(value))  # pyright: ignore[reportUnknownArgumentType]
@@ -173,6 +181,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             raise SamplingParamsError("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
         if self.stop_strings and not self.detokenize:
             raise SamplingParamsError("stop", self.stop, "only with detokenize=True")
+        if self.logprob_token_ids and self.logprobs:
+            allowed = "None or 0 with logprob_token_ids, which are in place of the likeliest tokens"
+            raise SamplingParamsError("logprobs", self.logprobs, allowed)
         if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is False:
             allowed = "None or True with prompt_logprobs, which need every position"
             raise SamplingParamsError("skip_reading_prefix_cache", False, allowed)
@@ -185,6 +196,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             self.min_p = 0.0
         self.temperature = max(self.temperature, MIN_TEMPERATURE) if self.temperature else 0.0
         self.top_k = max(self.top_k, 0)
+        if self.logprob_token_ids:
+            self.logprobs = 0  # the token's own is there as well
+
+
+def count_alternatives(num_logprobs: int | None, vocab_size: int) -> int | None:
+    """Of `logprobs` or `prompt_logprobs`: how many tokens beside a position's own; None for no logprobs."""
+    if num_logprobs is None:
+        return None
+    return vocab_size if num_logprobs < 0 else min(num_logprobs, vocab_size)
 
 
 class SamplingField(NamedTuple):
@@ -379,6 +399,7 @@ _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "stop": _check_stop,
     "stop_token_ids": lambda value: _check_ids("stop_token_ids", value, MAX_STOP_TOKEN_IDS),
     "allowed_token_ids": _check_allowed_ids,
+    "logprob_token_ids": lambda value: _check_ids("logprob_token_ids", value, MAX_LOGPROB_TOKEN_IDS),
     "bad_words": _check_bad_words,
     "logit_bias": _check_bias,
     "output_kind": _check_output_kind,

@@ -15,14 +15,20 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
+from .sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from .token_ids import TOKEN_SIZE_BYTES, decode_token_ids, encode_token_ids
 
 MAX_VOCAB_SIZE = 2**20  # of a model; the largest vocabularies have 262,144
 MAX_BAD_WORD_TOKENS = 8192  # of all bad words of a request, in both of their forms
 MAX_BAD_WORD_FORMS = 2 * MAX_BAD_WORDS  # at a text's beginning, and after a space
 MAX_LISTS_BYTES = MAX_VOCAB_SIZE // 8 + TOKEN_SIZE_BYTES * (
-    MAX_BAD_WORD_TOKENS + MAX_BAD_WORD_FORMS + 2 * MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS
+    MAX_BAD_WORD_TOKENS + MAX_BAD_WORD_FORMS + 2 * MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_LOGPROB_TOKEN_IDS
 )
 
 
@@ -39,13 +45,14 @@ class TokenLists(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bias_ids: Annotated[bytes, Meta(max_length=MAX_LOGIT_BIAS * TOKEN_SIZE_BYTES)] = b""
     bias_values: Annotated[bytes, Meta(max_length=MAX_LOGIT_BIAS * TOKEN_SIZE_BYTES)] = b""
     stop: Annotated[bytes, Meta(max_length=MAX_STOP_TOKEN_IDS * TOKEN_SIZE_BYTES)] = b""
+    logprobs: Annotated[bytes, Meta(max_length=MAX_LOGPROB_TOKEN_IDS * TOKEN_SIZE_BYTES)] = b""
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all lists."""
         bad_words_bytes = len(self.bad_words) + len(self.bad_word_lengths)
         bias_bytes = len(self.bias_ids) + len(self.bias_values)
-        return len(self.allowed) + bad_words_bytes + bias_bytes + len(self.stop)
+        return len(self.allowed) + bad_words_bytes + bias_bytes + len(self.stop) + len(self.logprobs)
 
 
 NO_LISTS = TokenLists()
@@ -63,19 +70,20 @@ def pack_token_lists(
         bias_ids=encode_token_ids(bias),
         bias_values=array("f", bias.values()).tobytes(),
         stop=encode_token_ids(params.stop_token_ids or ()),
+        logprobs=encode_token_ids(params.logprob_token_ids or ()),
     )
 
 
 def drop_packed(params: SamplingParams) -> None:
     """Leave out of `params` what TokenLists says, and the texts that only a frontend knows."""
     params.allowed_token_ids = params.stop_token_ids = params.logit_bias = None
-    params.bad_words = params.stop = None
+    params.bad_words = params.stop = params.logprob_token_ids = None
 
 
 def has_unpacked(params: SamplingParams) -> bool:
     """Whether `params` holds what `drop_packed` leaves out."""
     has_ids = params.allowed_token_ids or params.stop_token_ids or params.logit_bias
-    return bool(has_ids or params.bad_words or params.stop)
+    return bool(has_ids or params.logprob_token_ids or params.bad_words or params.stop)
 
 
 def unpack_bad_words(lists: TokenLists) -> list[bytes]:

@@ -186,6 +186,16 @@ def salted(i: int) -> tuple[dict[str, Any], SamplingParams]:
 
 
 @kind
+def with_logprobs_of_ids(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, logprobs=None, logprob_token_ids=[300, 5, 14 + i, *range(i)])
+
+
+@kind
+def with_whole_vocabulary(i: int) -> tuple[str, SamplingParams]:
+    return make_prompt(i), params(i, logprobs=-1, max_tokens=2)
+
+
+@kind
 def repeating(i: int) -> tuple[str, SamplingParams]:
     detection = {"max_pattern_size": 3, "min_count": 3}
     return make_prompt(i), params(i, allowed_token_ids=[300, 301 + i], repetition_detection=detection)

@@ -12,6 +12,7 @@ import msgspec
 from ...ipc.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
 
 MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket
+MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs in a message, beyond those of one step
 
 
 class Outbox:
@@ -20,14 +21,16 @@ class Outbox:
     def __init__(self) -> None:
         self._replies: deque[msgspec.Struct] = deque()
         self._outputs: dict[str, EngineCoreOutput] = {}
+        self._logprobs_bytes = 0  # in these
+        self._full: deque[list[EngineCoreOutput]] = deque()  # earlier ones; no more is merged into them
 
     def __bool__(self) -> bool:
-        return bool(self._replies or self._outputs)
+        return bool(self._replies or self._full or self._outputs)
 
     @property
     def num_unsent(self) -> int:
         """Messages and merged outputs that wait."""
-        return len(self._replies) + len(self._outputs)
+        return len(self._replies) + sum(map(len, self._full)) + len(self._outputs)
 
     def add_reply(self, message: msgspec.Struct) -> None:
         """Queue a message before any waiting outputs; dropped when MAX_REPLIES wait, which nobody reads."""
@@ -42,6 +45,11 @@ class Outbox:
             if request_id in waiting:
                 output = merge_outputs(waiting[request_id], output)
             waiting[request_id] = output
+            if output.logprobs is not None or output.prompt_logprobs is not None:
+                self._logprobs_bytes += _count_bytes(output.logprobs) + _count_bytes(output.prompt_logprobs)
+        if self._logprobs_bytes > MAX_MERGED_BYTES:
+            self._full.append(list(waiting.values()))
+            self._outputs, self._logprobs_bytes = {}, 0
 
     def flush(self, send: Callable[[msgspec.Struct], bool], epoch: str) -> bool:
         """Hand everything to `send` until it answers False (try later). Returns True when empty."""
@@ -49,10 +57,14 @@ class Outbox:
             if not send(self._replies[0]):
                 return False
             self._replies.popleft()
+        while self._full:
+            if not send(EngineCoreOutputs(self._full[0], epoch)):
+                return False
+            self._full.popleft()
         if self._outputs:
             if not send(EngineCoreOutputs(list(self._outputs.values()), epoch)):
                 return False
-            self._outputs = {}
+            self._outputs, self._logprobs_bytes = {}, 0
         return True
 
 
@@ -72,6 +84,10 @@ def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCo
         times=second.times,
         error_code=second.error_code,
     )
+
+
+def _count_bytes(block: LogprobsBlock | None) -> int:
+    return 0 if block is None else len(block.token_ids) + len(block.logprobs) + len(block.ranks)
 
 
 def _join(first: LogprobsBlock | None, second: LogprobsBlock | None) -> LogprobsBlock | None:

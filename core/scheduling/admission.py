@@ -13,6 +13,7 @@ from ...ipc.config import EngineConfig
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.token_lists import TokenLists, has_unpacked, is_token_mask
+from .logprob_cost import find_bad_logprobs
 
 
 def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
@@ -28,6 +29,7 @@ def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: i
         or _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
         or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
         or _find_bad_parameter(request, vocab_size)
+        or find_bad_logprobs(request, config)
         or _find_lack_of_blocks(request, config, num_blocks)
     )
 
@@ -70,6 +72,7 @@ def _find_bad_lists(lists: TokenLists, vocab_size: int) -> str | None:
         or _find_bad_token("logit_bias", lists.bias_ids, vocab_size)
         or _find_bad_token("stop_token_ids", lists.stop, vocab_size)
         or _find_bad_token("bad_words", lists.bad_words, vocab_size)
+        or _find_bad_token("logprob_token_ids", lists.logprobs, vocab_size)
         or _find_bad_counts(lists)
     )
 

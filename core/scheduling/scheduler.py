@@ -21,6 +21,7 @@ from ...ipc.step import SchedulerOutput
 from ..kv.kv_cache_manager import KVCacheManager
 from ..policies import POLICIES
 from ..stats.stats import EngineCounters
+from .logprob_cost import find_token_price, may_run_beside
 from .request import Request, RequestStatus
 from .request_queue import WaitingRequests
 from .running_batch import RunningBatch
@@ -29,9 +30,6 @@ from .step import Step
 # Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
 # beginnings are cached would else be one frame of 134 MB, and one of 8 MB takes 35 ms to encode.
 MAX_NEW_BYTES = 1024 * 1024
-# A prompt's token with a logprob, in those without: a row of logits is computed for it, and ranked (1 ms of a
-# core at a vocabulary of 152,000).
-SCORED_TOKEN_PRICE = 4
 
 
 class Scheduler:
@@ -177,6 +175,8 @@ class Scheduler:
             return  # preempted, and steps in flight still sample tokens for it
         if step.new_requests and step.new_bytes + request.held_bytes > MAX_NEW_BYTES:
             return
+        if not may_run_beside(request, self.running):
+            return
         hits = self._manager.find_prefix(request)
         num_missing = request.num_tokens - len(hits) * self._manager.block_size
         num_tokens = self._size_chunk(step, request, num_missing)
@@ -191,7 +191,7 @@ class Scheduler:
         if not self._config.enable_chunked_prefill:
             num_tokens = num_missing if num_missing <= step.token_budget else 0
         elif request.sampling_params.prompt_logprobs is not None:
-            num_scored = -(-step.long_prefill_budget // SCORED_TOKEN_PRICE)
+            num_scored = -(-step.long_prefill_budget // find_token_price(request))
             num_tokens = min(num_missing, num_scored, step.token_budget)
         elif num_missing > self._long_threshold:
             num_tokens = min(num_missing, step.long_prefill_budget, step.token_budget)
@@ -216,7 +216,7 @@ class Scheduler:
         assert request.row is not None
         step.token_budget -= num_tokens
         has_scores = request.sampling_params.prompt_logprobs is not None
-        num_priced = num_tokens * SCORED_TOKEN_PRICE if has_scores else num_tokens
+        num_priced = num_tokens * find_token_price(request)
         step.long_prefill_budget = max(0, step.long_prefill_budget - num_priced)
         self._counters.prompt_tokens += num_tokens
         step.rows.append(request.row)

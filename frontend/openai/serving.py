@@ -147,7 +147,8 @@ class Serving:
         self, params: SamplingParams, caller: Caller, num_prompt_tokens: int, num_prompts: int = 1
     ) -> Stay:
         """What so many prompts of this length take, for which there is room now; else ApiError 413 or 429."""
-        price = find_result_price(params, num_prompt_tokens, self.llm.facts.max_model_len)
+        facts = self.llm.facts
+        price = find_result_price(params, num_prompt_tokens, facts.max_model_len, facts.vocab_size)
         max_bytes = self.options.limits.max_result_bytes
         if num_prompts * price.total_bytes > max_bytes:
             raise ApiError(

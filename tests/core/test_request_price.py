@@ -9,7 +9,8 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.clients import LeaseWatch
-from quire.core.scheduling import scheduler
+from quire.core.scheduling import logprob_cost, scheduler
+from quire.core.scheduling.logprob_cost import SCORED_TOKEN_PRICE
 from quire.core.scheduling.request import Request
 from quire.core.stats.remarks import PERIOD_S
 from quire.core.stats.stats_collector import Surroundings
@@ -110,7 +111,42 @@ def test_prompt_tokens_with_logprobs_are_fewer_in_a_step_that_also_decodes() -> 
     while "scored1" not in engine.finals:
         assert engine.turn()
     sizes = [[size for size in step.num_tokens if size > 1] for step in engine.steps]
-    assert max(map(sum, sizes)) == 200 // scheduler.SCORED_TOKEN_PRICE
+    assert max(map(sum, sizes)) == 200 // SCORED_TOKEN_PRICE
+
+
+def test_logprobs_of_whole_vocabularies_are_bounded_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprob_cost, "_ENTRIES_OF_A_TOKEN", 100)
+    monkeypatch.setattr(logprob_cost, "_MANY_ENTRIES", 100)
+    monkeypatch.setattr(logprob_cost, "_MAX_SAMPLED_ENTRIES", 2 * (VOCAB_SIZE + 1))
+    engine = make_engine(max_num_batched_tokens=90)
+    engine.add(make_request("prompt", PROMPT, max_tokens=1, prompt_logprobs=VOCAB_SIZE))
+    engine.run()
+    assert {count for step in engine.steps for count in step.num_tokens} == {10}
+    for number in range(5):
+        engine.add(make_request(f"r{number}", [number, 1], max_tokens=4, logprobs=VOCAB_SIZE))
+    engine.run()
+    assert max(len(step.rows) for step in engine.steps) == 2
+    assert len(engine.finals) == 6
+
+
+@pytest.mark.parametrize(
+    ("params", "chunks", "cause"),
+    [
+        ({"logprobs": -1}, True, "logprobs: -1 alternatives are not in 0..997"),
+        ({"prompt_logprobs": 998}, True, "prompt_logprobs: 998 alternatives are not in 0..997"),
+        ({"prompt_logprobs": 997}, True, None),
+        ({"prompt_logprobs": 997}, False, "prompt_logprobs: 998000 of them in one step, and at most 100"),
+    ],
+)
+def test_logprobs_that_no_step_can_hold_are_refused(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, int], chunks: bool, cause: str | None
+) -> None:
+    monkeypatch.setattr(logprob_cost, "_MAX_WHOLE_ENTRIES", 100)
+    engine = make_engine(max_num_batched_tokens=1100, enable_chunked_prefill=chunks)
+    engine.add(make_request("a", PROMPT, max_tokens=1, **params))
+    engine.run()
+    error = engine.finals["a"].error
+    assert error is None if cause is None else cause in (error or "")
 
 
 def test_the_longest_honest_frame_has_room_for_everything() -> None:
@@ -122,9 +158,16 @@ def test_the_longest_honest_frame_has_room_for_everything() -> None:
 def test_the_result_of_a_stream_is_packed_and_a_whole_ones_is_not() -> None:
     whole = SamplingParams(n=2, max_tokens=10, logprobs=4, output_kind=RequestOutputKind.FINAL_ONLY)
     stream = SamplingParams(n=2, max_tokens=10, logprobs=4, output_kind=RequestOutputKind.DELTA)
-    assert find_result_price(whole, 5, 100) == (20 * 64, 20 * 5 * 384)
-    assert find_result_price(stream, 5, 100) == (20 * 64, 20 * 5 * 16)
-    assert find_result_price(SamplingParams(max_tokens=None), 95, 100) == (5 * 64, 0)
+    assert find_result_price(whole, 5, 100, 50) == (20 * 64, 20 * 5 * 384)
+    assert find_result_price(stream, 5, 100, 50) == (20 * 64, 20 * 5 * 16)
+    assert find_result_price(SamplingParams(max_tokens=None), 95, 100, 50) == (5 * 64, 0)
+
+
+def test_logprobs_of_the_whole_vocabulary_or_of_some_ids_have_their_price() -> None:
+    whole = SamplingParams(max_tokens=10, logprobs=-1, prompt_logprobs=-1)
+    assert find_result_price(whole, 5, 100, 50).logprobs_bytes == (10 + 5) * 51 * 384
+    some = SamplingParams(max_tokens=10, logprob_token_ids=[3, 4])
+    assert find_result_price(some, 5, 100, 50).logprobs_bytes == 10 * 3 * 384
 
 
 # What clients send and people see.

@@ -41,7 +41,7 @@ MODELS = [
 
 
 def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
-    fields = {"num_gpu_blocks_override": 2048, "max_model_len": 512} | changes
+    fields = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1} | changes
     folder, dtype = model
     return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **fields)
 
@@ -100,7 +100,7 @@ def test_no_size_of_chunks_changes_a_bit(
 
 
 def test_preemptions_change_no_bit(model: Model, asks: list[Ask], alone: dict[str, Answer]) -> None:
-    pool = {"num_gpu_blocks_override": 20, "block_size": 8, "max_model_len": 160}
+    pool = {"num_gpu_blocks_override": 16, "block_size": 8, "max_model_len": 128}
     with make_llm(model, **pool) as llm:
         assert answer(llm, asks) == alone
         assert llm.stats().num_preemptions_total > 8

@@ -95,6 +95,8 @@ def test_defaults_are_vllms() -> None:
         ("stop_token_ids", [np.int64(2**31)]),
         ("allowed_token_ids", bytearray(b"ab")),
         ("skip_reading_prefix_cache", 1),
+        ("logprob_token_ids", list(range(129))),
+        ("logprob_token_ids", [-1]),
         *(
             ("repetition_detection", value)
             for value in (5, [1], {}, {"max_pattern_size": 2}, {[].__len__: 1})
@@ -137,7 +139,7 @@ def test_every_number_is_declared_with_a_range_and_a_text() -> None:
             SamplingParams(**{field.name: meta.le * 3 + 1})
 
 
-@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logprob_token_ids"])
 @pytest.mark.parametrize("ids", [[np.int64(5), 6, np.uint8(7)], np.array([5, 6, 7]), (5, 6, 7)], ids=repr)
 def test_integers_of_other_libraries_become_plain_ids(name: str, ids: object) -> None:
     kept = getattr(SamplingParams(**{name: ids}), name)  # type: ignore[arg-type]
@@ -229,6 +231,8 @@ def test_a_bad_combination_is_refused() -> None:
         SamplingParams(n=3, best_of=2)
     with pytest.raises(SamplingParamsError, match="stop"):
         SamplingParams(stop="a", detokenize=False)
+    with pytest.raises(SamplingParamsError, match="logprobs=2: None or 0 with logprob_token_ids"):
+        SamplingParams(logprobs=2, logprob_token_ids=[1])
 
 
 @pytest.mark.parametrize(

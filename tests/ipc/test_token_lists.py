@@ -47,12 +47,18 @@ def test_bad_words_survive_packing(words: list[list[int]]) -> None:
 
 def test_what_travels_packed_is_left_out_of_the_params() -> None:
     params = SamplingParams(
-        stop="x", stop_token_ids=[1], logit_bias={1: 2.0}, allowed_token_ids=[1, 2], bad_words=["x"]
+        stop="x",
+        stop_token_ids=[1],
+        logit_bias={1: 2.0},
+        allowed_token_ids=[1, 2],
+        bad_words=["x"],
+        logprob_token_ids=[3, 1],
     )
     lists = pack_token_lists(params, [[7]], 100)
     drop_packed(params)
     assert not has_unpacked(params)
     assert decode_token_ids(lists.stop) == [1]
+    assert decode_token_ids(lists.logprobs) == [3, 1]
     assert decode_token_ids(lists.bias_ids) == [1]
 
 

@@ -14,7 +14,7 @@ from quire.ipc.token_lists import pack_token_lists
 from quire.kernels import triton_runtime
 from quire.worker.sampling.logit_edit import EditedRow
 from quire.worker.sampling.logit_edits import make_logit_edits
-from quire.worker.sampling.sampler import SampledTokens, SamplingBatch, sample
+from quire.worker.sampling.sampler import LogprobGroup, SampledTokens, SamplingBatch, sample
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -163,7 +163,7 @@ def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: p
     edits = make_logit_edits(request, prompt, output, 200)
     batch = make_batch(3, 200, temperature=0.5)
     batch.edited = [EditedRow(1, edits, np.concatenate((prompt, output)), 3)]
-    batch.logprob_groups = {0: [0], 4: [1, 2]}
+    batch.logprob_groups = [LogprobGroup(0, [0]), LogprobGroup(4, [1, 2])]
     logits = make_logits(3, 200)
     ours, theirs = logits.to(DEVICE, copy=True), logits.clone()
     expected = sample(theirs, batch)

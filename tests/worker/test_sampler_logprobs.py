@@ -39,6 +39,17 @@ def test_a_rows_logprobs_have_the_same_bits_in_any_batch() -> None:
         assert torch.equal(alone.token_ids[0], together.token_ids[row])
 
 
+def test_logprobs_of_chosen_ids_are_those_of_the_whole_vocabulary_in_the_order_asked_for() -> None:
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(1)) * 3
+    tokens, asked = torch.tensor([5, 6, 299]), torch.tensor([[7, 0], [6, 5], [299, 1]])
+    whole, some = compute_logprobs(logits, tokens, 300), compute_logprobs(logits, tokens, asked)
+    assert some.token_ids.tolist() == [[5, 7, 0], [6, 6, 5], [299, 299, 1]]
+    assert torch.equal(some.ranks, whole.ranks)
+    for row in range(3):
+        values = dict(zip(whole.token_ids[row].tolist(), whole.logprobs[row].tolist(), strict=True))
+        assert some.logprobs[row].tolist() == [values[token] for token in some.token_ids[row].tolist()]
+
+
 def test_a_tie_has_the_rank_of_the_first_and_comes_in_the_order_of_ids() -> None:
     result = compute_logprobs(torch.tensor([[1.0, 2.0, 2.0, 0.0]]), torch.tensor([2]), 3)
     assert result.ranks.tolist() == [1]

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.sampling_params import count_alternatives
 from ...ipc.step import NewRequestData
+from ...ipc.token_ids import count_token_ids
 from ..sampling.logit_edit import EditedRow, LogitEdit
 from ..sampling.logit_edits import make_logit_edits
-from ..sampling.sampler import SamplingBatch, make_sampling_columns
+from ..sampling.sampler import LogprobGroup, SamplingBatch, make_sampling_columns
 
 # A row whose last token filled max_model_len may be computed some steps longer before the core hears of it.
 _SLACK = 8
@@ -41,6 +42,8 @@ class RequestRows:
         # num_logprobs, num_prompt_logprobs: alternatives wanted, None for no logprobs.
         self.num_logprobs: list[int | None] = [None] * max_num_seqs
         self.num_prompt_logprobs: list[int | None] = [None] * max_num_seqs
+        # logprob_token_ids: in place of the likeliest tokens. None: not asked for.
+        self.logprob_token_ids: list[NDArray[np.int64] | None] = [None] * max_num_seqs
         self.edits: list[list[LogitEdit[Any]]] = [[] for _ in range(max_num_seqs)]
         self.has_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         # Until the last of its prompt's tokens is scored.
@@ -65,7 +68,7 @@ class RequestRows:
         self.pending_launch[row] = 0
         self.sampling.enter(row, request.sampling_params, self._vocab_size)
         # A request with output has had the logprobs of its prompt delivered before its first token.
-        self._enter_logprobs(row, request.sampling_params, is_resumed=len(output) > 0)
+        self._enter_logprobs(row, request, is_resumed=len(output) > 0)
         self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size))
         is_plain = not (self.has_edits[row] or self.has_logprobs[row])
         self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
@@ -117,15 +120,30 @@ class RequestRows:
         for index in np.flatnonzero(self.has_edits[row_ids]).tolist():
             row = int(row_ids[index])
             batch.edited.append(EditedRow(index, self.edits[row], self.history(row), int(num_output[index])))
-        for index in np.flatnonzero(self.has_logprobs[row_ids]).tolist():
-            num_logprobs = self.num_logprobs[int(row_ids[index])]
-            assert num_logprobs is not None
-            batch.logprob_groups.setdefault(num_logprobs, []).append(index)
+        batch.logprob_groups = self._group_logprobs(row_ids)
         return batch
 
-    def _enter_logprobs(self, row: int, params: SamplingParams, is_resumed: bool) -> None:
-        self.num_logprobs[row] = self._num_alternatives(params.logprobs)
-        self.num_prompt_logprobs[row] = None if is_resumed else self._num_alternatives(params.prompt_logprobs)
+    def _group_logprobs(self, row_ids: NDArray[np.int64]) -> list[LogprobGroup]:
+        groups: dict[tuple[int, bool], LogprobGroup] = {}
+        for index in np.flatnonzero(self.has_logprobs[row_ids]).tolist():
+            row = int(row_ids[index])
+            num_others, token_ids = self.num_logprobs[row], self.logprob_token_ids[row]
+            assert num_others is not None
+            group = groups.setdefault((num_others, token_ids is not None), LogprobGroup(num_others))
+            group.rows.append(index)
+            if token_ids is not None:
+                group.token_ids.append(token_ids)
+        return list(groups.values())
+
+    def _enter_logprobs(self, row: int, request: NewRequestData, is_resumed: bool) -> None:
+        params, packed = request.sampling_params, request.token_lists.logprobs
+        self.num_logprobs[row] = count_alternatives(params.logprobs, self._vocab_size)
+        self.logprob_token_ids[row] = None
+        if packed:
+            self.num_logprobs[row] = count_token_ids(packed)
+            self.logprob_token_ids[row] = np.frombuffer(packed, dtype=np.int32).astype(np.int64)
+        num_prompt = count_alternatives(params.prompt_logprobs, self._vocab_size)
+        self.num_prompt_logprobs[row] = None if is_resumed else num_prompt
         self.has_logprobs[row] = self.num_logprobs[row] is not None
         self.has_prompt_logprobs[row] = self.num_prompt_logprobs[row] is not None
 
@@ -133,8 +151,3 @@ class RequestRows:
         self.edits[row] = edits
         self.has_edits[row] = bool(edits)
         self.needs_history[row] = any(edit.needs_history for edit in edits)
-
-    def _num_alternatives(self, wanted: int | None) -> int | None:
-        if wanted is None:
-            return None
-        return self._vocab_size if wanted < 0 else min(wanted, self._vocab_size)

@@ -17,17 +17,25 @@ from ..rows.row_ops import block_sums, largest_ids, row_slices
 
 
 class LogprobsTensors(NamedTuple):
-    """Entry 0 of a position is the token itself, then the K most likely ones, equals by token id."""
+    """Entry 0 of a position is the token itself, then K others: those asked for, in their order, or the most
+    likely ones, equals by token id.
+    """
 
     token_ids: Tensor  # int32 [S, 1 + K]
     logprobs: Tensor  # float32 [S, 1 + K]
     ranks: Tensor  # int32 [S], 1 + the number of tokens that are more likely
 
 
-def compute_logprobs(logits: Tensor, token_ids: Tensor, num_alternatives: int) -> LogprobsTensors:
-    """log_softmax of float32 `logits` [S, V] at `token_ids` [S] and at the K largest; bounded temporaries."""
+def compute_logprobs(logits: Tensor, token_ids: Tensor, others: int | Tensor) -> LogprobsTensors:
+    """log_softmax of float32 `logits` [S, V] at `token_ids` [S] and at `others`; bounded temporaries.
+
+    others: K, for the K largest of each row, or the ids themselves, int64 [S, K].
+    """
     slices = row_slices(logits.shape[0], logits.shape[1], logits.device)
-    parts = [_compute_slice(logits[part], token_ids[part], num_alternatives) for part in slices]
+    parts = [
+        _compute_slice(logits[part], token_ids[part], others if isinstance(others, int) else others[part])
+        for part in slices
+    ]
     return parts[0] if len(parts) == 1 else join_logprobs(parts)
 
 
@@ -43,10 +51,13 @@ def pack_logprobs(token_ids: NDArray[Any], logprobs: NDArray[Any], ranks: NDArra
     return LogprobsBlock(num_positions, width, token_ids.tobytes(), logprobs.tobytes(), ranks.tobytes())
 
 
-def _compute_slice(logits: Tensor, token_ids: Tensor, num_alternatives: int) -> LogprobsTensors:
+def _compute_slice(logits: Tensor, token_ids: Tensor, others: int | Tensor) -> LogprobsTensors:
     log_totals, ranks = _sum_and_rank(logits, token_ids)
-    own = token_ids[:, None]
-    ids = torch.cat((own, largest_ids(logits, num_alternatives)), dim=1) if num_alternatives else own
+    ids = token_ids[:, None]
+    if not isinstance(others, int):
+        ids = torch.cat((ids, others), dim=1)
+    elif others:
+        ids = torch.cat((ids, largest_ids(logits, others)), dim=1)
     logprobs = (logits.gather(1, ids).double() - log_totals[:, None]).float()
     return LogprobsTensors(ids.to(torch.int32), logprobs, ranks)
 

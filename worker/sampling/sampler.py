@@ -78,12 +78,21 @@ def make_sampling_columns(num_rows: int) -> SamplingColumns:
 
 
 @dataclass(slots=True)
+class LogprobGroup:
+    """Rows that ask for logprobs of as many tokens: of the likeliest ones, or of their own `token_ids`."""
+
+    num_others: int
+    rows: list[int] = field(default_factory=list[int])
+    token_ids: list[Int64s] = field(default_factory=list[Int64s])  # of each of `rows`, or empty
+
+
+@dataclass(slots=True)
 class SamplingBatch(SamplingColumns):
     """How each of the S rows is sampled: columns on the host, and objects for the few that need them."""
 
     output_positions: Int64s
     edited: list[EditedRow] = field(default_factory=list[EditedRow])
-    logprob_groups: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # alternatives -> rows
+    logprob_groups: list[LogprobGroup] = field(default_factory=list[LogprobGroup])
 
 
 @dataclass(slots=True)
@@ -97,16 +106,13 @@ class SampledTokens:
 
 def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     """Sample every row of float32 `logits` [S, V], which are edited in place."""
-    raw = [
-        (alternatives, indexes, logits[_index(indexes, logits.device)])
-        for alternatives, indexes in batch.logprob_groups.items()
-    ]
+    raw = [(group, logits[_index(group.rows, logits.device)]) for group in batch.logprob_groups]
     if batch.edited:
         apply_logit_edits(logits, batch.edited)
     token_ids, top = _choose_tokens(logits, batch)
     logprobs = [
-        (indexes, compute_logprobs(rows, token_ids[_index(indexes, logits.device)], alternatives))
-        for alternatives, indexes, rows in raw
+        (group.rows, compute_logprobs(rows, token_ids[_index(group.rows, rows.device)], _others(group, rows)))
+        for group, rows in raw
     ]
     return SampledTokens(token_ids, ~torch.isfinite(top), logprobs)
 
@@ -138,6 +144,11 @@ def _choose_with_triton(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, T
     columns = (scale, batch.top_k, batch.top_p, batch.min_p, noise)
     parameters = to_device(np.stack(columns, axis=1, dtype=np.float64), logits.device)
     return sample_triton.launch_sample(logits, parameters, bool((has_filters & is_random).any()))
+
+
+def _others(group: LogprobGroup, rows: Tensor) -> int | Tensor:
+    """As `compute_logprobs` takes it."""
+    return to_device(np.stack(group.token_ids), rows.device) if group.token_ids else group.num_others
 
 
 def _index(indexes: list[int], device: torch.device) -> Tensor:
