@@ -83,6 +83,11 @@ class LogprobsList(Sequence["dict[int, Logprob] | None"]):
     text_of: TokenText | None
     leads_with_none: bool = False
 
+    @property
+    def num_entries(self) -> int:
+        """Of all its dicts: what they take to make."""
+        return (self.stop - self.start) * self.table.width
+
     def __len__(self) -> int:
         return self.stop - self.start + self.leads_with_none
 

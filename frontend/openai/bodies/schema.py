@@ -15,6 +15,7 @@ from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
 from ....ipc.sampling_params import (
     MAX_INT,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     SAMPLING_FIELDS,
     NumLogprobs,
     Seed,
@@ -74,6 +75,7 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[TokenId] | None = None
     logit_bias: Bias | None = None
     allowed_token_ids: list[TokenId] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     add_special_tokens: bool | None = None
     priority: Priority | None = None
@@ -127,7 +129,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None

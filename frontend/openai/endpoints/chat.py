@@ -41,7 +41,7 @@ async def create_chat_completion(
     serving.check_model(request.model)
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
-    prepared = await prepare_params(serving, params, caller)
+    prepared = await prepare_params(serving, params, caller, "top_logprobs")
     max_model_len = serving.llm.facts.max_model_len
     prompt = await render_chat(serving, make_render_job(request, max_model_len), caller)
     serving.check_room(params, caller, num_prompt_tokens=len(prompt))
@@ -93,9 +93,13 @@ def _make_completion(
 
 
 def _logprobs_of(request: ChatCompletionRequest, output: CompletionOutput) -> ChoiceLogprobs | None:
-    if not request.logprobs or output.logprobs is None:
+    if output.logprobs is None or not _wants_logprobs(request):
         return None
-    return make_chat_logprobs(output.logprobs, request.top_logprobs or 0)
+    return make_chat_logprobs(output.logprobs, request.logprob_token_ids or request.top_logprobs or 0)
+
+
+def _wants_logprobs(request: ChatCompletionRequest) -> bool:
+    return bool(request.logprobs or request.logprob_token_ids)
 
 
 async def _stream(outputs: Outputs, chunks: _ChunkMaker, n: int) -> AsyncGenerator[bytes, None]:
@@ -123,7 +127,7 @@ class _ChunkMaker:
         self._request = request
         self._has_usage = options is not None and bool(options.include_usage)
         self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
-        self.has_logprobs = bool(request.logprobs)
+        self.has_logprobs = _wants_logprobs(request)
         self.counter = UsageCounter() if self._has_usage or self._always_has_usage else None
         self._head = ChatCompletionChunk(id=request_id, created=int(time.time()), model=model, choices=[])
         if self._has_usage:

@@ -25,6 +25,7 @@ from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
 from ..stream import DONE, cancel_and_wait, encode_event, respond
 from .logprobs import (
+    Top,
     as_json,
     join_completion_logprobs,
     make_beside,
@@ -90,7 +91,8 @@ class _Job:
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
-        self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
+        self._top: Top | None = request.logprob_token_ids or request.logprobs
+        self._has_logprobs = self._top is not None or request.prompt_logprobs is not None
         options = request.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
         self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
@@ -251,12 +253,12 @@ class _Job:
     def _make_logprobs(
         self, output: RequestOutput, one: CompletionOutput, offset: int, is_first: bool
     ) -> CompletionLogprobs | None:
-        num_top = self._request.logprobs
-        if num_top is None or one.logprobs is None:
+        if self._top is None or one.logprobs is None:
             return None
-        own = make_completion_logprobs([] if self._hides_output else one.logprobs, num_top, offset)
+        own = make_completion_logprobs([] if self._hides_output else one.logprobs, self._top, offset)
         if not self._request.echo or not is_first or output.prompt_logprobs is None:
             return own
+        num_top = self._top if isinstance(self._top, int) else 0
         prompt = make_completion_logprobs(output.prompt_logprobs, num_top, 0)
         prompt.tokens[0] = self._serving.tokenizer.token_text(output.prompt_token_ids[0])
         lengths = map(len, prompt.tokens[:-1])

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from ...logprobs import Logprob
+from ...logprobs import Logprob, LogprobsList
 from ...outputs import RequestOutput
 from ..bodies.schema import (
     ChoiceLogprobs,
@@ -25,17 +25,23 @@ from ..bodies.schema import (
 )
 
 _LOWEST = -9999.0  # vLLM's
-_MAX_INLINE = 64  # positions that are made in the event loop: 4 ms if each has 20 alternatives
+_MAX_INLINE = 64  # positions that are made in the event loop
+_MAX_INLINE_ENTRIES = 64 * 21  # of all of them: 4 ms
 Positions = Sequence[dict[int, Logprob] | None]
+# What stands beside each token: so many of the likeliest (-1: all), or these ids.
+Top = int | Sequence[int]
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 
 
 async def make_beside(output: RequestOutput, make: Callable[[], T]) -> T:
-    """`make()`, which is made of `output`: in a thread if that has logprobs of many positions."""
-    num_positions = sum(len(one.logprobs or ()) for one in output.outputs) + len(output.prompt_logprobs or ())
-    return make() if num_positions <= _MAX_INLINE else await asyncio.to_thread(make)
+    """`make()`, which is made of `output`: in a thread if that has many logprobs."""
+    lists = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
+    num_positions = sum(len(one) for one in lists if one is not None)
+    num_entries = sum(one.num_entries for one in lists if isinstance(one, LogprobsList))
+    is_short = num_positions <= _MAX_INLINE and num_entries <= _MAX_INLINE_ENTRIES
+    return make() if is_short else await asyncio.to_thread(make)
 
 
 def as_json(value: T) -> T:
@@ -47,20 +53,20 @@ def _choose_form(positions: Positions) -> Callable[[T], T]:
     return as_json if len(positions) > _MAX_INLINE else lambda value: value
 
 
-def make_chat_logprobs(positions: Positions, num_top: int) -> ChoiceLogprobs:
-    """One entry a token, with its `num_top` likeliest alternatives."""
+def make_chat_logprobs(positions: Positions, top: Top) -> ChoiceLogprobs:
+    """One entry a token, with its alternatives."""
     form: Callable[[TokenLogprob], TokenLogprob] = _choose_form(positions)
-    return ChoiceLogprobs([form(make_token_logprob(entries, num_top)) for entries in positions if entries])
+    return ChoiceLogprobs([form(make_token_logprob(entries, top)) for entries in positions if entries])
 
 
-def make_token_logprob(entries: dict[int, Logprob], num_top: int) -> TokenLogprob:
+def make_token_logprob(entries: dict[int, Logprob], top: Top) -> TokenLogprob:
     """The first entry is the token itself."""
     own = next(iter(entries.values()))
-    top = [TopLogprob(*_token_parts(entry)) for entry in _likeliest(entries, num_top)]
-    return TokenLogprob(*_token_parts(own), top)
+    others = [TopLogprob(*_token_parts(entry)) for _, entry in _choose(entries, top)]
+    return TokenLogprob(*_token_parts(own), others)
 
 
-def make_completion_logprobs(positions: Positions, num_top: int, offset: int) -> CompletionLogprobs:
+def make_completion_logprobs(positions: Positions, top: Top, offset: int) -> CompletionLogprobs:
     """`offset`: characters of the choice's text before the first of these tokens."""
     made = CompletionLogprobs([], [], [], [])
     form: Callable[[dict[str, float]], dict[str, float]] = _choose_form(positions)
@@ -74,8 +80,7 @@ def make_completion_logprobs(positions: Positions, num_top: int, offset: int) ->
         own = next(iter(entries.values()))
         made.token_logprobs.append(_finite(own.logprob))
         made.tokens.append(_text_of(own))
-        top = {_text_of(entry): _finite(entry.logprob) for entry in _likeliest(entries, num_top)}
-        made.top_logprobs.append(form(top))
+        made.top_logprobs.append(form(_make_top(entries, top)))
         offset += len(_text_of(own))
     return made
 
@@ -103,10 +108,23 @@ def _make_prompt_entries(entries: dict[int, Logprob]) -> dict[str, PromptLogprob
     }
 
 
-def _likeliest(entries: dict[int, Logprob], num_top: int) -> list[Logprob]:
-    """The token itself is among them only if it is likely enough; -1 asks for all."""
-    ranked = sorted(entries.values(), key=lambda entry: -entry.logprob)
-    return ranked if num_top < 0 else ranked[:num_top]
+def _make_top(entries: dict[int, Logprob], top: Top) -> dict[str, float]:
+    """Text -> logprob. Ids that were asked for and have the same text are told apart, in vLLM's words."""
+    made: dict[str, float] = {}
+    for token_id, entry in _choose(entries, top):
+        text = _text_of(entry)
+        if text in made and not isinstance(top, int):
+            text = f"token_id:{token_id}"
+        made[text] = _finite(entry.logprob)
+    return made
+
+
+def _choose(entries: dict[int, Logprob], top: Top) -> list[tuple[int, Logprob]]:
+    """The token itself is among the likeliest only if it is likely enough."""
+    if not isinstance(top, int):
+        return [(token_id, entries[token_id]) for token_id in top]
+    ranked = sorted(entries.items(), key=lambda item: -item[1].logprob)
+    return ranked if top < 0 else ranked[:top]
 
 
 def _token_parts(entry: Logprob) -> tuple[str, float, list[int]]:

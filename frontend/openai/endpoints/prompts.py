@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
@@ -70,8 +71,22 @@ async def tokenize_prompts(
     return [encoded.get(place, prompt) for place, prompt in enumerate(prompts)]
 
 
-async def prepare_params(serving: Serving, params: SamplingParams, caller: Caller) -> PreparedParams:
-    """Parameters that fit the engine, for all prompts of a request. Raises InputErrors and ApiErrors."""
+async def prepare_params(
+    serving: Serving, params: SamplingParams, caller: Caller, logprobs_name: str = "logprobs"
+) -> PreparedParams:
+    """Parameters that fit the engine, for all prompts of a request. Raises InputErrors and ApiErrors.
+
+    logprobs_name: the request's field that has become `logprobs`.
+    """
+    try:
+        return await _prepare_params(serving, params, caller)
+    except SamplingParamsError as error:
+        if error.field != "logprobs":
+            raise
+        raise SamplingParamsError(logprobs_name, error.value, error.allowed) from None
+
+
+async def _prepare_params(serving: Serving, params: SamplingParams, caller: Caller) -> PreparedParams:
     if serving.llm.tokenizer is None or not params.bad_words:
         return serving.llm.prepare_params(params)
     texts = list_bad_word_texts(params.bad_words)

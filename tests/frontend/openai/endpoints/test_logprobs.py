@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
-from quire.frontend.logprobs import Logprob
+from quire.frontend.logprobs import Logprob, LogprobsList, LogprobsTable
 from quire.frontend.openai.endpoints.logprobs import (
+    make_beside,
     make_chat_logprobs,
     make_completion_logprobs,
     make_prompt_logprobs,
 )
 from quire.frontend.openai.serving import Serving
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.ipc.messages import LogprobsBlock
 
 POSITIONS = [None, *({n: Logprob(-n / 10, 1, f"t{n}"), 7: Logprob(-1.0, 2, "\u00e9")} for n in range(10, 20))]
 
@@ -33,6 +38,45 @@ POSITIONS = [None, *({n: Logprob(-n / 10, 1, f"t{n}"), 7: Logprob(-1.0, 2, "\u00
 def test_many_positions_are_encoded_as_few_are(make: Callable[[Any], list[Any]]):
     few = json.loads(msgspec.json.encode(make(POSITIONS)))
     assert json.loads(msgspec.json.encode(make(POSITIONS * 30))) == few * 30
+
+
+def test_ids_that_were_asked_for_stand_in_their_order_also_with_the_same_text():
+    entries = {3: Logprob(-0.1, 1, "a"), 9: Logprob(-2.0, None, "b"), 4: Logprob(-3.0, None, "b")}
+    (top,) = make_completion_logprobs([entries], [4, 3, 9], 0).top_logprobs
+    assert list((top or {}).items()) == [("b", -3.0), ("a", -0.1), ("token_id:9", -2.0)]
+    (own,) = make_chat_logprobs([entries], [4, 9]).content
+    assert (own.token, [one.logprob for one in own.top_logprobs]) == ("a", [-3.0, -2.0])
+
+
+def test_a_whole_vocabulary_is_made_apart_from_the_event_loop_at_a_single_position():
+    table = LogprobsTable()
+    width = 2049
+    table.add(LogprobsBlock(1, width, bytes(4 * width), bytes(4 * width), bytes(4)))
+    one = CompletionOutput(0, "", [0], logprobs=LogprobsList(table, 0, 1, None))
+    output = RequestOutput("a", None, [1], None, [one], False)
+    made_in = asyncio.run(make_beside(output, threading.get_ident))
+    assert made_in != threading.get_ident()
+    one.logprobs = None
+    assert asyncio.run(make_beside(output, threading.get_ident)) == threading.get_ident()
+
+
+def test_logprobs_of_ids_need_no_other_field():
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        asked = {"logprob_token_ids": [8], "max_tokens": 2}
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = await client.post("/v1/completions", {"prompt": "hi"} | asked)
+        assert answer.json["choices"][0]["logprobs"]["top_logprobs"] == [{"b": -9999.0}]
+        answer = await client.post("/v1/chat/completions", chat | asked)
+        (entry,) = answer.json["choices"][0]["logprobs"]["content"]
+        assert [top["token"] for top in entry["top_logprobs"]] == ["b"]
+        answer = await client.post("/v1/chat/completions", chat | asked | {"stream": True})
+        assert answer.events[1]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        assert [call.params.logprob_token_ids for call in llm.calls] == [[8]] * 3
+        answer = await client.post("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": -1})
+        assert answer.status == 400
+        assert answer.error["message"] == "top_logprobs=-1: at most max_logprobs=5 (an engine argument)"
+
+    run_with_app(scenario)
 
 
 def test_the_echo_of_a_long_prompt_with_logprobs_takes_time_as_it_is_long():
