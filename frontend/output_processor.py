@@ -77,6 +77,12 @@ class RequestState:
             self.kind = RequestOutputKind.FINAL_ONLY
         self.is_deferred = Detokenizer.can_wait(params) or (selects and not params.stop)
 
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """The prompt's logprobs were asked for and are not complete, as they are with the first token."""
+        is_asked = self.request.params.prompt_logprobs is not None
+        return is_asked and not self.token_ids and self.finish_reason is None
+
     def take(self, output: EngineCoreOutput, now: float) -> None:
         """Merge what the engine sent; afterwards `finish_reason` says whether this sequence has ended."""
         new_ids = output.new_token_ids
@@ -227,6 +233,8 @@ class RequestGroup:
 
     def make_output(self) -> RequestOutput | None:
         """What is to be delivered now, None when nothing is."""
+        if self.kind == RequestOutputKind.DELTA and self.states[0].awaits_prompt_logprobs:
+            return None  # they come with the first output, and the others may be faster, with a cached prompt
         is_finished = self.num_live == 0
         for state in self.changed.values():
             completion = state.make_completion()

@@ -272,6 +272,20 @@ def test_prompt_logprobs_that_are_sent_again_are_dropped(byte_level: Tokenizer):
     assert len(output.prompt_logprobs) == 2
 
 
+def test_deltas_wait_for_the_logprobs_of_a_prompt_that_the_first_sequence_scores(byte_level: Tokenizer):
+    bench = Bench(byte_level, prompt=[5, 6], prompt_logprobs=0, n=2, output_kind=DELTA)
+    assert bench.take(bench.send([65], child=1)) == []
+    assert bench.take(bench.send([66], FinishReason.LENGTH, child=1)) == []
+    assert bench.take(bench.send([], prompt_logprobs=block([[(6, -1.0)]], [4]))) == []
+    (both,) = bench.take(bench.send([67]))
+    assert [(one.index, one.token_ids) for one in both.outputs] == [(0, [67]), (1, [65, 66])]
+    assert both.outputs[1].finish_reason == "length"
+    assert len(both.prompt_logprobs or []) == 2
+    (last,) = bench.take(bench.send([68], FinishReason.LENGTH))
+    assert last.finished
+    assert last.prompt_logprobs is None
+
+
 def test_a_prompt_of_one_token_has_logprobs_of_none_only(byte_level: Tokenizer):
     bench = Bench(byte_level, prompt=[5], prompt_logprobs=0)
     (output,) = bench.take(bench.send([66], FinishReason.LENGTH))

@@ -43,14 +43,17 @@ async def create_chat_completion(
     serving.check_room(params, caller)
     prepared = await prepare_params(serving, params, caller, "top_logprobs")
     max_model_len = serving.llm.facts.max_model_len
+    echoed = _find_echo(request)
     prompt = await render_chat(serving, make_render_job(request, max_model_len), caller)
     serving.check_room(params, caller, num_prompt_tokens=len(prompt))
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, prepared, caller, request)
     if request.stream:
-        chunks = _ChunkMaker(request, request_id, serving.model_id)
+        chunks = _ChunkMaker(request, request_id, serving.model_id, echoed)
         return serving.stream(_stream(outputs, chunks, params.n), request_id)
     output = await take_last(outputs)
+    for one in output.outputs:
+        one.text = echoed + one.text
     body = await make_beside(output, lambda: _make_completion(request, request_id, serving.model_id, output))
     return respond(body, request_id)
 
@@ -64,6 +67,14 @@ def _check(request: ChatCompletionRequest) -> None:
     for name in ("max_completion_tokens", "max_tokens"):
         if getattr(request, name) == 0:
             raise FieldError(name, 0, "an integer of at least 1")
+
+
+def _find_echo(request: ChatCompletionRequest) -> str:
+    """With `echo` an answer begins with the last message's text, if that is the assistant's, too."""
+    last = request.messages[-1]
+    if not request.echo or last.role != "assistant" or last.content is None:
+        return ""
+    return last.content if isinstance(last.content, str) else "".join(p.text or "" for p in last.content)
 
 
 def _make_completion(
@@ -122,8 +133,10 @@ async def _stream(outputs: Outputs, chunks: _ChunkMaker, n: int) -> AsyncGenerat
 class _ChunkMaker:
     """Chunks of one stream. A chunk that only brings text is a fixed prefix, the text and a fixed suffix."""
 
-    def __init__(self, request: ChatCompletionRequest, request_id: str, model: str) -> None:
+    def __init__(self, request: ChatCompletionRequest, request_id: str, model: str, echoed: str) -> None:
+        """`echoed`: what each answer begins with."""
         options = request.stream_options
+        self._echoed = echoed
         self._request = request
         self._has_usage = options is not None and bool(options.include_usage)
         self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
@@ -140,8 +153,10 @@ class _ChunkMaker:
         self._encode = msgspec.json.Encoder().encode
 
     def make_roles(self, n: int, output: RequestOutput) -> bytes:
-        """The first chunk of each answer says whose it is."""
-        chunk = self._chunk([ChunkChoice(index, Delta(role="assistant", content="")) for index in range(n)])
+        """The first chunk of each answer says whose it is; made once."""
+        echoed, self._echoed = self._echoed, ""
+        delta = Delta(role="assistant", content=echoed)
+        chunk = self._chunk([ChunkChoice(index, delta) for index in range(n)])
         if output.prompt_logprobs is not None:
             chunk.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
         return encode_event(chunk)

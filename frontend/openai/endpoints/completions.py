@@ -88,7 +88,8 @@ class _Job:
         self._inputs = list(inputs)
         # By prompt: its text, for echo.
         self._echoes = {i: text for i, text in enumerate(prompts) if request.echo and isinstance(text, str)}
-        self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise; so is the next
+        self._echoed_logprobs: dict[int, CompletionLogprobs] = {}
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
         self._top: Top | None = request.logprob_token_ids or request.logprobs
@@ -205,18 +206,24 @@ class _Job:
 
     async def _finish_one(self, place: int) -> list[CompletionChoice]:
         whole = await take_last(self._outputs(place))
-        return await make_beside(
-            whole, lambda: [self._make_choice(place, whole, one) for one in whole.outputs]
-        )
+        return await make_beside(whole, lambda: self._make_choices(place, whole))
+
+    def _make_choices(self, place: int, whole: RequestOutput) -> list[CompletionChoice]:
+        self._note_prompt_logprobs(place, whole)
+        return [self._make_choice(place, one) for one in whole.outputs]
 
     async def _make_beside(self, place: int, output: RequestOutput) -> bytes:
         """As `_make_chunks`; many logprobs do not hold up the event loop."""
         return await make_beside(output, lambda: self._make_chunks(place, output))
 
     def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
-        return b"".join(self._make_chunk(place, output, one) for one in output.outputs)
+        self._note_prompt_logprobs(place, output)
+        chunks = b"".join(self._make_chunk(place, one) for one in output.outputs)
+        if place in self._echoed_logprobs or place in self._prompt_logprobs:
+            self._drop_prompt_logprobs(place)
+        return chunks
 
-    def _make_chunk(self, place: int, output: RequestOutput, one: CompletionOutput) -> bytes:
+    def _make_chunk(self, place: int, one: CompletionOutput) -> bytes:
         index = place * self._n + one.index
         is_plain = one.finish_reason is None and one.logprobs is None and not self._always_has_usage
         if is_plain and (not self._request.echo or index in self._text_lengths):
@@ -226,12 +233,12 @@ class _Job:
             if prefix is None:
                 prefix = self._prefixes[index] = self._prefix % index
             return prefix + self._encode(one.text) + self._suffix
-        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, output, one)])
+        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, one)])
         if self._always_has_usage:
             chunk.usage = self._counter.usage()
         return encode_event(chunk)
 
-    def _make_choice(self, place: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
+    def _make_choice(self, place: int, one: CompletionOutput) -> CompletionChoice:
         index = place * self._n + one.index
         num_sent = self._text_lengths.get(index)
         echoed = self._echoes[place] if self._request.echo and num_sent is None else ""
@@ -240,30 +247,43 @@ class _Job:
         choice = CompletionChoice(
             index,
             echoed + one.text,
-            self._make_logprobs(output, one, offset, num_sent is None),
+            self._make_logprobs(place, one, offset, num_sent is None),
             one.finish_reason,
             one.stop_reason,
         )
-        if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            if place not in self._prompt_logprobs:  # one of each prompt, for all its choices
-                self._prompt_logprobs[place] = as_json(make_prompt_logprobs(output.prompt_logprobs))
-            choice.prompt_logprobs = self._prompt_logprobs[place]
+        if num_sent is None and (prompt_logprobs := self._prompt_logprobs.get(place)) is not None:
+            choice.prompt_logprobs = prompt_logprobs
         return choice
 
+    def _note_prompt_logprobs(self, place: int, output: RequestOutput) -> None:
+        """Keep what is said of a prompt, once, for the first chunk of each of its choices."""
+        positions = output.prompt_logprobs
+        if positions is None or place in self._echoed_logprobs or place in self._prompt_logprobs:
+            return
+        if self._request.prompt_logprobs is not None:
+            self._prompt_logprobs[place] = as_json(make_prompt_logprobs(positions))
+        if self._request.echo and self._top is not None:
+            num_top = self._top if isinstance(self._top, int) else 0
+            echoed = make_completion_logprobs(positions, num_top, 0)
+            echoed.tokens[0] = self._serving.tokenizer.token_text(output.prompt_token_ids[0])
+            lengths = map(len, echoed.tokens[:-1])
+            echoed.text_offset = list(itertools.accumulate(lengths, initial=0))
+            self._echoed_logprobs[place] = echoed
+
+    def _drop_prompt_logprobs(self, place: int) -> None:
+        """A stream does not hold them once each choice has had them."""
+        if all(index in self._text_lengths for index in range(place * self._n, (place + 1) * self._n)):
+            self._echoed_logprobs.pop(place, None)
+            self._prompt_logprobs.pop(place, None)
+
     def _make_logprobs(
-        self, output: RequestOutput, one: CompletionOutput, offset: int, is_first: bool
+        self, place: int, one: CompletionOutput, offset: int, is_first: bool
     ) -> CompletionLogprobs | None:
         if self._top is None or one.logprobs is None:
             return None
         own = make_completion_logprobs([] if self._hides_output else one.logprobs, self._top, offset)
-        if not self._request.echo or not is_first or output.prompt_logprobs is None:
-            return own
-        num_top = self._top if isinstance(self._top, int) else 0
-        prompt = make_completion_logprobs(output.prompt_logprobs, num_top, 0)
-        prompt.tokens[0] = self._serving.tokenizer.token_text(output.prompt_token_ids[0])
-        lengths = map(len, prompt.tokens[:-1])
-        prompt.text_offset = list(itertools.accumulate(lengths, initial=0))
-        return join_completion_logprobs(prompt, own)
+        echoed = self._echoed_logprobs.get(place) if is_first else None
+        return own if echoed is None else join_completion_logprobs(echoed, own)
 
 
 def _hide(output: RequestOutput) -> None:
@@ -272,3 +292,5 @@ def _hide(output: RequestOutput) -> None:
     for one in output.outputs:
         one.text = ""
         one.token_ids = []
+        if one.finish_reason in ("stop", "repetition"):  # because of that token
+            one.finish_reason, one.stop_reason = "length", None

@@ -18,8 +18,9 @@ _OF_ROUTES = ("max_tokens", "logprobs")
 def make_completion_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
     """max_tokens 0, which OpenAI allows beside echo, generates one token that is not shown."""
     own = {"logprobs": request.logprobs}
-    if request.echo and request.logprobs is not None:
-        own["prompt_logprobs"] = _first(request.prompt_logprobs, request.logprobs)
+    num_logprobs = 0 if request.logprob_token_ids else request.logprobs
+    if request.echo and num_logprobs is not None:
+        own["prompt_logprobs"] = _first(request.prompt_logprobs, num_logprobs)
     default = serving.default_sampling.get("max_tokens")
     max_tokens = _first(request.max_tokens, default, COMPLETION_MAX_TOKENS)
     return _make(serving, request, max_tokens or 1, **own)
