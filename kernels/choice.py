@@ -34,7 +34,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "rms_norm": ("triton", "native"),
     "sample": ("triton", "native"),
     "soft_cap": ("native",),
-    "token_bitmask": ("triton",),
+    "token_bitmask": ("triton", "native"),
 }
 
 

@@ -6,6 +6,8 @@ row. Legend: S rows of logits, R rows with a mask, V vocabulary, W = ceil(V / 32
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,10 @@ def apply_token_bitmask_reference(logits: Tensor, bitmask: Tensor, rows: Tensor)
     ids = torch.arange(logits.shape[1], device=logits.device)
     is_allowed = (bitmask[:, ids // 32] >> (ids % 32)) & 1
     logits[rows] = torch.where(is_allowed > 0, logits[rows], -torch.inf)
+
+
+def launch_token_bitmask(library: ctypes.CDLL, logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
+    """The same for contiguous tensors on the CPU."""
+    library.quire_token_bitmask(
+        logits.data_ptr(), logits.shape[1], bitmask.data_ptr(), rows.data_ptr(), len(rows)
+    )

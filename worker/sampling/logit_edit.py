@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.step import NewRequestData
+from ...kernels.choice import choose_kernel, native_library
+from ...kernels.token_bitmask import apply_token_bitmask_reference, launch_token_bitmask
 from ..rows.staging import to_device
 
 Ids = NDArray[np.int64]
@@ -87,6 +89,20 @@ def ban(logits: Tensor, ids: Sequence[tuple[EditedRow, Ids]]) -> None:
     """Set the ids of each row to minus infinity."""
     if any(len(own) for _, own in ids):
         logits.view(-1).index_fill_(0, find_places(logits, ids), -torch.inf)
+
+
+def keep_only(logits: Tensor, masks: NDArray[np.int32], rows: Sequence[int]) -> None:
+    """Set what `masks` [R, ceil(V / 32)] do not allow to minus infinity; mask i is of row `rows[i]`."""
+    bitmask, index = to_device(masks, logits.device), to_device(np.array(rows, dtype=np.int64), logits.device)
+    chosen = choose_kernel("token_bitmask", logits.dtype, logits.device)
+    if chosen == "native":
+        launch_token_bitmask(native_library(), logits, bitmask, index)
+    elif chosen == "triton":
+        from ...kernels import token_bitmask_triton
+
+        token_bitmask_triton.launch_token_bitmask(logits, bitmask, index)
+    else:
+        apply_token_bitmask_reference(logits, bitmask, index)
 
 
 def join(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:

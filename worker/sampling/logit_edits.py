@@ -10,44 +10,30 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.step import NewRequestData
 from ...ipc.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.token_lists import is_token_mask, unpack_bad_words
-from ..rows.staging import to_device
-from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join
+from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
 from .penalties import Penalties
 
 
 class AllowedTokens(LogitEdit["AllowedTokens"]):
     """allowed_token_ids: nothing else can be sampled."""
 
-    def __init__(self, allowed: bytes) -> None:
-        self._allowed = allowed  # packed as in TokenLists
+    def __init__(self, mask: NDArray[np.int32]) -> None:
+        self._mask = mask  # [ceil(V / 32)]
 
     @classmethod
     def make(cls, start: RowStart) -> Self | None:
         allowed = start.request.token_lists.allowed
-        return cls(allowed) if allowed else None
+        return cls(_make_mask(allowed, start.vocab_size)) if allowed else None
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[AllowedTokens]) -> None:
-        for row, edit in rows:
-            edit._keep_only(logits[row.index])
-
-    def _keep_only(self, logits: Tensor) -> None:
-        size = len(logits)
-        if is_token_mask(self._allowed, size):
-            bits = np.unpackbits(np.frombuffer(self._allowed, dtype=np.uint8), count=size, bitorder="little")
-            logits.masked_fill_(to_device(bits == 0, logits.device), -torch.inf)
-            return
-        index = to_device(_unpack_ids(self._allowed, size), logits.device)
-        kept = logits[index]
-        logits.fill_(-torch.inf)
-        logits[index] = kept
+        keep_only(logits, np.stack([edit._mask for _, edit in rows]), [row.index for row, _ in rows])
 
 
 class BadWords(LogitEdit["BadWords"]):
@@ -146,3 +132,14 @@ def apply_logit_edits(logits: Tensor, rows: list[EditedRow]) -> None:
 def _unpack_ids(packed: bytes, vocab_size: int) -> Ids:
     ids = np.frombuffer(packed, dtype=np.int32).astype(np.int64)
     return ids[ids < vocab_size]
+
+
+def _make_mask(allowed: bytes, vocab_size: int) -> NDArray[np.int32]:
+    """int32 [ceil(V / 32)] with the bits of a packed token set."""
+    mask = np.zeros(-(-vocab_size // 32) * 4, dtype=np.uint8)
+    if is_token_mask(allowed, vocab_size):
+        mask[: len(allowed)] = np.frombuffer(allowed, dtype=np.uint8)
+    else:
+        ids = _unpack_ids(allowed, vocab_size)
+        np.bitwise_or.at(mask, ids // 8, np.left_shift(1, ids % 8).astype(np.uint8))
+    return mask.view(np.int32)
