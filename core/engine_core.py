@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError
@@ -23,7 +23,7 @@ from ..ipc.messages import (
     SchedulerStats,
 )
 from ..ipc.request_price import find_held_bytes
-from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
+from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
 from ..ipc.token_ids import count_token_ids
 from .engine_outputs import EngineOutputs
 from .faults.blame import FAILURES_ALONE, Blame
@@ -210,6 +210,8 @@ class EngineCore:
             self._outputs.accept_prompt_logprobs(step, logprobs)
         if output.bad_rows:
             self._fail_bad_rows(step, output.bad_rows)
+        if output.failed_rows:
+            self._fail_rows(step, output.failed_rows)
         self._forget(self._outputs.accept_tokens(step, output.token_ids, logprobs, began))
         self.failures.note_step()
         self.counters.update_s += self._clock() - began
@@ -298,15 +300,16 @@ class EngineCore:
 
     def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
         """End requests whose logits cannot be sampled. Their K and V may be bad: nobody finds them again."""
-        bad = set(bad_rows)
-        failed = [
-            request
-            for row, request in zip(step.sampled_rows, step.sampled, strict=True)
-            if row in bad and request.finish_reason is None
-        ]
+        failed = list(_find_live(step, bad_rows).values())
         for request in failed:
             self._manager.forget_contents(request)
         self._finish(failed, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
+
+    def _fail_rows(self, step: Step, failures: list[RowFailure]) -> None:
+        """End requests whose grammar cannot be followed."""
+        reasons = {failure.row: failure.reason for failure in failures}
+        for row, request in _find_live(step, reasons).items():
+            self._finish([request], FinishReason.ERROR, reasons[row], ErrorCode.BAD_GRAMMAR)
 
     def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
         """Answer a request that was not taken on."""
@@ -354,3 +357,9 @@ class EngineCore:
             own.discard(request.request_id)
             if not own:
                 del self._ids_of[request.client]
+
+
+def _find_live(step: Step, rows: Collection[int]) -> dict[int, Request]:
+    """Of a step's requests those that sampled in `rows` and go on, by row."""
+    sampled = zip(step.sampled_rows, step.sampled, strict=True)
+    return {row: request for row, request in sampled if row in rows and request.finish_reason is None}

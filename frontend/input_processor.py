@@ -187,7 +187,7 @@ class InputProcessor:
             prompt_token_ids=prompt.packed,
             sampling_params=own,
             arrival_time=arrived,
-            eos_token_ids=[] if own.ignore_eos else list(self._facts.eos_token_ids),
+            eos_token_ids=[] if own.ignore_eos and not prepared.grammar else list(self._facts.eos_token_ids),
             priority=int(priority),
             cache_salt=prompt.cache_salt,
             token_lists=prepared.token_lists,

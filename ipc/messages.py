@@ -66,6 +66,7 @@ class ErrorCode(IntEnum):
     OVERLOADED = 3  # max_num_queued_reqs requests wait already
     QUEUE_TIMEOUT = 4  # it waited longer than its queue_timeout_s
     POISON_REQUEST = 5  # it, and no other, made steps fail or workers die
+    BAD_GRAMMAR = 6  # its grammar does not compile, or goes beyond a limit as its output is generated
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -158,7 +159,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     # seed is set, logprobs are numbers; without its lists (`token_lists.drop_packed`)
     sampling_params: SamplingParams
     arrival_time: float  # seconds since the epoch, for fcfs and metrics
-    eos_token_ids: Annotated[list[int], Meta(max_length=MAX_EOS_TOKEN_IDS)] = []  # empty with ignore_eos
+    eos_token_ids: Annotated[list[int], Meta(max_length=MAX_EOS_TOKEN_IDS)] = []  # []: they end nothing
     output_token_ids: PackedTokenIds = b""  # a resumed request: what it has already generated
     priority: int = 0  # lower runs first
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_LENGTH)] = ""

@@ -63,6 +63,13 @@ class RowLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt: LogprobsBlock | None = None  # of the prompt tokens whose predecessor was computed in this step
 
 
+class RowFailure(msgspec.Struct, array_like=True, frozen=True):
+    """What a row's request asks for cannot be done; its token means nothing, the other rows are fine."""
+
+    row: int
+    reason: str
+
+
 class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a step sampled: `token_ids[i]` for `rows[i]`, in the order of SchedulerOutput.rows."""
 
@@ -72,6 +79,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprobs: list[RowLogprobs] = []
     bad_rows: list[int] = []  # no usable logits (a NaN, or nothing left to sample): the token means nothing
     execute_s: float = 0.0
+    failed_rows: list[RowFailure] = []  # of `rows`
 
 
 class StepFailed(msgspec.Struct, array_like=True, frozen=True):

@@ -162,12 +162,15 @@ class Request:
     def find_finish(self) -> FinishReason | None:
         """Why the request ends with the output it has, None if it goes on.
 
-        Stop tokens and repetition count only from min_tokens on; the length limits hold in any case.
+        Stop tokens and repetition count only from min_tokens on. The length limits hold in any case, and so does
+        the end of sequence under a grammar: before min_tokens it comes only where the grammar leaves nothing else.
         """
         output = self.output_token_ids
         has_minimum = len(output) >= self.sampling_params.min_tokens
-        if output and has_minimum and output[-1] in self.stop_token_ids:
-            return FinishReason.STOP
+        if output and output[-1] in self.stop_token_ids:
+            is_forced = bool(self.grammar) and output[-1] in self.eos_token_ids
+            if has_minimum or is_forced:
+                return FinishReason.STOP
         if self.num_tokens >= self.max_total_tokens:
             return FinishReason.LENGTH
         if has_minimum and self.repetition is not None and self.repetition.is_repeating:

@@ -27,6 +27,7 @@ _MAX_MESSAGE = 1000  # characters
 _FAILURES: dict[str | None, tuple[HTTPStatus, Mapping[str, str] | None]] = {
     "queue_timeout": (HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": RETRY_AFTER_S}),
     "refused": (HTTPStatus.BAD_REQUEST, None),
+    "bad_grammar": (HTTPStatus.BAD_REQUEST, None),
     # OpenAI's clients try a 500 twice more, and each try may cost three workers.
     "poison_request": (HTTPStatus.INTERNAL_SERVER_ERROR, {"x-should-retry": "false"}),
 }

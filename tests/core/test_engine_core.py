@@ -15,12 +15,13 @@ from fakes import (
     measure_step_overhead,
     token_at,
 )
+from msgspec import structs
 from quire.core.engine_core import EngineCore
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.errors import ProtocolError
-from quire.ipc.messages import EngineCoreRequest, FinishReason
+from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.model_spec import RopeConfig
-from quire.ipc.step import ModelRunnerOutput, StepFailed
+from quire.ipc.step import ModelRunnerOutput, RowFailure, StepFailed
 from quire.ipc.token_ids import decode_token_ids, encode_token_ids
 
 
@@ -273,6 +274,36 @@ def test_answers_to_forgotten_steps_are_ignored_and_wrong_ones_are_not():
         engine.core.update(ModelRunnerOutput(second.step_id + 1, second.rows, [5]))
     with pytest.raises(ProtocolError):
         engine.core.update(ModelRunnerOutput(second.step_id, [99], [5]))
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2])
+def test_a_row_that_the_worker_fails_ends_with_the_reason_and_the_others_go_on(run_ahead: int):
+    engine = make_engine(run_ahead=run_ahead)
+    engine.add(make_request("good", [1] * 8, max_tokens=9))
+    engine.add(make_request("bad", [2] * 8, max_tokens=9))
+    assert engine.launch() is not None
+    answer = engine.executor.collect()
+    assert isinstance(answer, ModelRunnerOutput)
+    engine.core.update(structs.replace(answer, failed_rows=[RowFailure(answer.rows[1], "no way")]))
+    engine.run()
+    final = engine.finals["bad"]
+    assert (final.finish_reason, final.error, final.error_code) == (
+        FinishReason.ERROR,
+        "no way",
+        ErrorCode.BAD_GRAMMAR,
+    )
+    assert engine.tokens["good"] == tokens_of([1] * 8, 9)
+    assert engine.core.check_integrity() == []
+
+
+def test_under_a_grammar_the_end_of_sequence_counts_before_min_tokens():
+    fourth = tokens_of([1, 2, 3], 4)[3]
+    fields: dict[str, Any] = {"max_tokens": 10, "min_tokens": 8, "eos_token_ids": [fourth]}
+    ends = [
+        run_one(make_request("r", [1, 2, 3], grammar=grammar, **fields)).finals["r"].finish_reason
+        for grammar in ("start: /a/", "")
+    ]
+    assert ends == [FinishReason.STOP, FinishReason.LENGTH]
 
 
 def test_a_lost_worker_costs_no_request_and_no_token():

@@ -69,6 +69,7 @@ def make_request(
     tenant: str = "",
     timeout_s: float | None = None,
     queue_timeout_s: float | None = None,
+    grammar: str = "",
     **params: object,
 ) -> EngineCoreRequest:
     """A request as a frontend sends it; `params` are SamplingParams fields."""
@@ -88,6 +89,7 @@ def make_request(
         timeout_s=timeout_s,
         queue_timeout_s=queue_timeout_s,
         token_lists=lists,
+        grammar=grammar,
     )
 
 
@@ -104,7 +106,8 @@ def expected_output(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     stops = {*request.eos_token_ids, *decode_token_ids(request.token_lists.stop)}
     while True:
-        if tokens and tokens[-1] in stops and len(tokens) >= params.min_tokens:
+        is_forced = bool(request.grammar and tokens) and tokens[-1] in request.eos_token_ids
+        if is_forced or (tokens and tokens[-1] in stops and len(tokens) >= params.min_tokens):
             return tokens, FinishReason.STOP
         if len(tokens) >= limit:
             return tokens, FinishReason.LENGTH

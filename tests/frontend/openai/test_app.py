@@ -290,6 +290,7 @@ def test_models_version_and_health_answer() -> None:
         (RequestFailedError("full", "overloaded"), 429, "overloaded"),
         (RequestFailedError("late", "queue_timeout"), 503, "queue_timeout"),
         (RequestFailedError("never fits", "refused"), 400, "refused"),
+        (RequestFailedError("too much", "bad_grammar"), 400, "bad_grammar"),
         (RequestFailedError("culprit", "poison_request"), 500, "poison_request"),
         (RequestFailedError("broken", "step_failed"), 500, "step_failed"),
         (RequestFailedError("nan", "bad_logits"), 500, "bad_logits"),
