@@ -22,7 +22,7 @@ from torch import Tensor
 from ..ipc.config import EngineConfig
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import LogprobsBlock
-from ..ipc.step import ModelRunnerOutput, RowLogprobs, SchedulerOutput
+from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
 from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
@@ -33,6 +33,7 @@ from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
 from .rows.staging import HostCopies, to_device
 from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling
+from .sampling.grammars import Grammars
 from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
 from .sampling.sampler import SampledTokens, sample
 
@@ -63,6 +64,7 @@ class LaunchedStep:
     copies: HostCopies  # token ids, is_bad, then three tensors for each entry of the two lists below
     sample_groups: list[list[int]]  # logprobs of these among the S
     prompt_rows: list[int]  # rows with prompt logprobs
+    failed_rows: list[RowFailure]
     execute_s: float
 
 
@@ -91,6 +93,7 @@ class GPUModelRunner:
         max_num_seqs = config.scheduler.max_num_seqs
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._graphs = make_decode_graphs(config, model, kv_caches, self._last_tokens)
+        self._grammars = Grammars(config.model)
         self.reset_rows()
 
     def reset_rows(self) -> None:
@@ -98,7 +101,8 @@ class GPUModelRunner:
         config = self._config
         max_num_seqs = config.scheduler.max_num_seqs
         self._in_flight.clear()
-        self._rows = RequestRows(max_num_seqs, config.model.max_model_len, config.model.spec.vocab_size)
+        vocab_size = config.model.spec.vocab_size
+        self._rows = RequestRows(max_num_seqs, config.model.max_model_len, vocab_size, self._grammars)
         self._tables = BlockTables(
             max_num_seqs, config.max_blocks_per_request + _SLACK_BLOCKS, config.cache.block_size
         )
@@ -146,6 +150,7 @@ class GPUModelRunner:
             logprobs=_pack_rows(launched, arrays) if arrays else [],
             bad_rows=launched.rows[is_bad].tolist(),
             execute_s=launched.execute_s + time.perf_counter() - started,
+            failed_rows=launched.failed_rows,
         )
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
@@ -260,6 +265,7 @@ class GPUModelRunner:
             copies=HostCopies(tensors),
             sample_groups=[group for group, _ in sampled.logprobs],
             prompt_rows=[row for row, _ in prompt_logprobs],
+            failed_rows=[RowFailure(int(row_ids[index]), reason) for index, reason in sampled.failures],
             execute_s=0.0,
         )
         if self.is_async:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...ipc.sampling_params import count_alternatives
 from ...ipc.step import NewRequestData
 from ...ipc.token_ids import count_token_ids
+from ..sampling.grammars import Grammars
 from ..sampling.logit_edit import EditedRow, LogitEdit
 from ..sampling.logit_edits import make_logit_edits
 from ..sampling.sampler import LogprobGroup, SamplingBatch, make_sampling_columns
@@ -26,8 +27,11 @@ _SLACK = 8
 class RequestRows:
     """State of the live requests. `num_known` counts prompt and output, samples of running steps included."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, vocab_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, vocab_size: int, grammars: Grammars | None = None
+    ) -> None:
         self._vocab_size = vocab_size
+        self._grammars = grammars  # needed by requests with one
         # calloc'ed: pages that no token has reached cost nothing.
         self.token_ids: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + _SLACK), dtype=np.int32)
         self.num_prompt: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
@@ -69,7 +73,7 @@ class RequestRows:
         self.sampling.enter(row, request.sampling_params, self._vocab_size)
         # A request with output has had the logprobs of its prompt delivered before its first token.
         self._enter_logprobs(row, request, is_resumed=len(output) > 0)
-        self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size))
+        self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size, self._grammars))
         is_plain = not (self.has_edits[row] or self.has_logprobs[row])
         self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
 

@@ -19,6 +19,7 @@ from ...ipc.step import NewRequestData
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.token_bitmask import apply_token_bitmask_reference, launch_token_bitmask
 from ..rows.staging import to_device
+from .grammars import Grammars
 
 Ids = NDArray[np.int64]
 Edit = TypeVar("Edit")  # the class itself
@@ -31,15 +32,15 @@ class RowStart(NamedTuple):
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]  # not empty for a request that is resumed
     vocab_size: int
+    grammars: Grammars | None = None
 
 
 class LogitEdit(ABC, Generic[Edit]):
     """One kind of edit of one row, with the state that it keeps for the row: vLLM's LogitsProcessor, by row.
 
     State is made of prompt and output when a request enters a row, and advanced by each token. So it comes
-    back after a preemption or a lost worker without anybody's help. A grammar is a class of this kind: `make`
-    feeds the output to a matcher, `append` feeds it the next token, `apply` masks what the matchers refuse;
-    a user's class that a command line names is one more entry of LOGIT_EDITS.
+    back after a preemption or a lost worker without anybody's help. A user's class that a command line names
+    is one more entry of LOGIT_EDITS.
     """
 
     # Whether the row's last token must be on the host, and appended, before the next one can be sampled.
@@ -58,6 +59,8 @@ class LogitEdit(ABC, Generic[Edit]):
     def apply(cls, logits: Tensor, rows: EditedRows[Edit]) -> None:
         """Edit float32 `logits` [S, V] in place for the `rows` that have this edit; at least one.
 
+        What one row makes impossible goes into its `failure`, and its request alone fails; an exception is
+        the whole step's.
         Edits before it have left minus infinity at what they forbid. A row's bits must not depend on the
         other rows: sums are taken of `row_ops.block_sums`.
         """
@@ -73,6 +76,7 @@ class EditedRow:
         np.int32
     ]  # prompt and output tokens; the last one may be missing without `needs_history`
     num_output: int
+    failure: str = ""  # why this row alone cannot be sampled, if an edit has found that out
 
 
 # The rows of a step that have one kind of edit, each with its own.
@@ -91,9 +95,9 @@ def ban(logits: Tensor, ids: Sequence[tuple[EditedRow, Ids]]) -> None:
         logits.view(-1).index_fill_(0, find_places(logits, ids), -torch.inf)
 
 
-def keep_only(logits: Tensor, masks: NDArray[np.int32], rows: Sequence[int]) -> None:
+def keep_only(logits: Tensor, masks: NDArray[np.int32], rows: Ids) -> None:
     """Set what `masks` [R, ceil(V / 32)] do not allow to minus infinity; mask i is of row `rows[i]`."""
-    bitmask, index = to_device(masks, logits.device), to_device(np.array(rows, dtype=np.int64), logits.device)
+    bitmask, index = to_device(masks, logits.device), to_device(rows, logits.device)
     chosen = choose_kernel("token_bitmask", logits.dtype, logits.device)
     if chosen == "native":
         launch_token_bitmask(native_library(), logits, bitmask, index)

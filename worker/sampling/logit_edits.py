@@ -16,6 +16,8 @@ from torch import Tensor
 from ...ipc.step import NewRequestData
 from ...ipc.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.token_lists import is_token_mask, unpack_bad_words
+from .grammar import Grammar
+from .grammars import Grammars
 from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
 from .penalties import Penalties
 
@@ -33,7 +35,8 @@ class AllowedTokens(LogitEdit["AllowedTokens"]):
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[AllowedTokens]) -> None:
-        keep_only(logits, np.stack([edit._mask for _, edit in rows]), [row.index for row, _ in rows])
+        indexes = np.array([row.index for row, _ in rows], dtype=np.int64)
+        keep_only(logits, np.stack([edit._mask for _, edit in rows]), indexes)
 
 
 class BadWords(LogitEdit["BadWords"]):
@@ -106,15 +109,26 @@ class LogitBias(LogitEdit["LogitBias"]):
         flat[places] = flat[places] + join([edit._values for _, edit in rows], logits.device)
 
 
-# In the order in which they are applied, which is vLLM's.
-LOGIT_EDITS: tuple[type[LogitEdit[Any]], ...] = (AllowedTokens, BadWords, MinTokens, LogitBias, Penalties)
+# In the order in which they are applied, which is vLLM's; a grammar last, so that nothing overrules it.
+LOGIT_EDITS: tuple[type[LogitEdit[Any]], ...] = (
+    AllowedTokens,
+    BadWords,
+    MinTokens,
+    LogitBias,
+    Penalties,
+    Grammar,
+)
 
 
 def make_logit_edits(
-    request: NewRequestData, prompt: NDArray[np.int32], output: NDArray[np.int32], vocab_size: int
+    request: NewRequestData,
+    prompt: NDArray[np.int32],
+    output: NDArray[np.int32],
+    vocab_size: int,
+    grammars: Grammars | None = None,
 ) -> list[LogitEdit[Any]]:
     """The edits that the request asks for; seldom any."""
-    start = RowStart(request, prompt, output, vocab_size)
+    start = RowStart(request, prompt, output, vocab_size, grammars)
     return [edit for kind in LOGIT_EDITS if (edit := kind.make(start)) is not None]
 
 

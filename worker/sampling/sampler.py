@@ -102,6 +102,7 @@ class SampledTokens:
     token_ids: Tensor  # int64 [S]
     is_bad: Tensor  # bool [S]: NaN or infinite logits, or nothing left to sample; the token is meaningless
     logprobs: list[tuple[list[int], LogprobsTensors]]  # (rows among the S, their raw logprobs)
+    failures: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])  # (one of the S, reason)
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
@@ -114,7 +115,8 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
         (group.rows, compute_logprobs(rows, token_ids[_index(group.rows, rows.device)], _others(group, rows)))
         for group, rows in raw
     ]
-    return SampledTokens(token_ids, ~torch.isfinite(top), logprobs)
+    failures = [(row.index, row.failure) for row in batch.edited if row.failure]
+    return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures)
 
 
 def _choose_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,68 @@
+"""Grammar: the edit of a row whose output follows a grammar. Legend: S sampling rows, V vocabulary."""
+
+from __future__ import annotations
+
+import sys
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .grammars import Grammars, Matcher
+from .logit_edit import EditedRows, LogitEdit, RowStart, keep_only
+
+
+class Grammar(LogitEdit["Grammar"]):
+    """Allows what the row's grammar can go on with, and the end of sequence where the output may end.
+
+    It comes last: whatever other edits do, nothing can be sampled that the grammar refuses. Where it leaves
+    only the end of sequence the row ends, whatever forbids that (min_tokens, ignore_eos, allowed_token_ids).
+    """
+
+    needs_history = True
+
+    def __init__(self, start: RowStart, grammars: Grammars) -> None:
+        params = start.request.sampling_params
+        self._grammars, self._text = grammars, start.request.grammar
+        self._output = start.output.tolist()
+        self._matcher: Matcher | None = None  # made when the row samples first: the device works by then
+        self._min_output = sys.maxsize if params.ignore_eos else params.min_tokens
+
+    @classmethod
+    def make(cls, start: RowStart) -> Self | None:
+        if not start.request.grammar:
+            return None
+        assert start.grammars is not None
+        return cls(start, start.grammars)
+
+    def append(self, token: int) -> None:
+        """The matcher goes on with the token."""
+        if self._matcher is not None:
+            self._matcher.consume([token])
+
+    @classmethod
+    def apply(cls, logits: Tensor, rows: EditedRows[Grammar]) -> None:
+        grammars = rows[0][1]._grammars
+        matchers = [edit._find_matcher() for _, edit in rows]
+        masks = grammars.compute_masks(matchers)
+        followed = np.ones(len(rows), dtype=np.bool_)
+        for place, ((row, _), matcher) in enumerate(zip(rows, matchers, strict=True)):
+            if matcher.failure:
+                row.failure = matcher.failure
+                followed[place] = False
+        for place in np.flatnonzero(followed & grammars.find_ends(masks)).tolist():
+            row, edit = rows[place]
+            is_early = row.num_output < edit._min_output or not matchers[place].is_accepting
+            if grammars.must_end(masks[place], is_early):
+                followed[place] = False
+                logits[row.index].fill_(-torch.inf)
+                logits[row.index, grammars.eos_token_ids[0]] = 0.0
+        if followed.any():
+            indexes = np.array([row.index for row, _ in rows], dtype=np.int64)
+            keep_only(logits, masks[followed], indexes[followed])
+
+    def _find_matcher(self) -> Matcher:
+        if self._matcher is None:
+            self._matcher = self._grammars.make_matcher(self._text, self._output)
+        return self._matcher

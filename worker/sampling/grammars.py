@@ -1,0 +1,229 @@
+"""Grammars: what a worker knows of grammars by llguidance, which is loaded with the first of them.
+
+It turns texts into matchers and matchers into masks, and knows nothing of rows and logits. Nothing here
+raises for what a grammar does: a matcher that can go no further says why.
+Legend: R matchers, V vocabulary, W = ceil(V / 32) words of a mask.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...ipc import grammar_limits
+from ...ipc.config import ModelConfig
+from ..threads import count_cores
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+# Compiled grammars that are kept; their size follows their text's.
+_MAX_KEPT = 128
+_MAX_KEPT_CHARACTERS = 4 << 20
+# From here on masks are shared between threads. 32 of a JSON schema take 0.09 ms at V=2,048, by threads 0.17;
+# at V=151,936 0.34 and 0.36, and those of `[a-z ]{1,300}` 65 and half of that (2-core Xeon).
+_MIN_PARALLEL_VOCAB = 32_768
+_MAX_REASON = 500  # characters
+# What the library says of a limit, and its name.
+_LIMITS = {
+    "too many expressions": "STEP_LEXER_FUEL",
+    "too many states": "MAX_LEXER_STATES",
+    "too many items": "STEP_MAX_ITEMS",
+    "row has": "MAX_ITEMS_IN_ROW",
+    "initial lexer configuration": "INITIAL_LEXER_FUEL",
+    "grammar size": "MAX_GRAMMAR_SIZE",
+}
+
+
+class Matcher:
+    """Where one row is in its grammar. With a `failure`, which says why, it can go no further."""
+
+    __slots__ = ("failure", "inner")
+
+    def __init__(self, inner: LLMatcher | None, failure: str = "") -> None:
+        self.inner = inner
+        self.failure = failure
+
+    def consume(self, token_ids: list[int]) -> None:
+        """The row's output goes on with these."""
+        self.attempt(lambda inner: inner.consume_tokens(token_ids))
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the output may end here."""
+        return self.inner is not None and self.inner.is_accepting()
+
+    def attempt(self, act: Callable[[LLMatcher], object]) -> None:
+        """Do something with the inner matcher and note its failure; nothing after a failure."""
+        if self.inner is None or self.failure:
+            return
+        try:
+            act(self.inner)
+            if self.inner.is_error():
+                self.failure = f"its grammar cannot be followed: {_describe(self.inner.get_error())}"
+        except BaseException as error:
+            self.failure = f"its grammar cannot be followed: {_describe_panic(error)}"
+
+
+class Grammars:
+    """The compiled grammars of a worker, and the tokenizer that they are made for."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._folder = Path(model.tokenizer)
+        self._vocab_size = model.spec.vocab_size
+        self.eos_token_ids = list(model.eos_token_ids)
+        eos = np.array(self.eos_token_ids, dtype=np.int64)
+        self._eos_words = eos // 32
+        self._eos_bits = np.left_shift(1, eos % 32).astype(np.uint32).view(np.int32)
+        self._tokenizer: LLTokenizer | None = None
+        self._limits: LLParserLimits | None = None
+        self._executor: LLExecutor | None = None
+        self._unusable = ""  # why there can be no tokenizer
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # none has consumed anything
+        self._num_characters = 0  # of their texts
+        self._masks: NDArray[np.int32] = np.empty((0, -(-self._vocab_size // 32)), dtype=np.int32)
+
+    def make_matcher(self, grammar: str, output: list[int]) -> Matcher:
+        """A matcher of a row's own, after `output`. The first call of a worker makes the tokenizer's trie."""
+        try:
+            compiled = self._compile(grammar)
+        except _UnusableError as error:
+            return Matcher(None, str(error)[:_MAX_REASON])
+        matcher = Matcher(compiled.deep_copy())  # its lexer, too: what other rows cost is not counted here
+        if output:
+            matcher.consume(output)
+        return matcher
+
+    def compute_masks(self, matchers: Sequence[Matcher]) -> NDArray[np.int32]:
+        """Tokens that may come next, int32 [R, W]; of a matcher with a failure anything.
+
+        The end of sequence is among them where the output may end, and alone where it must. They are
+        overwritten by the next call.
+        """
+        if len(self._masks) < len(matchers):
+            self._masks = np.empty((len(matchers), self._masks.shape[1]), dtype=np.int32)
+        masks = self._masks[: len(matchers)]
+        if (
+            len(matchers) == 1
+            or self._vocab_size < _MIN_PARALLEL_VOCAB
+            or not self._compute_together(matchers)
+        ):
+            place, size = masks.ctypes.data, masks.strides[0]
+            for matcher in matchers:
+                matcher.attempt(lambda inner, place=place: inner.unsafe_compute_mask_ptr(place, size))
+                place += size
+        return masks
+
+    def find_ends(self, masks: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """[R]: whether a mask has an end of sequence."""
+        return np.asarray((masks[:, self._eos_words] & self._eos_bits).any(axis=1))
+
+    def must_end(self, mask: NDArray[np.int32], is_early: bool) -> bool:
+        """Whether `mask` [W] has nothing but ends of sequence. If not, they are taken out if it `is_early`.
+
+        Early is also where the matcher does not accept: what ends a sequence may have a text, which the
+        grammar allows as such.
+        """
+        ends = mask[self._eos_words] & self._eos_bits
+        np.bitwise_and.at(mask, self._eos_words, ~self._eos_bits)
+        if not mask.any():
+            return True
+        if not is_early:
+            np.bitwise_or.at(mask, self._eos_words, ends)
+        return False
+
+    def _compute_together(self, matchers: Sequence[Matcher]) -> bool:
+        """The same with threads. False if one has panicked, and nobody knows which."""
+        from llguidance import LLExecutor
+
+        if self._executor is None:
+            self._executor = LLExecutor(num_threads=count_cores())
+        inner = [
+            (matcher.inner, place) for place, matcher in enumerate(matchers) if matcher.inner is not None
+        ]
+        masks = self._masks
+        try:
+            self._executor.unsafe_compute_mask_ptr(inner, masks.ctypes.data, masks.strides[0], len(masks))
+        except BaseException as error:
+            _describe_panic(error)
+            return False
+        for matcher in matchers:
+            matcher.attempt(bool)
+        return True
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        """The matcher at its beginning, which nobody may advance."""
+        compiled = self._compiled.get(grammar)
+        if compiled is not None:
+            self._compiled.move_to_end(grammar)
+            return compiled
+        from llguidance import LLMatcher
+
+        tokenizer = self._load_tokenizer()
+        try:
+            compiled = LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
+        except BaseException as error:
+            raise _UnusableError(f"its grammar does not compile: {_describe_panic(error)}") from error
+        if compiled.is_error():
+            raise _UnusableError(f"its grammar does not compile: {_describe(compiled.get_error())}")
+        self._compiled[grammar] = compiled
+        self._num_characters += len(grammar)
+        while len(self._compiled) > _MAX_KEPT or self._num_characters > _MAX_KEPT_CHARACTERS:
+            oldest, _ = self._compiled.popitem(last=False)
+            self._num_characters -= len(oldest)
+        return compiled
+
+    def _load_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None and not self._unusable:
+            self._unusable = self._try_to_load()
+        if self._tokenizer is None:
+            raise _UnusableError(self._unusable)
+        return self._tokenizer
+
+    def _try_to_load(self) -> str:
+        """Make the trie, which takes a second for 150,000 tokens; why it cannot be made."""
+        from llguidance import LLParserLimits, LLTokenizer
+
+        if not self.eos_token_ids:
+            return (
+                "a grammar needs a model with an eos_token_id: nothing else says that the output is complete"
+            )
+        try:
+            # The library takes a text that does not begin so for a name to be downloaded.
+            text = (self._folder / "tokenizer.json").read_text(encoding="utf-8").lstrip()
+            if not text.startswith("{"):
+                return f"no grammar can be followed: {self._folder / 'tokenizer.json'} is not a JSON object"
+            self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self.eos_token_ids)
+        except (OSError, ValueError) as error:
+            return f"no grammar can be followed with this model's tokenizer: {error}"
+        except BaseException as error:
+            return f"no grammar can be followed with this model's tokenizer: {_describe_panic(error)}"
+        limits = {name.lower(): value for name, value in vars(grammar_limits).items() if name.isupper()}
+        self._limits = LLParserLimits(**limits, verbose_errors=False)
+        return ""
+
+
+class _UnusableError(Exception):
+    """There is no matcher for a grammar; the text says why."""
+
+
+def _describe(error: str) -> str:
+    """The library's text on one line, with the limit that it speaks of."""
+    text = " ".join(error.removesuffix("<non-verbose/>").split())
+    for words, name in _LIMITS.items():
+        if words in text.lower():
+            text += f" (limit: {name.lower()}={getattr(grammar_limits, name)})"
+            break
+    return text[:_MAX_REASON]
+
+
+def _describe_panic(error: BaseException) -> str:
+    """What a panic of the library says. It comes as a BaseException; all others are raised again."""
+    if type(error).__name__ != "PanicException":
+        raise error
+    return f"llguidance panicked: {error}"[:_MAX_REASON]
