@@ -38,8 +38,10 @@ class Grammar(LogitEdit["Grammar"]):
 
     def append(self, token: int) -> None:
         """The matcher goes on with the token."""
-        if self._matcher is not None:
-            self._matcher.consume([token])
+        if self._matcher is None:
+            self._output.append(token)
+        else:
+            self._matcher.consume(token)
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[Grammar]) -> None:

@@ -49,9 +49,9 @@ class Matcher:
         self.inner = inner
         self.failure = failure
 
-    def consume(self, token_ids: list[int]) -> None:
-        """The row's output goes on with these."""
-        self.attempt(lambda inner: inner.consume_tokens(token_ids))
+    def consume(self, token_id: int) -> None:
+        """The row's output goes on with this, or ends."""
+        self.attempt(lambda inner: inner.consume_token(token_id))
 
     @property
     def is_accepting(self) -> bool:
@@ -96,7 +96,7 @@ class Grammars:
             return Matcher(None, str(error)[:_MAX_REASON])
         matcher = Matcher(compiled.deep_copy())  # its lexer, too: what other rows cost is not counted here
         if output:
-            matcher.consume(output)
+            matcher.attempt(lambda inner: inner.consume_tokens(output))
         return matcher
 
     def compute_masks(self, matchers: Sequence[Matcher]) -> NDArray[np.int32]:
