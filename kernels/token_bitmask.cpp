@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int kWordBits = 32;
-constexpr int64_t kMinParallelSize = 1 << 18;
+constexpr int64_t kMinParallelSize = 1 << 20;  // below it takes 0.2 ms on one core
 
 void mask_word(float* logits, int count, uint32_t word) {
     if (word == 0) {

@@ -121,9 +121,10 @@ class RequestRows:
         """How `row_ids` are sampled next. History must be complete for rows that need it."""
         num_output = self.num_known[row_ids] - self.num_prompt[row_ids]
         batch = SamplingBatch(**self.sampling.take(row_ids), output_positions=num_output)
-        for index in np.flatnonzero(self.has_edits[row_ids]).tolist():
-            row = int(row_ids[index])
-            batch.edited.append(EditedRow(index, self.edits[row], self.history(row), int(num_output[index])))
+        edited = np.flatnonzero(self.has_edits[row_ids])
+        own = row_ids[edited].tolist(), num_output[edited].tolist()
+        for index, row, count in zip(edited.tolist(), *own, strict=True):
+            batch.edited.append(EditedRow(index, self.edits[row], self.history(row), count))
         batch.logprob_groups = self._group_logprobs(row_ids)
         return batch
 

@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ipc import grammar_limits
 from ...ipc.config import ModelConfig
+from ...ipc.grammar_limits import GRAMMAR_LIMITS
 from ..threads import count_cores
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-# Compiled grammars that are kept; their size follows their text's.
-_MAX_KEPT = 128
+# Compiled grammars that are kept: some 150 KB each for a JSON schema, and what is larger has a longer text.
+_MAX_KEPT = 256
 _MAX_KEPT_CHARACTERS = 4 << 20
-# From here on masks are shared between threads. 32 of a JSON schema take 0.09 ms at V=2,048, by threads 0.17;
-# at V=151,936 0.34 and 0.36, and those of `[a-z ]{1,300}` 65 and half of that (2-core Xeon).
-_MIN_PARALLEL_VOCAB = 32_768
+# From so many numbers (R x V) on masks are shared between threads, which takes 0.1 ms more: 32 of a JSON
+# schema take 0.09 ms at V=2,048, and 0.34 at V=151,936, those of `[a-z ]{1,300}` there 65 (2-core Xeon).
+_MIN_PARALLEL_SIZE = 1 << 18
 _MAX_REASON = 500  # characters
 # What the library says of a limit, and its name.
-_LIMITS = {
-    "too many expressions": "STEP_LEXER_FUEL",
-    "too many states": "MAX_LEXER_STATES",
-    "too many items": "STEP_MAX_ITEMS",
-    "row has": "MAX_ITEMS_IN_ROW",
-    "initial lexer configuration": "INITIAL_LEXER_FUEL",
-    "grammar size": "MAX_GRAMMAR_SIZE",
+_SAYINGS = {
+    "too many expressions": "step_lexer_fuel",
+    "too many states": "max_lexer_states",
+    "too many items": "step_max_items",
+    "current row has": "max_items_in_row",
+    "initial lexer configuration": "initial_lexer_fuel",
+    "grammar size": "max_grammar_size",
 }
 
 
@@ -108,11 +108,8 @@ class Grammars:
         if len(self._masks) < len(matchers):
             self._masks = np.empty((len(matchers), self._masks.shape[1]), dtype=np.int32)
         masks = self._masks[: len(matchers)]
-        if (
-            len(matchers) == 1
-            or self._vocab_size < _MIN_PARALLEL_VOCAB
-            or not self._compute_together(matchers)
-        ):
+        is_large = len(matchers) > 1 and len(matchers) * self._vocab_size >= _MIN_PARALLEL_SIZE
+        if not (is_large and self._compute_together(matchers)):
             place, size = masks.ctypes.data, masks.strides[0]
             for matcher in matchers:
                 matcher.attempt(lambda inner, place=place: inner.unsafe_compute_mask_ptr(place, size))
@@ -203,8 +200,7 @@ class Grammars:
             return f"no grammar can be followed with this model's tokenizer: {error}"
         except BaseException as error:
             return f"no grammar can be followed with this model's tokenizer: {_describe_panic(error)}"
-        limits = {name.lower(): value for name, value in vars(grammar_limits).items() if name.isupper()}
-        self._limits = LLParserLimits(**limits, verbose_errors=False)
+        self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         return ""
 
 
@@ -215,10 +211,9 @@ class _UnusableError(Exception):
 def _describe(error: str) -> str:
     """The library's text on one line, with the limit that it speaks of."""
     text = " ".join(error.removesuffix("<non-verbose/>").split())
-    for words, name in _LIMITS.items():
-        if words in text.lower():
-            text += f" (limit: {name.lower()}={getattr(grammar_limits, name)})"
-            break
+    name = next((name for words, name in _SAYINGS.items() if words in text.lower()), None)
+    if name is not None:
+        text = f"{name}={GRAMMAR_LIMITS[name]} is not enough: {text}"
     return text[:_MAX_REASON]
 
 

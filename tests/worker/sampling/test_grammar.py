@@ -18,8 +18,8 @@ from llguidance import LLMatcher
 from msgspec import structs
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.text.tokenizer import load_tokenizer
-from quire.ipc import grammar_limits
 from quire.ipc.config import ModelConfig
+from quire.ipc.grammar_limits import GRAMMAR_LIMITS
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_ids import encode_token_ids
@@ -171,11 +171,11 @@ def test_a_row_that_is_resumed_goes_on_as_if_it_had_not_been_away(grammars: Gram
         assert Row(grammars, grammar, row.output).allowed() == row.allowed()
 
 
-@pytest.mark.parametrize("min_parallel_vocab", [0, 10**6])
+@pytest.mark.parametrize("min_parallel_size", [0, 10**6])
 def test_rows_are_masked_each_by_its_own_grammar(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, min_parallel_vocab: int
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, min_parallel_size: int
 ) -> None:
-    monkeypatch.setattr(grammars_module, "_MIN_PARALLEL_VOCAB", min_parallel_vocab)
+    monkeypatch.setattr(grammars_module, "_MIN_PARALLEL_SIZE", min_parallel_size)
     texts = [regex("a"), "start: (", regex("[bc]"), regex("d"), ""]
     logits, edited = apply([Row(grammars, text) for text in texts])
     allowed = [torch.isfinite(row).nonzero()[:, 0].tolist() for row in logits]
@@ -214,17 +214,17 @@ def test_an_output_that_does_not_follow_the_grammar_fails_its_row(grammars: Gram
 @pytest.mark.parametrize(
     ("limit", "grammar"),
     [
-        ("MAX_LEXER_STATES", regex("([a-z]{1,100}(foo|bar)[0-9]){1,100}")),
-        ("STEP_LEXER_FUEL", regex("([a-z]{1,100}(foo|bar)[0-9]){1,100}")),
-        ("STEP_MAX_ITEMS", LLMatcher.grammar_from_json_schema("{}")),
-        ("INITIAL_LEXER_FUEL", LLMatcher.grammar_from_json_schema("{}")),
-        ("MAX_ITEMS_IN_ROW", LLMatcher.grammar_from_json_schema("{}")),
+        ("max_lexer_states", regex("([a-z]{1,100}(foo|bar)[0-9]){1,100}")),
+        ("step_lexer_fuel", regex("([a-z]{1,100}(foo|bar)[0-9]){1,100}")),
+        ("step_max_items", LLMatcher.grammar_from_json_schema("{}")),
+        ("initial_lexer_fuel", LLMatcher.grammar_from_json_schema("{}")),
+        ("max_items_in_row", LLMatcher.grammar_from_json_schema("{}")),
     ],
 )
 def test_a_row_that_goes_beyond_a_limit_fails_with_its_name(
     monkeypatch: pytest.MonkeyPatch, limit: str, grammar: str
 ) -> None:
-    monkeypatch.setattr(grammar_limits, limit, 5)
+    monkeypatch.setitem(GRAMMAR_LIMITS, limit, 5)
     row = Row(Grammars(make_model()), grammar)
     failure = ""
     for text in ("[", "[", "1", ","):
@@ -232,7 +232,7 @@ def test_a_row_that_goes_beyond_a_limit_fails_with_its_name(
         if failure:
             break
         row.append(text)
-    assert f"limit: {limit.lower()}=5" in (failure or row.failure())
+    assert f"{limit}=5 is not enough" in (failure or row.failure())
 
 
 class PanicException(BaseException):
@@ -269,7 +269,7 @@ def test_a_panic_of_the_library_fails_its_row_alone(grammars: Grammars, method: 
 def test_a_panic_among_several_threads_is_found_row_by_row(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars_module, "_MIN_PARALLEL_VOCAB", 0)
+    monkeypatch.setattr(grammars_module, "_MIN_PARALLEL_SIZE", 0)
     monkeypatch.setattr(grammars, "_executor", Fragile(LLMatcher, "unsafe_compute_mask_ptr"))
     rows = [Row(grammars, regex("a")) for _ in range(2)]
     logits, edited = apply(rows)
