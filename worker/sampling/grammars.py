@@ -7,6 +7,7 @@ Legend: R matchers, V vocabulary, W = ceil(V / 32) words of a mask.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 # Compiled grammars that are kept: some 150 KB each for a JSON schema, and what is larger has a longer text.
 _MAX_KEPT = 256
 _MAX_KEPT_CHARACTERS = 4 << 20
-# From so many numbers (R x V) on masks are shared between threads, which takes 0.1 ms more: 32 of a JSON
-# schema take 0.09 ms at V=2,048, and 0.34 at V=151,936, those of `[a-z ]{1,300}` there 65 (2-core Xeon).
-_MIN_PARALLEL_SIZE = 1 << 18
+# Masks that take a core longer are shared between threads. One of a JSON schema takes 4 us at V=2,048 and 10
+# at V=151,936, one of `[a-z ]{1,300}` 2,000; on busy cores threads come 5 ms late (2-core Xeon, load 9).
+_MIN_SHARED_S = 0.005
 _MAX_REASON = 500  # characters
 # What the library says of a limit, and its name.
 _SAYINGS = {
@@ -83,9 +84,11 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._limits: LLParserLimits | None = None
         self._executor: LLExecutor | None = None
+        self._num_threads = count_cores()
         self._unusable = ""  # why there can be no tokenizer
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # none has consumed anything
         self._num_characters = 0  # of their texts
+        self._last_s = 0.0  # how long the last masks took, on one core
         self._masks: NDArray[np.int32] = np.empty((0, -(-self._vocab_size // 32)), dtype=np.int32)
 
     def make_matcher(self, grammar: str, output: list[int]) -> Matcher:
@@ -108,12 +111,11 @@ class Grammars:
         if len(self._masks) < len(matchers):
             self._masks = np.empty((len(matchers), self._masks.shape[1]), dtype=np.int32)
         masks = self._masks[: len(matchers)]
-        is_large = len(matchers) > 1 and len(matchers) * self._vocab_size >= _MIN_PARALLEL_SIZE
-        if not (is_large and self._compute_together(matchers)):
-            place, size = masks.ctypes.data, masks.strides[0]
-            for matcher in matchers:
-                matcher.attempt(lambda inner, place=place: inner.unsafe_compute_mask_ptr(place, size))
-                place += size
+        started = time.perf_counter()
+        is_shared = len(matchers) > 1 and self._last_s > _MIN_SHARED_S and self._compute_together(matchers)
+        if not is_shared:
+            self._compute_in_turn(matchers)
+        self._last_s = (time.perf_counter() - started) * (self._num_threads if is_shared else 1)
         return masks
 
     def find_ends(self, masks: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -134,12 +136,18 @@ class Grammars:
             np.bitwise_or.at(mask, self._eos_words, ends)
         return False
 
+    def _compute_in_turn(self, matchers: Sequence[Matcher]) -> None:
+        place, size = self._masks.ctypes.data, self._masks.strides[0]
+        for matcher in matchers:
+            matcher.attempt(lambda inner, place=place: inner.unsafe_compute_mask_ptr(place, size))
+            place += size
+
     def _compute_together(self, matchers: Sequence[Matcher]) -> bool:
         """The same with threads. False if one has panicked, and nobody knows which."""
         from llguidance import LLExecutor
 
         if self._executor is None:
-            self._executor = LLExecutor(num_threads=count_cores())
+            self._executor = LLExecutor(num_threads=self._num_threads)
         inner = [
             (matcher.inner, place) for place, matcher in enumerate(matchers) if matcher.inner is not None
         ]

@@ -171,11 +171,11 @@ def test_a_row_that_is_resumed_goes_on_as_if_it_had_not_been_away(grammars: Gram
         assert Row(grammars, grammar, row.output).allowed() == row.allowed()
 
 
-@pytest.mark.parametrize("min_parallel_size", [0, 10**6])
+@pytest.mark.parametrize("min_shared_s", [-1.0, 10.0])
 def test_rows_are_masked_each_by_its_own_grammar(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, min_parallel_size: int
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, min_shared_s: float
 ) -> None:
-    monkeypatch.setattr(grammars_module, "_MIN_PARALLEL_SIZE", min_parallel_size)
+    monkeypatch.setattr(grammars_module, "_MIN_SHARED_S", min_shared_s)
     texts = [regex("a"), "start: (", regex("[bc]"), regex("d"), ""]
     logits, edited = apply([Row(grammars, text) for text in texts])
     allowed = [torch.isfinite(row).nonzero()[:, 0].tolist() for row in logits]
@@ -269,7 +269,7 @@ def test_a_panic_of_the_library_fails_its_row_alone(grammars: Grammars, method: 
 def test_a_panic_among_several_threads_is_found_row_by_row(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars_module, "_MIN_PARALLEL_SIZE", 0)
+    monkeypatch.setattr(grammars_module, "_MIN_SHARED_S", -1.0)
     monkeypatch.setattr(grammars, "_executor", Fragile(LLMatcher, "unsafe_compute_mask_ptr"))
     rows = [Row(grammars, regex("a")) for _ in range(2)]
     logits, edited = apply(rows)
