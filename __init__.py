@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from .ipc.sampling_params import RequestOutputKind as RequestOutputKind
     from .ipc.sampling_params import SamplingParams as SamplingParams
+    from .worker.sampling.logits_processor import LogitsProcessor as LogitsProcessor
+    from .worker.sampling.logits_processor import LogitsRequest as LogitsRequest
 
 __version__ = "0.1.0"
 
@@ -27,6 +29,9 @@ _HOME_OF = {
     "RepetitionDetectionParams": "ipc.repetition_detection",
     "SamplingParams": "ipc.sampling_params",
     "RequestOutputKind": "ipc.sampling_params",
+    # For a module of logits processors; this one loads torch.
+    "LogitsProcessor": "worker.sampling.logits_processor",
+    "LogitsRequest": "worker.sampling.logits_processor",
 }
 
 __all__ = ["__version__", *_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]

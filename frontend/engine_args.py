@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, get_args
@@ -33,6 +34,7 @@ from ..ipc.config import (
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from .families import read_model_spec
+from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .models.model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
 
@@ -114,6 +116,9 @@ class EngineArgs:
         GENERATION_CONFIGS,
     )
     enforce_eager: bool = _arg(False, "model", "no captured graphs; a CPU has none, so no effect there")
+    logits_processors: Sequence[Any] | None = _arg(
+        None, "model", "classes that edit logits, as module:Class (quire.LogitsProcessor); their code is run"
+    )
     distributed_executor_backend: str | None = _arg(
         None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
     )
@@ -191,6 +196,7 @@ class EngineArgs:
         )
         model = self._create_model_config(folder)
         scheduler = self._create_scheduler_config(model.max_model_len)
+        processors = name_logits_processors(self.logits_processors)
         cache_bytes = parse_size_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         return self._make(
             EngineConfig,
@@ -200,6 +206,8 @@ class EngineArgs:
             parallel=self._make(ParallelConfig, executor_backend=self.distributed_executor_backend or "mp"),
             recovery=self._make(RecoveryConfig),
             log_level=self.log_level.upper(),
+            logits_processors=processors,
+            logits_processor_folders=find_module_folders(processors),
             step_timeout_s=0.0 if self.step_timeout_s is None else self.step_timeout_s,
         )
 
@@ -341,6 +349,8 @@ def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], t
     options: dict[str, Any] = {"dest": name, "default": default, "help": metadata["help"]}
     if type_name.startswith("bool"):
         options["action"] = argparse.BooleanOptionalAction
+    elif type_name.startswith("Sequence"):
+        options |= {"nargs": "+", "metavar": name.rsplit("_", 1)[-1].upper()}
     elif metadata["choices"]:
         options["choices"] = metadata["choices"]
     elif type_name.startswith(("int", "float")) and "str" not in type_name:

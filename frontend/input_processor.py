@@ -74,6 +74,7 @@ class PreparedParams:
     params: SamplingParams
     token_lists: TokenLists = NO_LISTS
     grammar: str = ""  # as in EngineCoreRequest
+    extra_args: str = ""  # likewise
 
 
 @dataclass(slots=True)
@@ -154,7 +155,11 @@ class InputProcessor:
         self._check_params(params)
         words = params.bad_words if self._tokenizer is not None else None
         bad_words = self._pair_bad_words(words, encoded_bad_words) if words else []
-        return PreparedParams(params, pack_token_lists(params, bad_words, self._facts.vocab_size))
+        return PreparedParams(
+            params,
+            pack_token_lists(params, bad_words, self._facts.vocab_size),
+            extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
+        )
 
     def prepare_each(self, params: Sequence[SamplingParams]) -> list[PreparedParams]:
         """`prepare_params` of each; one that is there many times is checked once."""
@@ -192,6 +197,7 @@ class InputProcessor:
             cache_salt=prompt.cache_salt,
             token_lists=prepared.token_lists,
             grammar=prepared.grammar,
+            extra_args=prepared.extra_args,
             **checked,
         )
         return EngineInput(
@@ -264,6 +270,9 @@ class InputProcessor:
             if largest >= self._facts.vocab_size:
                 allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
                 raise SamplingParamsError(name, largest, allowed)
+        if params.extra_args and not self._facts.logits_processors:
+            allowed = "None: this engine has no logits processors (--logits-processors), which would read it"
+            raise SamplingParamsError("extra_args", params.extra_args, allowed)
         if self._tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):

@@ -185,6 +185,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     exact: bool | None = None
     step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S  # a longer step is hung; 0: nothing is watched
     fault_hooks: str = ""  # for tests; see fault_hooks.py
+    logits_processors: tuple[str, ...] = ()  # classes that the worker loads, module:Class, in their order
+    logits_processor_folders: tuple[str, ...] = ()  # where their modules lie; absolute
 
     def __post_init__(self) -> None:
         _check_seconds("ready_timeout_s", self.ready_timeout_s, MIN_READY_TIMEOUT_S)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from .config import RecoveryConfig
-from .sampling_params import SamplingParams
+from .sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
 from .token_lists import TokenLists
 
 PROTOCOL_VERSION = 3
@@ -39,6 +39,7 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
 PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 Grammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_LENGTH)]
+ExtraArgs = Annotated[str, Meta(max_length=MAX_EXTRA_ARGS_BYTES)]
 Tenant = Annotated[str, Meta(max_length=MAX_TENANT_LENGTH)]
 Weight = Annotated[float, Meta(gt=0.0, le=MAX_CLIENT_WEIGHT)]
 Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
@@ -120,6 +121,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     ledger: list[tuple[str, int]]  # (name, bytes) of the device's memory
     batch_variance_reason: str = ""  # why replays are not promised to be exact; '': they are
     recovery: RecoveryConfig = RecoveryConfig()  # how often it replaces what it loses
+    logits_processors: tuple[str, ...] = ()  # of the engine, module:Class
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
@@ -170,6 +172,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_resumed: bool = False  # sent before: an engine may have taken it on, so it is never OVERLOADED
     num_attempts: Annotated[int, Meta(ge=0)] = 0  # engines lost with it in a row, without a token in between
     grammar: Grammar = ""  # that its output follows, as llguidance reads it; empty: none
+    extra_args: ExtraArgs = ""  # SamplingParams.extra_args as JSON, for logits processors; empty: none
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):

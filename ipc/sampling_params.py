@@ -31,6 +31,7 @@ MAX_LOGIT_BIAS = 4096
 MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_ALLOWED_TOKEN_IDS = 2**19  # twice the largest vocabularies
+MAX_EXTRA_ARGS_BYTES = 8192  # as JSON
 MAX_SEED = 2**63 - 1
 MAX_INT = 2**31 - 1  # of every other integer: the worker holds them as int32
 
@@ -77,6 +78,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     allowed_token_ids: nothing else can be sampled. bad_words: texts that are never produced.
     stop_token_ids: end generation, as `stop` does.
     logprob_token_ids: exactly these, and the token itself, have a logprob at each position of the output.
+    extra_args: plain JSON values for the engine's logits processors, by name.
 
     Raises SamplingParamsError (a ValueError) on construction and from `verify`.
     """
@@ -125,6 +127,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     skip_reading_prefix_cache: (
         Annotated[bool, Meta(description="compute the whole prompt; default: with prompt_logprobs")] | None
     ) = None
+    extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.verify()
@@ -391,6 +394,21 @@ def _check_bias(bias: Any) -> dict[int, float]:
     return checked
 
 
+def _check_extra_args(values: Any) -> dict[str, Any] | None:
+    if values is None:
+        return None
+    allowed = f"None or a dict of plain JSON values of at most {MAX_EXTRA_ARGS_BYTES} bytes"
+    try:
+        encoded = msgspec.json.encode(values)
+        decoded = msgspec.json.decode(encoded)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        encoded, decoded = b"", None
+    # What JSON would change is not plain: NaN, keys that are numbers, dates.
+    if not isinstance(decoded, dict) or decoded != values or len(encoded) > MAX_EXTRA_ARGS_BYTES:
+        raise SamplingParamsError("extra_args", values, allowed)
+    return decoded  # pyright: ignore[reportUnknownVariableType]
+
+
 # Fields whose check is more than a type and a range.
 _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": _check_seed,
@@ -404,6 +422,7 @@ _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "logit_bias": _check_bias,
     "output_kind": _check_output_kind,
     "repetition_detection": check_repetition_detection,
+    "extra_args": _check_extra_args,
 }
 # (field, default, its check): a value that is the default itself needs none.
 _CHECKS = [

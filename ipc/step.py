@@ -34,6 +34,7 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     block_ids: list[int]
     num_computed_tokens: int
     grammar: str = ""  # as in EngineCoreRequest
+    extra_args: str = ""  # likewise
 
 
 class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -75,15 +75,16 @@ def pack_token_lists(
 
 
 def drop_packed(params: SamplingParams) -> None:
-    """Leave out of `params` what TokenLists says, and the texts that only a frontend knows."""
+    """Leave out of `params` what travels beside it, and the texts that only a frontend knows."""
     params.allowed_token_ids = params.stop_token_ids = params.logit_bias = None
-    params.bad_words = params.stop = params.logprob_token_ids = None
+    params.bad_words = params.stop = params.logprob_token_ids = params.extra_args = None
 
 
 def has_unpacked(params: SamplingParams) -> bool:
     """Whether `params` holds what `drop_packed` leaves out."""
     has_ids = params.allowed_token_ids or params.stop_token_ids or params.logit_bias
-    return bool(has_ids or params.logprob_token_ids or params.bad_words or params.stop)
+    has_texts = params.bad_words or params.stop or params.extra_args
+    return bool(has_ids or has_texts or params.logprob_token_ids)
 
 
 def unpack_bad_words(lists: TokenLists) -> list[bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 from quire import LLM, RequestOutput, SamplingParams
 
 NUM_NEIGHBOURS = 64
+PROCESSORS = ("own_processors:Unlike",)  # of an engine that runs these requests
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
 
 
@@ -178,6 +179,12 @@ def stopped(i: int) -> tuple[str, SamplingParams]:
 @kind
 def token_ids(i: int) -> tuple[dict[str, Any], SamplingParams]:
     return {"prompt_token_ids": [5 + (7 * i + j * j) % 900 for j in range(3 + 16 * i)]}, params(i)
+
+
+@kind
+def processed(i: int) -> tuple[str, SamplingParams]:
+    """By a class of own_processors.py, which the engine was started with (PROCESSORS)."""
+    return make_prompt(i), params(i, temperature=0.9 * (i % 2), extra_args={"unlike": 1 + i % 3})
 
 
 @kind

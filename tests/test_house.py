@@ -33,6 +33,7 @@ ARROWS = {
 LAZY_ARROWS = {
     ("", "frontend"),  # the command, and the lazy face
     ("", "ipc"),
+    ("", "worker"),  # the lazy face of LogitsProcessor
     ("frontend.cli.commands.bench", "tools"),
     ("frontend.cli.commands.stress", "tools"),
     ("frontend.cli.commands.doctor", "tools"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from .rows.request_rows import RequestRows
 from .rows.staging import HostCopies, to_device
 from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling
 from .sampling.grammars import Grammars
+from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
 from .sampling.sampler import SampledTokens, sample
 
@@ -92,8 +94,14 @@ class GPUModelRunner:
         self._in_flight: deque[LaunchedStep] = deque()
         max_num_seqs = config.scheduler.max_num_seqs
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._processors: Sequence[type[LogitsProcessor]] = ()
         self._graphs = make_decode_graphs(config, model, kv_caches, self._last_tokens)
         self._grammars = Grammars(config.model)
+        self.reset_rows()
+
+    def use_logits_processors(self, processors: Sequence[type[LogitsProcessor]]) -> None:
+        """Have them edit the logits of every request that comes; forgets those that are here."""
+        self._processors = processors
         self.reset_rows()
 
     def reset_rows(self) -> None:
@@ -102,7 +110,13 @@ class GPUModelRunner:
         max_num_seqs = config.scheduler.max_num_seqs
         self._in_flight.clear()
         vocab_size = config.model.spec.vocab_size
-        self._rows = RequestRows(max_num_seqs, config.model.max_model_len, vocab_size, self._grammars)
+        self._rows = RequestRows(
+            max_num_seqs,
+            config.model.max_model_len,
+            vocab_size,
+            grammars=self._grammars,
+            processors=self._processors,
+        )
         self._tables = BlockTables(
             max_num_seqs, config.max_blocks_per_request + _SLACK_BLOCKS, config.cache.block_size
         )

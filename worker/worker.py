@@ -21,6 +21,7 @@ from ..kernels import native
 from .kv_cache import allocate_kv_caches, check_max_model_len, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
+from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
 
 # Enough to reach the code of prefill and decode; more tokens would only take time.
@@ -48,6 +49,7 @@ class Worker:
         torch.set_grad_enabled(False)
         native.set_num_threads(parallel.num_threads or count_cores())
         check_max_model_len(config, device)
+        processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
         model = load_model(config, device)
         if device.type == "cpu":
@@ -61,6 +63,8 @@ class Worker:
         self._runner = GPUModelRunner(config, model, kv_caches, device)
         self._on_phase("warm up")
         self._warm_up()
+        if processors:  # after the warm-up, whose request is nobody's
+            self._runner.use_logits_processors(processors)
         return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.batch_variance_reason)
 
     @property

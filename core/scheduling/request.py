@@ -55,6 +55,7 @@ class Request:
     stop_token_ids: frozenset[int]  # end-of-sequence tokens included
     token_lists: TokenLists
     grammar: str
+    extra_args: str
     cache_salt: str
     order: QueueOrder
     queued_time: float
@@ -118,6 +119,7 @@ class Request:
             stop_token_ids=_make_stop_set(tuple(message.eos_token_ids), message.token_lists.stop),
             token_lists=_share_lists(message.token_lists) if message.token_lists.size_bytes else NO_LISTS,
             grammar=_share_grammar(message.grammar) if message.grammar else "",
+            extra_args=message.extra_args,
             cache_salt=message.cache_salt,
             order=order,
             queued_time=now,
@@ -162,8 +164,8 @@ class Request:
     def find_finish(self) -> FinishReason | None:
         """Why the request ends with the output it has, None if it goes on.
 
-        Stop tokens and repetition count only from min_tokens on. The length limits hold in any case, and so does
-        the end of sequence under a grammar: before min_tokens it comes only where the grammar leaves nothing else.
+        Stop tokens and repetition count only from min_tokens on. The length limits hold in any case, and so
+        does the end of sequence under a grammar: before min_tokens it comes where nothing else may.
         """
         output = self.output_token_ids
         has_minimum = len(output) >= self.sampling_params.min_tokens
@@ -198,6 +200,7 @@ class Request:
             block_ids=self.block_ids.copy(),
             num_computed_tokens=self.num_computed_tokens,
             grammar=self.grammar,
+            extra_args=self.extra_args,
         )
 
     def to_times(self) -> RequestTimes | None:

@@ -65,6 +65,7 @@ def make_engine_facts(
         ledger=[(entry.name, entry.size_bytes) for entry in ready.ledger],
         batch_variance_reason=ready.batch_variance_reason,
         recovery=config.recovery,
+        logits_processors=config.logits_processors,
     )
 
 
@@ -83,6 +84,8 @@ def format_startup(facts: EngineFacts) -> list[str]:
         f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
     ]
     lines.append(format_level(facts.batch_variance_reason))
+    if facts.logits_processors:
+        lines.append(f"logits processors: {', '.join(facts.logits_processors)}")
     lines += [f"  {name:<12} {size_bytes / 1e6:>12,.1f} MB" for name, size_bytes in facts.ledger]
     return lines
 

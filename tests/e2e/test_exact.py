@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from checkpoints import RECIPES, make_checkpoint
-from crowd import NUM_NEIGHBOURS, Answer, Ask, answer, answer_alone, answer_through, list_asks
+from crowd import NUM_NEIGHBOURS, PROCESSORS, Answer, Ask, answer, answer_alone, answer_through, list_asks
 from quire import LLM, SamplingParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
 from quire.ipc.errors import ConfigError
@@ -41,7 +41,8 @@ MODELS = [
 
 
 def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
-    fields = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1} | changes
+    sizes = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1}
+    fields: dict[str, Any] = sizes | {"logits_processors": PROCESSORS} | changes
     folder, dtype = model
     return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **fields)
 

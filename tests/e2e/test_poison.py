@@ -31,7 +31,8 @@ def llm() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
         patch.setattr(engines, "CORE_MODULE", "poisoned")
-        with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS) as llm:
+        processors = ["own_processors:Fails"]
+        with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, logits_processors=processors) as llm:
             yield llm
 
 
@@ -78,3 +79,15 @@ def test_in_the_callers_process_too_exactly_the_poison_fails(
     assert "a poisonous prompt" in (outputs[31].error or "")
     others = [list(output.outputs[0].token_ids) for i, output in enumerate(outputs) if i != 31]
     assert others == golden[:31] + golden[32:]
+
+
+def test_a_logits_processor_that_raises_costs_its_own_request_alone(
+    llm: LLM, golden: list[list[int]]
+) -> None:
+    params = [one.clone() for one in PARAMS[:4]]
+    params[2].extra_args = {"fails_at": 5}
+    outputs = llm.generate(make_prompts({}, 4), params, use_tqdm=False)
+    assert outputs[2].error_code == "poison_request"
+    assert "LookupError: what this processor needs is not there" in (outputs[2].error or "")
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    assert tokens == [*golden[:2], golden[2][:5], golden[3]]

@@ -11,6 +11,7 @@ import pytest
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.repetition_detection import RepetitionDetectionParams
 from quire.ipc.sampling_params import (
+    MAX_EXTRA_ARGS_BYTES,
     MAX_INT,
     MAX_N,
     MAX_STOP_LENGTH,
@@ -309,3 +310,16 @@ def test_a_wire_trip_changes_nothing_and_bad_values_do_not_decode() -> None:
         msgspec.msgpack.decode(msgspec.msgpack.encode({"temperature": 9.0}), type=SamplingParams)
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode({"temprature": 1.0}), type=SamplingParams)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[], "x", {1: 2}, {"a": float("nan")}, {"a": {1}}, {"a": "x" * MAX_EXTRA_ARGS_BYTES}],
+)
+def test_extra_args_are_plain_json_of_a_bounded_size(given: Any) -> None:
+    with pytest.raises(SamplingParamsError, match=r"extra_args=.*plain JSON values of at most 8192 bytes"):
+        SamplingParams(extra_args=given)
+    plain = {"a": [1, 2.5, None, True, {"b": "ü"}]}
+    params = SamplingParams(extra_args=plain)
+    assert params.extra_args == plain
+    assert params.clone().extra_args is not params.extra_args

@@ -12,7 +12,7 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_lists import pack_token_lists
 from quire.kernels import triton_runtime
-from quire.worker.sampling.logit_edit import EditedRow
+from quire.worker.sampling.logit_edit import EditedRow, RowStart
 from quire.worker.sampling.logit_edits import make_logit_edits
 from quire.worker.sampling.sampler import LogprobGroup, SampledTokens, SamplingBatch, sample
 from torch import Tensor
@@ -160,7 +160,7 @@ def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: p
     )
     lists = pack_token_lists(params, [[3]], 200)
     request = NewRequestData(0, "r", b"", b"", params, [], lists, [], 0)
-    edits = make_logit_edits(request, prompt, output, 200)
+    edits = make_logit_edits(RowStart(request, prompt, output, 200))
     batch = make_batch(3, 200, temperature=0.5)
     batch.edited = [EditedRow(1, edits, np.concatenate((prompt, output)), 3)]
     batch.logprob_groups = [LogprobGroup(0, [0]), LogprobGroup(4, [1, 2])]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
 from quire.ipc.token_lists import is_token_mask, pack_token_lists
-from quire.worker.sampling.logit_edit import EditedRow, LogitEdit
+from quire.worker.sampling.logit_edit import EditedRow, LogitEdit, RowStart
 from quire.worker.sampling.logit_edits import apply_logit_edits, make_logit_edits
 
 VOCAB_SIZE = 12
@@ -33,12 +33,8 @@ def _make(
     eos: list[int] | None = None,
     bad_words: list[list[int]] | None = None,
 ) -> list[LogitEdit[Any]]:
-    return make_logit_edits(
-        _request(params, eos or [], bad_words or []),
-        np.array(prompt, dtype=np.int32),
-        np.array(output, dtype=np.int32),
-        VOCAB_SIZE,
-    )
+    history = np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32)
+    return make_logit_edits(RowStart(_request(params, eos or [], bad_words or []), *history, VOCAB_SIZE))
 
 
 def _row(index: int, edits: list[LogitEdit[Any]], prompt: list[int], output: list[int]) -> EditedRow:
@@ -155,7 +151,7 @@ def test_many_allowed_ids_are_kept_by_a_bit_a_token_and_few_by_their_ids() -> No
         assert is_token_mask(lists.allowed, vocab_size) == (len(allowed) > 2)
         request = NewRequestData(0, "r", b"", b"", SamplingParams(), [], lists, [], 0)
         nothing = np.zeros(0, dtype=np.int32)
-        edits = make_logit_edits(request, nothing, nothing, vocab_size)
+        edits = make_logit_edits(RowStart(request, nothing, nothing, vocab_size))
         logits = torch.zeros(2, vocab_size)
         apply_logit_edits(logits, [_row(1, edits, [1], [])])
         assert torch.nonzero(logits[1] == 0)[:, 0].tolist() == allowed

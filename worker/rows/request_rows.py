@@ -7,6 +7,7 @@ Legend: N rows (max_num_seqs), L max_model_len.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from ...ipc.sampling_params import count_alternatives
 from ...ipc.step import NewRequestData
 from ...ipc.token_ids import count_token_ids
 from ..sampling.grammars import Grammars
-from ..sampling.logit_edit import EditedRow, LogitEdit
+from ..sampling.logit_edit import EditedRow, LogitEdit, RowStart
 from ..sampling.logit_edits import make_logit_edits
+from ..sampling.logits_processor import LogitsProcessor
 from ..sampling.sampler import LogprobGroup, SamplingBatch, make_sampling_columns
 
 # A row whose last token filled max_model_len may be computed some steps longer before the core hears of it.
@@ -28,10 +30,17 @@ class RequestRows:
     """State of the live requests. `num_known` counts prompt and output, samples of running steps included."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, vocab_size: int, grammars: Grammars | None = None
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        *,
+        grammars: Grammars | None = None,
+        processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
         self._vocab_size = vocab_size
         self._grammars = grammars  # needed by requests with one
+        self._processors = processors
         # calloc'ed: pages that no token has reached cost nothing.
         self.token_ids: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + _SLACK), dtype=np.int32)
         self.num_prompt: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
@@ -73,7 +82,8 @@ class RequestRows:
         self.sampling.enter(row, request.sampling_params, self._vocab_size)
         # A request with output has had the logprobs of its prompt delivered before its first token.
         self._enter_logprobs(row, request, is_resumed=len(output) > 0)
-        self._enter_edits(row, make_logit_edits(request, prompt, output, self._vocab_size, self._grammars))
+        start = RowStart(request, prompt, output, self._vocab_size, self._grammars, self._processors)
+        self._enter_edits(row, make_logit_edits(start))
         is_plain = not (self.has_edits[row] or self.has_logprobs[row])
         self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
 

@@ -20,6 +20,7 @@ from ...kernels.choice import choose_kernel, native_library
 from ...kernels.token_bitmask import apply_token_bitmask_reference, launch_token_bitmask
 from ..rows.staging import to_device
 from .grammars import Grammars
+from .logits_processor import LogitsProcessor
 
 Ids = NDArray[np.int64]
 Edit = TypeVar("Edit")  # the class itself
@@ -33,14 +34,15 @@ class RowStart(NamedTuple):
     output: NDArray[np.int32]  # not empty for a request that is resumed
     vocab_size: int
     grammars: Grammars | None = None
+    processors: Sequence[type[LogitsProcessor]] = ()  # of the engine
 
 
 class LogitEdit(ABC, Generic[Edit]):
     """One kind of edit of one row, with the state that it keeps for the row: vLLM's LogitsProcessor, by row.
 
     State is made of prompt and output when a request enters a row, and advanced by each token. So it comes
-    back after a preemption or a lost worker without anybody's help. A user's class that a command line names
-    is one more entry of LOGIT_EDITS.
+    back after a preemption or a lost worker without anybody's help. Classes that a command line names are run
+    by one of them (custom_processors.py).
     """
 
     # Whether the row's last token must be on the host, and appended, before the next one can be sampled.

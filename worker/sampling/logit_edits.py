@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ipc.step import NewRequestData
 from ...ipc.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.token_lists import is_token_mask, unpack_bad_words
+from .custom_processors import CustomProcessors
 from .grammar import Grammar
-from .grammars import Grammars
 from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
 from .penalties import Penalties
 
@@ -115,20 +114,14 @@ LOGIT_EDITS: tuple[type[LogitEdit[Any]], ...] = (
     BadWords,
     MinTokens,
     LogitBias,
+    CustomProcessors,
     Penalties,
     Grammar,
 )
 
 
-def make_logit_edits(
-    request: NewRequestData,
-    prompt: NDArray[np.int32],
-    output: NDArray[np.int32],
-    vocab_size: int,
-    grammars: Grammars | None = None,
-) -> list[LogitEdit[Any]]:
+def make_logit_edits(start: RowStart) -> list[LogitEdit[Any]]:
     """The edits that the request asks for; seldom any."""
-    start = RowStart(request, prompt, output, vocab_size, grammars)
     return [edit for kind in LOGIT_EDITS if (edit := kind.make(start)) is not None]
 
 

@@ -51,7 +51,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
-_NOT_REQUESTED = ("detokenize", "output_kind", "logprobs")
+_NOT_REQUESTED = ("detokenize", "output_kind", "logprobs", "extra_args")
 _SharedFields: type[msgspec.Struct] = msgspec.defstruct(
     "_SharedFields",
     [
@@ -83,6 +83,7 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     timeout_s: Timeout | None = None
     queue_timeout_s: QueueTimeout | None = None
     response_format: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
     user: User | None = None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
 from ..bodies.schema import ChatCompletionRequest, CompletionRequest, ResponsesRequest, SamplingFields
 from ..errors import FieldError
@@ -48,11 +50,25 @@ def _make(
     values = serving.default_sampling | {name: value for name, value in given.items() if value is not None}
     values["max_tokens"] = _first(max_tokens, serving.default_sampling.get("max_tokens"))
     values.update(own)
+    if isinstance(request, SamplingFields) and request.vllm_xargs is not None:
+        values["extra_args"] = _check_xargs(serving, request.vllm_xargs)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     params = SamplingParams(**values, output_kind=kind)
     if request.stream and params.num_sequences > params.n:
         raise FieldError("best_of", params.best_of, "n with stream=true: which are best is known at the end")
     return params
+
+
+def _check_xargs(serving: Serving, given: dict[str, Any]) -> dict[str, Any]:
+    """What the engine's logits processors are to be told, by the name that a request has for it."""
+    if not serving.llm.facts.logits_processors:
+        allowed = "nothing: this engine has no logits processors (--logits-processors), which would read it"
+        raise FieldError("vllm_xargs", given, allowed)
+    try:
+        SamplingParams(extra_args=given)
+    except SamplingParamsError as error:
+        raise FieldError("vllm_xargs", given, error.allowed) from None
+    return given
 
 
 @cache

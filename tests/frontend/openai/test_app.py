@@ -157,6 +157,17 @@ def test_every_declared_number_and_switch_reaches_the_engine() -> None:
     run_with_app(scenario)
 
 
+def test_xargs_reach_the_logits_processors_of_an_engine_that_has_some() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        assert (await client.post(CHAT, chat(vllm_xargs={"a": [1]}))).status == 200
+        assert llm.calls[0].params.extra_args == {"a": [1]}
+        answer = await client.post(CHAT, chat(vllm_xargs={"a": "x" * 10_000}))
+        assert answer.status == 400
+        assert answer.error["param"] == "vllm_xargs"
+
+    run_with_app(scenario, logits_processors=("some:Class",))
+
+
 def test_harmless_fields_of_clients_are_taken() -> None:
     async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         echoed = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
@@ -194,6 +205,7 @@ BAD_CHATS: list[tuple[Any, str | None, str]] = [
     (chat(temperature=3), "temperature", "<= 2.0"),
     (chat(temperature="hot"), "temperature", "'hot'"),
     (chat(n=0), "n", ">= 1"),
+    (chat(vllm_xargs={"a": 1}), "vllm_xargs", "this engine has no logits processors"),
     (chat(n=1000), "n", "1000"),
     (chat(max_tokens=0), "max_tokens", "at least 1"),
     (chat(top_logprobs=2), "top_logprobs", "logprobs=true"),

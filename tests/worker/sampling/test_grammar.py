@@ -26,7 +26,7 @@ from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import pack_token_lists
 from quire.worker.sampling import grammars as grammars_module
 from quire.worker.sampling.grammars import Grammars
-from quire.worker.sampling.logit_edit import EditedRow, LogitEdit
+from quire.worker.sampling.logit_edit import EditedRow, LogitEdit, RowStart
 from quire.worker.sampling.logit_edits import apply_logit_edits, make_logit_edits
 from torch import Tensor
 
@@ -68,7 +68,9 @@ class Row:
         packed = encode_token_ids(self.output)
         request = NewRequestData(0, "r", b"", packed, sampling, EOS, lists, [], 0, grammar)
         nothing, start = np.empty(0, dtype=np.int32), np.array(self.output, dtype=np.int32)
-        self.edits: list[LogitEdit[Any]] = make_logit_edits(request, nothing, start, VOCAB_SIZE, grammars)
+        self.edits: list[LogitEdit[Any]] = make_logit_edits(
+            RowStart(request, nothing, start, VOCAB_SIZE, grammars)
+        )
 
     def append(self, text_or_id: str | int) -> None:
         ids = [text_or_id] if isinstance(text_or_id, int) else TOKENIZER.encode(text_or_id)

@@ -1,0 +1,109 @@
+"""An operator's logits processors: made of a request, or resumed, and run for their own row alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import own_processors
+import pytest
+import torch
+from own_processors import Fails, Only, Unlike
+from quire.ipc.errors import ConfigError
+from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.step import NewRequestData
+from quire.ipc.token_ids import encode_token_ids
+from quire.ipc.token_lists import TokenLists
+from quire.worker.rows.request_rows import RequestRows
+from quire.worker.sampling.logit_edits import apply_logit_edits
+from quire.worker.sampling.logits_processor import LogitsProcessor, LogitsRequest, load_logits_processors
+from torch import Tensor
+
+VOCAB_SIZE = 12
+KINDS = (Unlike, Only, Fails)
+
+
+def make_rows(kinds: tuple[type[LogitsProcessor], ...] = KINDS) -> RequestRows:
+    return RequestRows(4, 32, VOCAB_SIZE, processors=kinds)
+
+
+def enter(rows: RequestRows, row: int, output: list[int] | None = None, **extra_args: Any) -> None:
+    packed = encode_token_ids([3, 4]), encode_token_ids(output or [])
+    params = SamplingParams(temperature=0.0)
+    extra = msgspec.json.encode(extra_args).decode() if extra_args else ""
+    rows.enter(NewRequestData(row, "r", *packed, params, [], TokenLists(), [], 0, extra_args=extra))
+
+
+def edit(rows: RequestRows, count: int) -> Tensor:
+    """The logits of rows 0 to count - 1 after their edits; before them they are all 1."""
+    logits = torch.ones(count, VOCAB_SIZE)
+    apply_logit_edits(logits, rows.make_sampling_batch(np.arange(count)).edited)
+    return logits
+
+
+def test_only_the_rows_that_ask_are_edited_and_only_they_leave_the_greedy_way() -> None:
+    rows = make_rows()
+    enter(rows, 0)
+    enter(rows, 1, only=[5, 6])
+    enter(rows, 2, unlike=1)
+    assert rows.is_greedy[:3].tolist() == [True, False, False]
+    assert rows.needs_history[:3].tolist() == [False, False, True]
+    logits = edit(rows, 3)
+    assert logits[0].tolist() == [1.0] * VOCAB_SIZE
+    assert torch.isfinite(logits[1]).nonzero().flatten().tolist() == [5, 6]
+    assert logits[2].tolist() == [1.0] * 3 + [3.0] + [1.0] * 8
+
+
+def test_a_resumed_request_is_where_it_was() -> None:
+    rows = make_rows()
+    enter(rows, 0, unlike=2)
+    for token in (7, 8, 9):
+        rows.append_sampled(np.array([0]), np.array([token]))
+    enter(rows, 1, output=[7, 8, 9], unlike=2)
+    logits = edit(rows, 2)
+    assert logits[0].isneginf().nonzero().flatten().tolist() == [8, 9]
+    assert torch.equal(logits[0], logits[1])
+
+
+def test_without_classes_what_a_request_says_is_not_read() -> None:
+    rows = make_rows(())
+    enter(rows, 0, only=[5], unlike=1)
+    assert rows.is_greedy[0]
+    assert rows.edits[0] == []
+
+
+def test_logits_of_another_shape_are_an_error_that_names_the_class() -> None:
+    class TooShort(Only):
+        def apply(self, logits: Tensor) -> Tensor:
+            return logits[:3]
+
+    rows = make_rows((TooShort,))
+    enter(rows, 0, only=[1])
+    with pytest.raises(ValueError, match=r"TooShort\.apply returned logits of shape \[3\], not \[12\]"):
+        edit(rows, 1)
+
+
+def test_classes_are_loaded_in_their_order() -> None:
+    names = ["own_processors:Only", "own_processors:Unlike"]
+    assert load_logits_processors(names, []) == (own_processors.Only, own_processors.Unlike)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("own_processors:Missing", "has no attribute 'Missing'"),
+        ("no_such_module:Only", "No module named 'no_such_module'"),
+        ("own_processors:not_a_class", "not a subclass of quire.LogitsProcessor"),
+        ("own_processors:Unfinished", "it does not define apply"),
+    ],
+)
+def test_what_is_no_such_class_is_refused_by_name(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"logits_processors='{name}'.*{reason}"):
+        load_logits_processors([name], [])
+
+
+def test_a_processor_may_ask_for_what_a_request_says() -> None:
+    asked = LogitsRequest(SamplingParams(), {"fails_at": 2}, [1], [], VOCAB_SIZE)
+    assert Fails.for_request(asked) is not None
+    assert Only.for_request(asked) is None
