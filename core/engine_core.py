@@ -183,7 +183,10 @@ class EngineCore:
             self._window.note(began, is_start=not self._scheduler.in_flight)
         output = None if self.blame.must_wait else self._scheduler.schedule()
         now = self._clock()
-        if output is not None:
+        if output is None:
+            self._note_free(now)
+        else:
+            self._stats_collector.free_time.note_step(now)
             self.counters.num_steps += 1
             if output.new_requests:  # they are the last in the step
                 for request in self._scheduler.in_flight[-1].requests[-len(output.new_requests) :]:
@@ -234,7 +237,8 @@ class EngineCore:
 
     def stats(self, num_clients: int | None = None) -> SchedulerStats:
         """A look at this moment. `num_clients` are attached; None counts those that have live requests."""
-        return self._stats_collector.stats(len(self._ids_of) if num_clients is None else num_clients)
+        count = len(self._ids_of) if num_clients is None else num_clients
+        return self._stats_collector.stats(count, self._clock())
 
     def snapshot(self, surroundings: Surroundings) -> EngineSnapshot:
         """What live views show."""
@@ -267,6 +271,11 @@ class EngineCore:
         return problems
 
     # -- parts of the above
+
+    def _note_free(self, now: float) -> None:
+        """No step could be formed; with none in flight and none due, what is live does not get on."""
+        if self._requests and not self._scheduler.in_flight and self.next_schedule_at() is None:
+            self._stats_collector.free_time.note_free(now)
 
     def _find_refusal(self, request: EngineCoreRequest) -> str | None:
         if request.request_id in self._requests:

@@ -194,6 +194,14 @@ class UtilityCall(msgspec.Struct, array_like=True, frozen=True):
     method: UtilityMethod
 
 
+class StalledRequest(msgspec.Struct, frozen=True):
+    """A live request that gets no token though the device could compute it."""
+
+    request_id: str
+    stage: str  # how far it is, for a person
+    free_s: float  # how long the device was free since its last token, or since it came
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """A look at the engine at one moment. Counters (`_total`) only grow within an epoch."""
 
@@ -212,6 +220,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     update_s_total: float  # time in update()
     step_wait_s_total: float  # time blocked on the executor with work in flight
     held_bytes: int = 0  # the price of all live requests
+    stall: StalledRequest | None = None  # the worst; None in an engine that is well
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):

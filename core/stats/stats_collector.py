@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from ...ipc.messages import ClientView, EngineMetrics, EngineSnapshot, RequestVi
 from ..kv.block_pool import BlockPool
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.stalls import DeviceFreeTime, find_stall
 from ..scheduling.tenant import TenantLedger
 from .stats import EngineCounters, Observations, RateWindow
 
@@ -57,6 +58,7 @@ class StatsCollector:
     ) -> None:
         self.window = RateWindow(counters)
         self.observations = Observations(config.model.max_model_len)
+        self.free_time = DeviceFreeTime()
         self._config = config
         self._counters = counters
         self._scheduler = scheduler
@@ -74,7 +76,7 @@ class StatsCollector:
         """A client is gone."""
         self._tokens_of_ended.pop(client, None)
 
-    def stats(self, num_clients: int) -> SchedulerStats:
+    def stats(self, num_clients: int, now: float) -> SchedulerStats:
         """The counts of this moment."""
         return SchedulerStats(
             num_running=len(self._scheduler.running),
@@ -83,6 +85,7 @@ class StatsCollector:
             kv_blocks_used=self._pool.num_blocks - self._pool.num_free,
             kv_blocks_total=self._pool.num_blocks,
             held_bytes=self._tenants.held_bytes,
+            stall=find_stall(self._live(), self.free_time, now),
             **{f"{name}_total": value for name, value in asdict(self._counters).items()},
         )
 
@@ -99,7 +102,7 @@ class StatsCollector:
     ) -> EngineSnapshot:
         """What live views show; `ids_of` are the live requests of each client."""
         names = _name_clients(surroundings.clients)
-        stats = self.stats(len(surroundings.clients))
+        stats = self.stats(len(surroundings.clients), now)
         shown = self._find_shown()
         block_map, blocks_per_cell = self._pool.map_cells(MAX_BLOCK_CELLS)
         return EngineSnapshot(
@@ -116,6 +119,10 @@ class StatsCollector:
             blocks_per_cell=blocks_per_cell,
             clients=self._view_clients(surroundings.clients, names, ids_of),
         )
+
+    def _live(self) -> Iterable[Request]:
+        scheduler = self._scheduler
+        return itertools.chain(scheduler.running, scheduler.waiting, scheduler.policy.parked)
 
     def _find_shown(self) -> list[Request]:
         """The first requests: running ones, waiting ones in the order in which they will run, parked ones."""

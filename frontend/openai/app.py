@@ -28,7 +28,6 @@ from .bodies.schema import (
     ModelCard,
     ModelList,
     ResponsesRequest,
-    StatusResponse,
     TokenizeRequest,
     TokenizeResponse,
     VersionResponse,
@@ -39,6 +38,7 @@ from .endpoints.completions import create_completion
 from .endpoints.responses import ResponseEvent, ResponsesResponse, create_response
 from .endpoints.tokenize import create_detokenize, create_tokenize
 from .errors import ErrorResponse, make_error_response
+from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
 from .metrics import add_routes as add_metrics_routes
 from .serving import Caller, Serving
@@ -62,7 +62,8 @@ def create_app(serving: Serving) -> DirectRoutes:
     for kind in (HTTPException, QuireError, Exception):
         app.add_exception_handler(kind, _answer_error)
     routes = Routes(app)
-    _add_status_routes(routes, serving)
+    add_health_routes(routes, serving)
+    _add_version_route(routes)
     _add_model_routes(routes, serving)
     endpoints = _add_post_routes(routes, serving)
     add_metrics_routes(routes, serving.llm)
@@ -153,25 +154,10 @@ def _find_caller(http: Request) -> Caller:
     return msgspec.structs.replace(caller, address=http.client.host)
 
 
-def _add_status_routes(routes: Routes, serving: Serving) -> None:
-    async def live() -> Response:
-        return respond(StatusResponse("live"))
-
-    async def ready() -> Response:
-        if serving.is_draining or not serving.is_open or not serving.llm.is_running:
-            status = "draining" if serving.is_draining else "loading" if not serving.is_open else "dead"
-        else:
-            status = "recovering" if serving.llm.is_recovering else "ready"
-        return respond(StatusResponse(status), status=200 if status == "ready" else 503)
-
+def _add_version_route(routes: Routes) -> None:
     async def get_version() -> Response:
         return respond(VersionResponse(version("quire")))
 
-    more = {503: StatusResponse}
-    routes.add("/live", live, "The process answers.", StatusResponse, name="live")
-    summary = "New requests are taken; 503 while they are not."
-    routes.add("/ready", ready, summary, StatusResponse, name="ready", more=more)
-    routes.add("/health", ready, "As /ready.", StatusResponse, name="health", more=more)
     routes.add("/version", get_version, "Quire's version.", VersionResponse, name="version")
 
 

@@ -14,6 +14,7 @@ from .limits import Limits
 HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+DEFAULT_STALL_S = 30.0
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +24,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     this process beyond the engine's max_num_seqs before a new one gets 429. drain_timeout_s: what running
     requests get after SIGTERM. max_http_restarts: lost processes of a group that are replaced within 60 s;
     one more ends the server. accepts_when_ready: leave connections to others on the same socket until the
-    engine answers; else they are answered 503 meanwhile. otlp_traces_endpoint: where spans
+    engine answers; else they are answered 503 meanwhile. stall_s: /health fails when a request had no token
+    for so long while the device was free; 0: never. otlp_traces_endpoint: where spans
     of requests are sent, None for nowhere.
     """
 
@@ -35,4 +37,5 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_http_restarts: Annotated[int, Meta(ge=0, le=MAX_INT)] = MAX_LOSSES
     accepts_when_ready: bool = False
     otlp_traces_endpoint: str | None = None
+    stall_s: Annotated[float, Meta(ge=0.0, le=86400.0)] = DEFAULT_STALL_S
     limits: Limits = Limits()

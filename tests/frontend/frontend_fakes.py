@@ -111,6 +111,12 @@ def make_facts(**changes: Any) -> EngineFacts:
     return EngineFacts(**(values | changes))
 
 
+def make_stats(**changes: Any) -> SchedulerStats:
+    """An engine that has done nothing, but for `changes`."""
+    values = dict.fromkeys(SchedulerStats.__struct_fields__, 0) | {"stall": None}
+    return SchedulerStats(**(values | changes))
+
+
 Script = Callable[[EngineCoreRequest], Sequence[int]]
 
 
@@ -214,9 +220,8 @@ class FakeSyncClient(SyncClient):
     def start_call(self, method: UtilityMethod) -> int:
         self.check_usable()
         call_id = len(self.answers) + 1
-        stats = dict.fromkeys(SchedulerStats.__struct_fields__, 0)
         self.answers[call_id] = UtilityResult(
-            call_id, stats=SchedulerStats(**stats) if method == UtilityMethod.STATS else None
+            call_id, stats=make_stats() if method == UtilityMethod.STATS else None
         )
         return call_id
 

@@ -207,6 +207,8 @@ class _Run:
         problems = core.check_integrity()
         _require(not problems, f"integrity: {problems}")
         _require(core.num_unfinished <= len(self._lives), f"{core.num_unfinished} requests live in the core")
+        stall = core.stats().stall
+        _require(stall is None, f"it gets no token though the device is free: {stall}")
         for client in sim.registry.clients.values():
             num_unsent = client.outbox.num_unsent
             _require(num_unsent <= len(self._lives) + _MAX_REPLIES, f"{num_unsent} wait for one client")

@@ -71,6 +71,7 @@ def run(argv: Sequence[str]) -> int:
                 "drain_timeout_s": options.drain_timeout,
                 "max_http_restarts": options.max_http_restarts,
                 "otlp_traces_endpoint": options.otlp_traces_endpoint,
+                "stall_s": options.stall_s,
                 "limits": limits,
             },
             ServerOptions,
@@ -174,6 +175,8 @@ def _make_parser() -> Parser:
     add("--max-waiting", type=int, default=2048, metavar="N", help="sequences that may wait (2048), then 429")
     text = "seconds that running requests get at the end (30)"
     add("--drain-timeout", type=float, default=30.0, metavar="S", help=text)
+    text = "/health fails when a request gets no token for so long while the device is free (30; 0: never)"
+    add("--stall-s", type=float, default=30.0, metavar="S", help=text)
     add("--limit", action="append", default=[], metavar="NAME=VALUE", help="set a limit (repeatable)")
     add("--api-server-count", type=int, default=1, metavar="N", help="HTTP processes on the port (1)")
     add(

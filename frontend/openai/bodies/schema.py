@@ -414,6 +414,19 @@ class VersionResponse(msgspec.Struct):
 
 
 class StatusResponse(msgspec.Struct):
-    """Answer of /live, /ready and /health."""
+    """Answer of /live and /ready."""
 
     status: str
+
+
+class HealthResponse(msgspec.Struct, omit_defaults=True):
+    """Answer of /health: which request gets no token, and how far it is, if one does not.
+
+    for_s: seconds of free time of the device since its last token, or since an engine was asked that does
+    not answer.
+    """
+
+    status: str
+    request_id: str = ""
+    stage: str = ""
+    for_s: float | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from frontend_fakes import make_facts
+from frontend_fakes import make_facts, make_stats
 from quire.frontend.input_processor import InputProcessor, PreparedParams
 from quire.frontend.logprobs import Logprob
 from quire.frontend.metrics import RequestMetrics
@@ -23,6 +23,7 @@ from quire.frontend.openai.text.jobs import Refused, TextJob, decode_job, encode
 from quire.frontend.openai.text.work import do_job
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
+from quire.ipc.messages import SchedulerStats
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -60,6 +61,7 @@ class FakeLLM:
         self._has_died = asyncio.Event()
         self.dead_error: Exception | None = None
         self.num_shutdowns = 0
+        self.answered_stats = make_stats()
 
     @property
     def errored(self) -> bool:
@@ -95,6 +97,9 @@ class FakeLLM:
 
     async def snapshot(self) -> Any:
         raise self.dead_error or NotImplementedError
+
+    async def stats(self) -> SchedulerStats:
+        return self.answered_stats
 
     async def metrics(self) -> Any:
         raise self.dead_error or NotImplementedError
