@@ -31,6 +31,7 @@ from .faults.failures import Failures
 from .kv.block_hash import BlockHasher
 from .kv.block_pool import BlockPool
 from .kv.kv_cache_manager import KVCacheManager
+from .kv.prefix_misses import PrefixMisses
 from .scheduling.admission import find_refusal
 from .scheduling.deadlines import Deadlines
 from .scheduling.request import Request
@@ -74,9 +75,10 @@ class EngineCore:
         self._config = config
         self._clock = clock
         self._monotonic = monotonic
-        self._pool = BlockPool(num_blocks)
+        misses = PrefixMisses(cache.block_size)
+        self._pool = BlockPool(num_blocks, misses.note_evicted)
         self._manager = KVCacheManager(
-            self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None
+            self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None, misses
         )
         self._scheduler = Scheduler(config.scheduler, self._manager, self.counters, monotonic)
         self.blame = Blame(self._scheduler)

@@ -7,15 +7,17 @@ A free block keeps its hash until it is really taken, so a prefix is found for a
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 class BlockPool:
     """`num_blocks` blocks with reference counts, a least-recently-used free list and a hash index."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evicted: Callable[[bytes], None] = lambda _hash: None) -> None:
+        """`on_evicted` is told each hash that can no longer be found, its block being taken."""
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
+        self._on_evicted = on_evicted
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         # Next to be taken first. An OrderedDict, as a plain dict is slow to pop from its front.
@@ -46,6 +48,7 @@ class BlockPool:
             if block_hash is not None:
                 del self._index[block_hash]
                 self._hashes[block_id] = None
+                self._on_evicted(block_hash)
             self._ref_counts[block_id] = 1
         return taken
 
@@ -88,6 +91,8 @@ class BlockPool:
 
     def unregister_all(self) -> None:
         """Forget every content; who holds what stays."""
+        for block_hash in self._index:
+            self._on_evicted(block_hash)
         self._index.clear()
         self._hashes = [None] * self.num_blocks
 

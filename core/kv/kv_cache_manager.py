@@ -12,16 +12,24 @@ from collections.abc import Container, Iterable
 from ..scheduling.request import NEVER, Request
 from .block_hash import BlockHasher
 from .block_pool import BlockPool
+from .prefix_misses import PrefixMiss, PrefixMisses
 
 
 class KVCacheManager:
     """Allocates blocks of a BlockPool to requests and keeps the prefix index."""
 
-    def __init__(self, pool: BlockPool, block_size: int, hasher: BlockHasher | None) -> None:
-        """`hasher` None turns prefix caching off."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        hasher: BlockHasher | None,
+        misses: PrefixMisses | None = None,
+    ) -> None:
+        """`hasher` None turns prefix caching off. `misses` is told what the pool evicts."""
         self.pool = pool
         self.block_size = block_size
         self._hasher = hasher
+        self._misses = misses or PrefixMisses(block_size)
 
     def count_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -36,7 +44,7 @@ class KVCacheManager:
         if self._hasher is None or not self.reads_cache(request):
             return []
         hits: list[int] = []
-        max_hits = (request.num_tokens - 1) // self.block_size
+        max_hits = self._max_hits(request)
         find = self.pool.find
         for block_hash in self._hasher.extend(request)[:max_hits]:
             block_id = find(block_hash)
@@ -44,6 +52,11 @@ class KVCacheManager:
                 break
             hits.append(block_id)
         return hits
+
+    def explain_miss(self, request: Request) -> tuple[PrefixMiss | None, int]:
+        """Why not all of an admitted request's prefix was found, None if it was; how many tokens were not."""
+        num_hits, max_hits = request.num_computed_tokens // self.block_size, self._max_hits(request)
+        return self._misses.explain(request, num_hits, max_hits), (max_hits - num_hits) * self.block_size
 
     def count_taken(self, request: Request, hits: list[int]) -> int:
         """By how many `allocate` lowers num_free. A hit that lies in the free list stops being free."""
@@ -115,6 +128,10 @@ class KVCacheManager:
         """Nobody may find what this request has computed, in whichever blocks it is now."""
         found = [self.pool.find(block_hash) for block_hash in request.block_hashes]
         self.forget(block_id for block_id in found if block_id is not None)
+
+    def _max_hits(self, request: Request) -> int:
+        """Blocks that may be found: the last token is computed in any case."""
+        return (request.num_tokens - 1) // self.block_size
 
     def check(self, requests: Iterable[Request]) -> list[str]:
         """What is wrong between the pool and the requests that hold blocks."""

@@ -78,6 +78,7 @@ class Request:
     num_indexed_blocks: int = 0  # leading blocks that the prefix index was told of
     next_index_at: int = NEVER  # number of known tokens that completes the next block for the index
     num_cached_tokens: int | None = None  # prefix hit of the first admission
+    prefix_miss: str = ""  # why it was no longer, for a person; empty: it was as long as it could be
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were delivered
     num_preemptions: int = 0
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business

@@ -206,10 +206,22 @@ class Scheduler:
         if self._manager.reads_cache(request):
             self._counters.prefix_cache_queries += request.num_tokens
             self._counters.prefix_cache_hits += request.num_computed_tokens
+            self._note_miss(request)
+        else:
+            request.prefix_miss = "not looked up"
         self.batch.enter(request)
         self.policy.note_enter(step, request)
         step.new_requests.append(request.to_new_request_data())
         step.new_bytes += request.held_bytes
+
+    def _note_miss(self, request: Request) -> None:
+        """Count what was not found of an admitted request's prefix; the first reason is shown."""
+        reason, num_tokens = self._manager.explain_miss(request)
+        if reason is None:
+            return
+        self._counters.count_miss(reason, num_tokens)
+        if not request.has_begun:
+            request.prefix_miss = reason
 
     def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         """Enter `num_tokens` tokens of a prompt in the step; the last of them samples."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...ipc.messages import FinishReason, Histogram
+from ..kv.prefix_misses import PrefixMiss
 from ..scheduling.request import Request
 
 WINDOW_S = 5.0  # what rates are taken over
@@ -44,11 +45,24 @@ class EngineCounters:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
+    prefix_misses_unknown: int = 0  # tokens of whole blocks that were not found, by PrefixMiss
+    prefix_misses_evicted: int = 0
+    prefix_misses_other_salt: int = 0
     prompt_tokens: int = 0  # computed in prefill, after preemption again; cached ones not
     generation_tokens: int = 0
     schedule_s: float = 0.0
     update_s: float = 0.0
     step_wait_s: float = 0.0  # blocked on the executor with work in flight; counted by the busy loop
+
+    def count_miss(self, reason: PrefixMiss, num_tokens: int) -> None:
+        """So many tokens were looked up in vain."""
+        match reason:
+            case PrefixMiss.UNKNOWN:
+                self.prefix_misses_unknown += num_tokens
+            case PrefixMiss.EVICTED:
+                self.prefix_misses_evicted += num_tokens
+            case PrefixMiss.OTHER_SALT:
+                self.prefix_misses_other_salt += num_tokens
 
 
 class Rates(NamedTuple):

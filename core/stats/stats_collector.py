@@ -146,6 +146,8 @@ class StatsCollector:
             num_preemptions=request.num_preemptions,
             age_s=max(now - request.queued_time, 0.0),
             held_bytes=request.held_bytes,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            prefix_miss=request.prefix_miss,
         )
 
     def _why_waiting(self, request: Request) -> str:

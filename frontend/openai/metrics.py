@@ -96,6 +96,13 @@ class _EngineCollector(Collector):
             ("engine_steps", "Steps scheduled.", stats.num_steps_total),
         ):
             yield self._fill(CounterMetricFamily, name, text, {"": value})
+        misses = {
+            "no_such_prefix": stats.prefix_misses_unknown_total,
+            "evicted": stats.prefix_misses_evicted_total,
+            "other_salt": stats.prefix_misses_other_salt_total,
+        }
+        text = "Tokens of whole blocks that were looked up in the prefix cache and not found."
+        yield self._fill(CounterMetricFamily, "prefix_cache_misses", text, misses, "reason")
         ends = self._metrics.finished_total
         yield self._fill(
             CounterMetricFamily, "request_success", "Requests that have ended.", ends, "finished_reason"

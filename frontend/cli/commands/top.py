@@ -148,6 +148,9 @@ def _render_rates(snapshot: EngineSnapshot, history: Sequence[float], width: int
 
 def _render_load(snapshot: EngineSnapshot) -> Text:
     stats = snapshot.stats
+    if (stall := stats.stall) is not None:
+        text = f"{stall.request_id} gets no token for {_format_duration(stall.free_s)}: {stall.stage}"
+        return Text(text, f"bold {_WAITING}", no_wrap=True, overflow="ellipsis")
     found, asked = stats.prefix_cache_hits_total, stats.prefix_cache_queries_total
     return Text.assemble(
         (f"{stats.num_running}", "bold"),
@@ -226,7 +229,7 @@ def _render_requests(snapshot: EngineSnapshot, num_rows: int, width: int) -> Ren
     for name in ("request", "state", "progress", "tokens", "holds", "age"):
         is_number = name in ("tokens", "holds", "age")
         table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
-    table.add_column("waits for", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("waits for / cached", no_wrap=True, overflow="ellipsis", ratio=1)
     for view in shown:
         table.add_row(*_describe(view))
     if num_all == len(shown):
@@ -248,8 +251,13 @@ def _describe(view: RequestView) -> tuple[str | Text, ...]:
         f"{view.num_prompt_tokens}+{view.num_output_tokens}",
         _format_size(view.held_bytes),
         _format_duration(view.age_s),
-        Text(view.waits_for, _WAITING),
+        Text(view.waits_for, _WAITING) if view.waits_for else Text(_describe_prefix(view), _MUTED),
     )
+
+
+def _describe_prefix(view: RequestView) -> str:
+    """What was found of its prompt when it began, and why no more."""
+    return f"{view.num_cached_tokens:,} tokens" + (f", {view.prefix_miss}" if view.prefix_miss else "")
 
 
 def _make_table(width: int) -> Table:

@@ -19,6 +19,7 @@ def make_metrics(kv_blocks_total: int = 80) -> EngineMetrics:
         kv_blocks_total=kv_blocks_total,
         prefix_cache_queries_total=100,
         prefix_cache_hits_total=25,
+        prefix_misses_evicted_total=48,
         num_preemptions_total=5,
         num_steps_total=6,
         prompt_tokens_total=700,
@@ -66,6 +67,15 @@ def test_ends_are_counted_by_reason_also_those_that_never_came():
     found = read(make_metrics())
     assert found["quire:request_success_total", frozenset({("finished_reason", "stop")})] == 7
     assert found["quire:request_success_total", frozenset({("finished_reason", "error")})] == 0
+
+
+def test_prefix_misses_are_counted_by_reason() -> None:
+    found = read(make_metrics())
+    name = "quire:prefix_cache_misses_total"
+    counts = {
+        reason: found[name, frozenset({("reason", reason)})] for reason in ("no_such_prefix", "evicted")
+    }
+    assert counts == {"no_such_prefix": 0, "evicted": 48}
 
 
 def test_a_histogram_is_cumulative_and_ends_with_everything():
