@@ -54,20 +54,15 @@ def add_routes(routes: Routes, serving: Serving) -> None:
     """Serve the three."""
     check = EngineCheck(serving.llm, serving.options.stall_s)
 
-    def find_status() -> str:
-        if serving.is_draining or not serving.is_open or not serving.llm.is_running:
-            return "draining" if serving.is_draining else "loading" if not serving.is_open else "dead"
-        return "recovering" if serving.llm.is_recovering else "ready"
-
     async def live() -> Response:
         return respond(StatusResponse("live"))
 
     async def ready() -> Response:
-        status = find_status()
+        status = serving.status
         return respond(StatusResponse(status), status=200 if status == "ready" else 503)
 
     async def health() -> Response:
-        status = find_status()
+        status = serving.status
         problem = await check.find_problem() if status == "ready" else HealthResponse(status)
         return respond(problem or HealthResponse("ready"), status=503 if problem else 200)
 

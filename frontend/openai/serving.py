@@ -94,6 +94,17 @@ class Serving:
             end()
 
     @property
+    def status(self) -> str:
+        """'ready' while new requests are taken; else 'loading', 'recovering', 'draining' or 'dead'."""
+        if self.is_draining:
+            return "draining"
+        if not self.is_open:
+            return "loading"
+        if not self.llm.is_running:
+            return "dead"
+        return "recovering" if self.llm.is_recovering else "ready"
+
+    @property
     def model_id(self) -> str:
         """The name under which the model is served."""
         return self.llm.facts.served_model_name

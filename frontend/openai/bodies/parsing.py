@@ -1,4 +1,4 @@
-"""A request's body -> one of schema.py's Structs, by msgspec; mistakes name field, value and allowed."""
+"""A request's body or fields -> a Struct of schema.py, by msgspec; mistakes name field, value and allowed."""
 
 from __future__ import annotations
 
@@ -59,6 +59,14 @@ def parse_body(body: bytes, kind: type[T]) -> T:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
     except RecursionError:
         raise ApiError(HTTPStatus.BAD_REQUEST, "body: JSON of less depth", code="invalid_json") from None
+
+
+def make_struct(values: dict[str, Any], kind: type[T]) -> T:
+    """The Struct of fields that came in another form than JSON; raises as `parse_body`."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), msgspec.json.encode(values), kind) from None
 
 
 async def _read_body(request: Request, max_body_bytes: int) -> bytes:

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import NamedTuple
 
 import msgspec
 from starlette.responses import Response
@@ -43,6 +44,23 @@ _PROMPT_COST = 500  # what each prompt counts beside them
 
 async def create_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Response:
     """Continue prompts. Raises InputErrors and ApiErrors before anything is generated."""
+    job = _Job(serving, request, await admit_completion(serving, request, caller), caller)
+    if request.stream:
+        return serving.stream(job.stream(), job.id)
+    body = await job.complete()
+    return respond(body, job.id)
+
+
+class Admitted(NamedTuple):
+    """A request that was found good. `prompts` as it has them, `inputs` as the engine takes them."""
+
+    prompts: list[PromptInput]
+    inputs: list[PromptInput]
+    prepared: PreparedParams
+
+
+async def admit_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Admitted:
+    """What is checked and tokenized before anything is generated. Raises as `create_completion`."""
     _check(request)
     serving.check_model(request.model)
     prompts = split_prompts(
@@ -53,11 +71,7 @@ async def create_completion(serving: Serving, request: CompletionRequest, caller
     prepared = await prepare_params(serving, params, caller)
     inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller)
     serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
-    job = _Job(serving, request, prepared, caller, prompts, inputs)
-    if request.stream:
-        return serving.stream(job.stream(), job.id)
-    body = await job.complete()
-    return respond(body, job.id)
+    return Admitted(prompts, inputs, prepared)
 
 
 def _check(request: CompletionRequest) -> None:
@@ -70,15 +84,10 @@ class _Job:
     """One request while it runs: its prompts are engine requests that run at the same time."""
 
     def __init__(
-        self,
-        serving: Serving,
-        request: CompletionRequest,
-        prepared: PreparedParams,
-        caller: Caller,
-        prompts: list[PromptInput],
-        inputs: list[PromptInput],
+        self, serving: Serving, request: CompletionRequest, admitted: Admitted, caller: Caller
     ) -> None:
-        """`prompts` as the request has them, `inputs` as the engine takes them, which is told each once."""
+        """Of `admitted.inputs` the engine is told each once."""
+        prompts, inputs, prepared = admitted
         self._serving = serving
         self._request = request
         self._prepared = prepared
