@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
@@ -25,6 +27,7 @@ _MAX_SAID = 200  # characters of what msgspec says, which may be what it was giv
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 T = TypeVar("T", bound=msgspec.Struct)
+_Find = Callable[[str], object]
 
 
 async def parse_request(request: Request, kind: type[T], max_body_bytes: int) -> T:
@@ -54,7 +57,8 @@ def parse_body(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), body, kind) from None
+        find = functools.partial(_find_value, body) if len(body) <= MAX_CHEAP_BYTES else None
+        raise _explain(str(error), find, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"body: JSON ({error})", code="invalid_json") from None
     except RecursionError:
@@ -66,7 +70,7 @@ def make_struct(values: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), msgspec.json.encode(values), kind) from None
+        raise _explain(str(error), functools.partial(_follow, values), kind) from None
 
 
 async def _read_body(request: Request, max_body_bytes: int) -> bytes:
@@ -86,8 +90,11 @@ async def _read_body(request: Request, max_body_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
-    """msgspec's message in the house's form. It may hold a name or a value of the body, of any length."""
+def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiError:
+    """msgspec's message in the house's form. It may hold a name or a value of the body, of any length.
+
+    `find`: the value at a path; None when that is dear.
+    """
     what, found, path = text.rpartition(_AT)
     if not found:
         what, path = text, ""
@@ -96,19 +103,19 @@ def _explain(text: str, body: bytes, kind: type[msgspec.Struct]) -> ApiError:
         name = _join(path, what[len(_UNKNOWN) : -1])
         # Only the request's own fields are close enough to a typing mistake to guess from.
         allowed = f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}"
-        return _make_field_error(name, body, allowed, "unknown_field")
+        return _make_field_error(name, find, allowed, "unknown_field")
     if what.startswith(_MISSING):
         name = _join(path, what[len(_MISSING) : -1])
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
-    return _make_field_error(path or "body", body, what[:1].lower() + what[1:_MAX_SAID])
+    return _make_field_error(path or "body", find, what[:1].lower() + what[1:_MAX_SAID])
 
 
-def _make_field_error(field: str, body: bytes, allowed: str, code: str | None = None) -> ApiError:
-    """A FieldError with the value, for which the body is decoded once more; without it when that is dear."""
+def _make_field_error(field: str, find: _Find | None, allowed: str, code: str | None = None) -> ApiError:
+    """A FieldError with the value, if it can be found."""
     shown = shorten_name(field)
-    if len(body) > MAX_CHEAP_BYTES or shown != field:
+    if find is None or shown != field:
         return ApiError(HTTPStatus.BAD_REQUEST, f"{shown}: {allowed}", param=field, code=code)
-    return FieldError(field, _find_value(body, "" if field == "body" else field), allowed, code)
+    return FieldError(field, find("" if field == "body" else field), allowed, code)
 
 
 def _join(path: str, name: str) -> str:
@@ -116,12 +123,19 @@ def _join(path: str, name: str) -> str:
 
 
 def _find_value(body: bytes, path: str) -> object:
+    """As `_follow`, for which the body is decoded once more."""
+    try:
+        return _follow(json.loads(body, parse_float=_read_number, parse_int=_read_number), path)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _follow(value: Any, path: str) -> object:
     """The value at msgspec's path such as `messages[0].role`; None when it cannot be followed."""
     try:
-        value: Any = json.loads(body, parse_float=_read_number, parse_int=_read_number)
         for place, name in _STEP.findall(path):
             value = cast(list[Any], value)[int(place)] if place else cast(dict[str, Any], value)[name]
-    except (LookupError, TypeError, ValueError, RecursionError):
+    except (LookupError, TypeError, ValueError):
         return None
     return value
 
