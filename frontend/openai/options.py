@@ -15,6 +15,7 @@ HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's c
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_STALL_S = 30.0
+MAX_GRPC_CONNECTIONS = 1024  # of a process; a client needs one, however many calls it makes
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine answers; else they are answered 503 meanwhile. stall_s: /health fails when a request had no token
     for so long while the device was free; 0: never. otlp_traces_endpoint: where spans
     of requests are sent, None for nowhere.
+    engine answers; else they are answered 503 meanwhile. otlp_traces_endpoint: where spans
+    of requests are sent, None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one.
     """
 
     host: str = DEFAULT_HOST
@@ -39,3 +42,4 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     otlp_traces_endpoint: str | None = None
     stall_s: Annotated[float, Meta(ge=0.0, le=86400.0)] = DEFAULT_STALL_S
     limits: Limits = Limits()
+    grpc_address: str | None = None

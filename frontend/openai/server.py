@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from starlette.types import ASGIApp
@@ -29,10 +29,13 @@ from .connections.auth import ApiKeyMiddleware, ApiKeys
 from .connections.hosts import LocalHostMiddleware
 from .connections.listen import BACKLOG, is_loopback
 from .connections.protocol import Admission, CappedProtocol
-from .options import ServerOptions
+from .options import MAX_GRPC_CONNECTIONS, ServerOptions
 from .serving import Serving
 from .stream import cancel_and_wait
 from .tracing import Tracing
+
+if TYPE_CHECKING:  # an extra, which a server without a gRPC port does without
+    from ..grpc.server import GrpcServer
 
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
@@ -79,6 +82,7 @@ class Server:
         self._stop_now = asyncio.Event()  # a second signal
         endpoint = options.otlp_traces_endpoint
         self._tracing = None if endpoint is None else Tracing(endpoint)
+        self._grpc: GrpcServer | None = None
         self._has_died = False  # the engine, while the server ran
 
     async def serve(
@@ -91,9 +95,11 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        listen = functools.partial(
-            loop.create_server, self._make_factory(), sock=listening_socket, backlog=BACKLOG
-        )
+        if self._options.grpc_address is not None:
+            from ..grpc.server import GrpcServer
+
+            self._grpc = GrpcServer(self._serving, self._options.grpc_address, self._state.tasks)
+        listen = functools.partial(self._listen, listening_socket, self._make_factory())
         listener = None if self._options.accepts_when_ready else await listen()
         try:
             if await self._run_until_signal(self._llm.start(on_phase)):
@@ -109,6 +115,8 @@ class Server:
                 listener.close()
             self._llm.shutdown()
             self._serving.close()
+            if self._grpc is not None:
+                await self._grpc.close()
             for connection in cast(list[CappedProtocol], list(self._state.connections)):
                 connection.close_now()
             if self._tracing is not None:
@@ -116,6 +124,14 @@ class Server:
         if self._has_died:
             raise EngineDeadError(f"the engine has ended: {self._llm.dead_error}")
         return 0
+
+    async def _listen(
+        self, listening_socket: socket.socket, factory: Callable[[], asyncio.Protocol]
+    ) -> asyncio.Server:
+        if self._grpc is not None:
+            await self._grpc.start()
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)
 
     def _make_factory(self) -> Callable[[], asyncio.Protocol]:
         routes = create_app(self._serving)
@@ -161,6 +177,8 @@ class Server:
     async def _drain(self) -> None:
         """New requests get 503; running ones may end, then are aborted, then are cut off."""
         self._serving.drain()
+        if self._grpc is not None:
+            self._grpc.drain(self._options.drain_timeout_s + _ABORT_GRACE_S)
         for connection in list(self._state.connections):
             connection.shutdown()
         if not await self._wait_until_idle(self._options.drain_timeout_s):
@@ -206,7 +224,8 @@ class Server:
 
 def fit_connections(options: ServerOptions, max_open_files: int) -> ServerOptions:
     """Fewer connections where there are not descriptors for all: one without gets no answer, not even 503."""
-    most = max(max_open_files // 2, max_open_files - _OTHER_FILES)
+    num_others = _OTHER_FILES if options.grpc_address is None else _OTHER_FILES + MAX_GRPC_CONNECTIONS
+    most = max(max_open_files // 2, max_open_files - num_others)
     limits = options.limits
     if max_open_files == resource.RLIM_INFINITY or limits.max_connections <= most:
         return options

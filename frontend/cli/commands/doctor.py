@@ -43,6 +43,7 @@ REQUIRED_PACKAGES = (
 OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
     "matplotlib": "the picture of `quire bench serve --plot`",
+    "grpcio": "`quire serve --grpc-port`",
 }
 _PROBE_TIMEOUT_S = 300.0  # the native kernel may be compiled on the way
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import os
 import shlex
 import socket
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from ...client.engine_core_client import attach_sync_client
 from ...daemon import DaemonStarter, check_name_is_free
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
-from ...openai.connections.listen import bind_socket, is_loopback
+from ...openai.connections.listen import bind_socket, is_loopback, reserve_port
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..exit_codes import ExitCode
 from ..parser import Parser
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does withou
     from ...openai.options import ServerOptions
 
 _MAX_PROCESSES = 64
+_GRPC_SERVER = "...grpc.server"
 _ENV_KEY = "QUIRE_API_KEY"
 _EPILOG = """\
 Without options: the model that ships with Quire, on http://127.0.0.1:8000. Another address than this
@@ -80,9 +82,15 @@ def run(argv: Sequence[str]) -> int:
         what, _, path = str(error).partition(" - at `$.")
         raise ConfigError(path.rstrip("`"), getattr(options, path.rstrip("`"), None), what) from None
     engine_args = _read_engine_args(options)
-    with bind_socket(options.host, options.port, options.share_port) as listening_socket:
+    with (
+        bind_socket(options.host, options.port, options.share_port) as listening_socket,
+        _reserve_grpc_port(options) as grpc_port,
+    ):
         port = listening_socket.getsockname()[1]
-        box = functools.partial(format_box, options.host, port, has_keys=bool(keys))
+        if grpc_port is not None:
+            address = f"{_bracket(listening_socket.getsockname()[0])}:{grpc_port}"
+            server_options = msgspec.structs.replace(server_options, grpc_address=address)
+        box = functools.partial(format_box, options.host, port, has_keys=bool(keys), grpc_port=grpc_port)
         if engine_args is None:
             return _serve(options, server_options, listening_socket, options.attach, box)
         name = options.name or f"serve-{port}"
@@ -107,6 +115,21 @@ def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
             "api_server_count", options.api_server_count, f"an integer from 1 to {_MAX_PROCESSES}"
         )
     return read_engine_choice(options)
+
+
+@contextlib.contextmanager
+def _reserve_grpc_port(options: argparse.Namespace) -> Generator[int | None]:
+    """The port of the gRPC API, kept for the block, in which HTTP processes listen on it; None without."""
+    port = options.grpc_port
+    if port is None:
+        yield None
+        return
+    try:
+        importlib.import_module(_GRPC_SERVER, __package__)
+    except Exception as error:  # protobuf has an error of its own for code that is newer than it is
+        raise ConfigError("grpc_port", port, f"only with: pip install 'quire[grpc]' ({error})") from None
+    with reserve_port("grpc_port", options.host, port, options.share_port) as grpc_socket:
+        yield grpc_socket.getsockname()[1]
 
 
 def _serve(
@@ -141,9 +164,13 @@ def load_served_model_name(name: str, on_phase: Callable[[str], None]) -> str:
         return client.facts.served_model_name
 
 
-def format_box(host: str, port: int, model: str, has_keys: bool) -> str:
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def format_box(host: str, port: int, model: str, has_keys: bool, grpc_port: int | None = None) -> str:
     """What to do with the server, as text to copy from."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else _bracket(host)
     url = f"http://{shown}:{port}"
     body = {"model": model, "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
     auth = f' -H "Authorization: Bearer ${_ENV_KEY}"' if has_keys else ""
@@ -158,6 +185,8 @@ def format_box(host: str, port: int, model: str, has_keys: bool) -> str:
         ("metrics", f"{url}/metrics"),
         ("page", f"{url}/"),
     ]
+    if grpc_port is not None:
+        rows.append(("gRPC", f"{shown}:{grpc_port}"))
     lines = [f"  {name:<11} {value}" for name, value in rows]
     return "\n".join(["Quire is ready", *lines, "", f"  {curl}", ""])
 
@@ -171,6 +200,7 @@ def _make_parser() -> Parser:
     add("--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free one")
     add("--api-key", action="append", default=[], metavar="KEY", help="a key to let in (repeatable)")
     add("--api-key-file", metavar="FILE", help="keys to let in, one a line")
+    add("--grpc-port", type=int, metavar="N", help="port of the gRPC API (none); 0: any free one")
     add("--insecure-no-key", action="store_true", help="allow another address without a key: anyone gets in")
     add("--max-waiting", type=int, default=2048, metavar="N", help="sequences that may wait (2048), then 429")
     text = "seconds that running requests get at the end (30)"
@@ -236,6 +266,8 @@ def _refuse_fault_hooks(options: argparse.Namespace) -> None:
 def _check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
     if options.port < 0 or options.port > 65535:
         raise ConfigError("port", options.port, "an integer from 0 to 65535")
+    if options.grpc_port is not None and not 0 <= options.grpc_port <= 65535:
+        raise ConfigError("grpc_port", options.grpc_port, "an integer from 0 to 65535")
     if options.max_waiting < 0:
         raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
     if not 0 <= options.drain_timeout <= 86400:

@@ -31,7 +31,18 @@ def bind_socket(host: str, port: int, share_port: bool = False) -> socket.socket
     return _bind(host, port, socket.SO_REUSEPORT)
 
 
-def _bind(host: str, port: int, reuse: int) -> socket.socket:
+def reserve_port(field: str, host: str, port: int, share_port: bool = False) -> socket.socket:
+    """A socket that keeps a port, as `bind_socket` would, for who listens there with SO_REUSEPORT itself.
+
+    `field`: what the port is called in errors. It does not listen: it would be given connections.
+    """
+    if not share_port and port:
+        _bind(host, port, socket.SO_REUSEADDR, field).close()
+    # With SO_REUSEADDR another that does not share could bind beside it before anybody listens.
+    return _bind(host, port, socket.SO_REUSEPORT, field, listens=False)
+
+
+def _bind(host: str, port: int, reuse: int, field: str = "port", listens: bool = True) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -40,16 +51,18 @@ def _bind(host: str, port: int, reuse: int) -> socket.socket:
         raise ConfigError("host", host, f"an address of this machine ({error})") from None
     listening_socket = socket.socket(family, kind, proto)
     try:
-        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listens:
+            listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening_socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listening_socket.bind(address)
-        listening_socket.listen(BACKLOG)
+        if listens:
+            listening_socket.listen(BACKLOG)
     except OSError as error:
         listening_socket.close()
         if isinstance(error, PermissionError):
-            raise ConfigError("port", port, f"a port that you may use ({error.strerror})") from None
+            raise ConfigError(field, port, f"a port that you may use ({error.strerror})") from None
         if owner := _find_owner(port):
-            raise ConfigError("port", port, f"a free port; this one is in use by {owner}") from None
+            raise ConfigError(field, port, f"a free port; this one is in use by {owner}") from None
         raise ConfigError("host", host, f"an address of this machine with that port free ({error})") from None
     return listening_socket
 

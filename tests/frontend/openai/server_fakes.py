@@ -100,6 +100,7 @@ def run_with_server(
     pieces: int = 3,
     max_waiting: int = 2048,
     api_keys: tuple[str, ...] = (),
+    grpc_address: str | None = None,
     **limits: Any,
 ) -> float:
     """Run a scenario beside a server, then end it with SIGTERM; returns how long the end took."""
@@ -112,6 +113,7 @@ def run_with_server(
             max_waiting=max_waiting,
             api_key_hashes=tuple(hash_key(key) for key in api_keys),
             limits=Limits(**limits),
+            grpc_address=grpc_address,
         )
         server = Server(llm, options)  # type: ignore[arg-type]
         server._state.connections = WatchedSet()

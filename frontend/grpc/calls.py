@@ -1,0 +1,169 @@
+"""CallHandler: from a call's first byte to its status: who calls, room for the message, errors as statuses.
+
+A message is asked for only after the key was found good: until then gRPC's core holds what fits its window
+(64 KiB a call). Every method is registered as one of streams, because gRPC takes the message of any other
+before it calls its handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+import msgspec
+
+from ..openai.connections.auth import ApiKeys
+from ..openai.connections.shares import name_address
+from ..openai.errors import ApiError, as_api_error
+from ..openai.limits import Limits
+from ..openai.serving import Caller, Serving
+from .receive_gate import ReceiveGate
+
+_USUAL_MESSAGE_BYTES = 4 << 20  # gRPC's own default; the dearest message of that size takes 60 ms to parse
+_MAX_DETAILS_BYTES = 2000  # of an error's text: a client takes headers of 8 KiB, and these are escaped
+_STATUSES = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+def find_max_message_bytes(limits: Limits) -> int:
+    """The largest message that is received."""
+    return min(limits.max_body_bytes, _USUAL_MESSAGE_BYTES)
+
+
+class Call:
+    """A call whose message has come: who calls, how long its caller waits, and the way to answer."""
+
+    def __init__(self, context: Context, caller: Caller, write_timeout_s: float) -> None:
+        self.caller = caller
+        self._context = context
+        self._write_timeout_s = write_timeout_s
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds to the caller's deadline, None without one."""
+        return self._context.time_remaining()
+
+    async def write(self, message: bytes) -> None:
+        """Send an answer, or a part; waits while the reader does not read, then raises ApiError."""
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._context.write(message)
+        except TimeoutError:
+            text = f"nothing was read for {self._write_timeout_s:g} s (write_timeout_s)"
+            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_reader") from None
+
+
+class Method(msgspec.Struct, frozen=True):
+    """What a call does with its message. is_open: also for callers without a key."""
+
+    run: Callable[[Call, bytes], Awaitable[None]]
+    is_open: bool = False
+
+
+class CallHandler:
+    """Runs the calls of a process; those under way are in `tasks`, for which the server waits at its end."""
+
+    def __init__(self, serving: Serving, tasks: set[asyncio.Task[None]]) -> None:
+        options = serving.options
+        self._limits = options.limits
+        self._keys = ApiKeys(options.api_key_hashes)
+        self._tasks = tasks
+        num_places = options.limits.max_total_body_bytes // find_max_message_bytes(options.limits)
+        self._gate = ReceiveGate(max(1, num_places))
+
+    def wrap(self, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The handler that gRPC calls."""
+
+        async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
+            error = await self._run(method, context)
+            if error is not None:
+                await _refuse(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def _run(self, method: Method, context: Context) -> ApiError | None:
+        """The call; returns what it is to be refused with."""
+        task: Any = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            caller = self._identify(context, method.is_open)
+            call = Call(context, caller, self._limits.write_timeout_s)
+            await method.run(call, await self._receive(context, caller))
+        except grpc.aio.BaseError:  # the caller is gone
+            return None
+        except Exception as error:
+            return as_api_error(error)
+        finally:
+            self._tasks.discard(task)
+        return None
+
+    def _identify(self, context: Context, is_open: bool) -> Caller:
+        """Who calls: by the API key, or by the address where there are no keys."""
+        caller = self._keys.identify(_find_key(context))
+        if caller is None and not is_open:
+            raise ApiError(
+                HTTPStatus.UNAUTHORIZED,
+                "authorization: an API key of this server, as 'Bearer KEY' (or as x-api-key)",
+                param="authorization",
+                code="invalid_api_key",
+            )
+        if caller is not None and caller.key_hash:
+            return caller
+        return Caller(address=find_address(context.peer()))
+
+    async def _receive(self, context: Context, caller: Caller) -> bytes:
+        """The call's one message. Raises ApiError when it does not come in time, or not at all."""
+        timeout_s = self._limits.max_body_s
+        async with self._gate.place(caller.tenant):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    message = cast(object, await context.read())
+            except TimeoutError:
+                text = f"message: within {timeout_s:g} s (max_body_s)"
+                raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="request_timeout") from None
+        if not isinstance(message, bytes):  # the caller has none
+            raise ApiError(HTTPStatus.BAD_REQUEST, "message: required", code="missing_message")
+        return message
+
+
+def find_address(peer: str) -> str:
+    """The client that gRPC's 'ipv4:1.2.3.4:56' or 'ipv6:[1::2]:56' stands for."""
+    host = unquote(peer).partition(":")[2].rpartition(":")[0]
+    return name_address(host.strip("[]"))
+
+
+def _find_key(context: Context) -> list[tuple[bytes, bytes]]:
+    """The metadata that carries a key, as HTTP's header."""
+    given = {str(name): value for name, value in context.invocation_metadata() or ()}
+    value = given.get("authorization")
+    if value is None and (key := given.get("x-api-key")) is not None:
+        value = f"Bearer {key}"
+    return [] if not isinstance(value, str) else [(b"authorization", value.encode())]
+
+
+async def _refuse(context: Context, error: ApiError) -> None:
+    """End the call with the error's status and text; its field and code as trailing metadata."""
+    named = {"error-field": error.param, "error-code": error.code}
+    if error.headers.get("x-should-retry") == "false":
+        named["grpc-retry-pushback-ms"] = "-1"  # gRPC's own word for: do not try again
+    metadata = tuple(
+        (name, value.encode("ascii", "backslashreplace").decode()) for name, value in named.items() if value
+    )
+    details = str(error).encode()[:_MAX_DETAILS_BYTES].decode(errors="ignore")
+    status = _STATUSES.get(error.status, grpc.StatusCode.INTERNAL)
+    await context.abort(status, details, metadata)

@@ -1,0 +1,83 @@
+"""QuireEngine, the service of quire_engine.proto: its methods over the Serving that HTTP's routes share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Generator
+from contextlib import aclosing
+
+from ..openai.endpoints.completions import admit_completion
+from ..openai.endpoints.logprobs import make_beside
+from ..openai.errors import FieldError
+from ..openai.serving import Serving, make_id
+from . import quire_engine_pb2 as pb
+from .calls import Call, Method
+from .messages import make_response, parse_message, read_generate_request
+
+
+class EngineService:
+    """Knows the requests under way by their callers' ids, each caller's apart from others'."""
+
+    name = pb.DESCRIPTOR.services_by_name["QuireEngine"].full_name
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._running: dict[tuple[str, str], str] = {}  # tenant and its id -> the engine's id
+        self.methods = {
+            "Generate": Method(functools.partial(self._generate, is_stream=False)),
+            "GenerateStream": Method(functools.partial(self._generate, is_stream=True)),
+            "Abort": Method(self._abort),
+            "ListModels": Method(self._list_models),
+        }
+
+    async def _generate(self, call: Call, message: bytes, is_stream: bool) -> None:
+        """Answers as they come; a request that is not streamed has one."""
+        serving = self._serving
+        serving.check_open()
+        request_id, request = read_generate_request(message, serving.llm.facts.max_model_len, is_stream)
+        del message
+        admitted = await admit_completion(serving, request, call.caller)
+        (given,), prepared = admitted.inputs, admitted.prepared
+        del admitted
+        with self._enter(call.caller.tenant, request_id) as (shown_id, engine_id):
+            outputs = serving.generate(engine_id, given, prepared, call.caller, request)
+            del given
+            has_prompt_logprobs = False
+            async with aclosing(outputs):
+                async for output in outputs:
+                    make = functools.partial(make_response, shown_id, output, not has_prompt_logprobs)
+                    has_prompt_logprobs = has_prompt_logprobs or output.prompt_logprobs is not None
+                    await call.write(await make_beside(output, make))
+
+    @contextlib.contextmanager
+    def _enter(self, tenant: str, request_id: str | None) -> Generator[tuple[str, str]]:
+        """The caller's id of a request, which is its own for the block, and the engine's."""
+        engine_id = make_id("grpc")
+        key = tenant, request_id or engine_id
+        if key in self._running:
+            raise FieldError("request_id", request_id, "an id that no request of yours under way has")
+        self._running[key] = engine_id
+        try:
+            yield key[1], engine_id
+        finally:
+            del self._running[key]
+
+    async def _abort(self, call: Call, message: bytes) -> None:
+        names = parse_message(message, pb.AbortRequest).request_ids
+        limit = self._serving.options.limits.max_sequences
+        if len(names) > limit:
+            raise FieldError("request_ids", f"{len(names)} ids", f"at most {limit} (max_sequences)")
+        found = {name: self._running.get((call.caller.tenant, name)) for name in names}
+        engine_ids = {name: engine_id for name, engine_id in found.items() if engine_id is not None}
+        if engine_ids:
+            await self._serving.llm.abort(list(engine_ids.values()))
+        await call.write(pb.AbortResponse(request_ids=engine_ids).SerializeToString())
+
+    async def _list_models(self, call: Call, message: bytes) -> None:
+        parse_message(message, pb.ListModelsRequest)
+        serving = self._serving
+        serving.check_open()
+        max_model_len = serving.llm.facts.max_model_len
+        card = pb.ModelCard(id=serving.model_id, created=serving.created, max_model_len=max_model_len)
+        await call.write(pb.ListModelsResponse(models=[card]).SerializeToString())

@@ -1,0 +1,143 @@
+"""Protobuf messages -> a completions request, and the engine's outputs -> protobuf messages.
+
+Fields are found by their names, so that the .proto is the only list of them; types and ranges are checked
+where HTTP's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from ...ipc.errors import PromptError
+from ...ipc.sampling_params import MAX_ALLOWED_TOKEN_IDS, SAMPLING_FIELDS
+from ..logprobs import Logprob
+from ..openai.bodies.parsing import make_struct
+from ..openai.bodies.schema import CompletionRequest
+from ..openai.errors import ApiError, FieldError
+from ..outputs import CompletionOutput, RequestOutput
+from . import quire_engine_pb2 as pb
+
+MAX_REQUEST_ID_LENGTH = 200
+_MAX_ITEMS = MAX_ALLOWED_TOKEN_IDS + 1  # of a list or map: one more than any may have, for the check to see
+_OWN_FIELDS = ("request_id", "text", "tokenized", "sampling_params")  # not a completions request's
+
+M = TypeVar("M", bound=Message)
+
+
+class GenerateFields(NamedTuple):
+    """A GenerateRequest, checked. `request_id`: None if the caller left it out."""
+
+    request_id: str | None
+    request: CompletionRequest
+
+
+def parse_message(data: bytes, kind: type[M]) -> M:
+    """The message of these bytes; raises ApiError with status 400."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        text = f"message: not a {kind.DESCRIPTOR.full_name}, or text that is not UTF-8"
+        raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_message") from None
+
+
+def read_generate_request(data: bytes, max_model_len: int, is_stream: bool) -> GenerateFields:
+    """The request of a message's bytes. Raises ApiErrors and InputErrors that name the field."""
+    message = parse_message(data, pb.GenerateRequest)
+    values = _read_fields(message.sampling_params)
+    values.update({name: value for name, value in _read_fields(message).items() if name not in _OWN_FIELDS})
+    if values.get("max_tokens") == 0:
+        raise FieldError("max_tokens", 0, SAMPLING_FIELDS["max_tokens"].describe_allowed(0))
+    values["prompt"] = _read_prompt(message, max_model_len)
+    values["stream"] = is_stream
+    return GenerateFields(_read_request_id(message), make_struct(values, CompletionRequest))
+
+
+def make_response(request_id: str, output: RequestOutput, has_prompt_logprobs: bool) -> bytes:
+    """A GenerateResponse. has_prompt_logprobs: with the prompt's, if the output has them."""
+    response = pb.GenerateResponse(
+        request_id=request_id,
+        outputs=[_make_output(one) for one in output.outputs],
+        finished=output.finished,
+    )
+    if has_prompt_logprobs and output.prompt_logprobs is not None:
+        response.prompt_logprobs.extend(map(_make_position, output.prompt_logprobs))
+    if output.finished:
+        response.usage.prompt_tokens = len(output.prompt_token_ids)
+        if output.metrics is not None:
+            response.usage.completion_tokens = output.metrics.num_generation_tokens
+        response.usage.cached_tokens = output.num_cached_tokens or 0
+    return response.SerializeToString()
+
+
+def _read_fields(message: Message) -> dict[str, Any]:
+    """Name -> value of the fields that were given."""
+    return {field.name: _make_plain(value) for field, value in message.ListFields()}
+
+
+def _make_plain(value: Any) -> Any:
+    """Lists and maps as Python's own, cut where they are too long for any field."""
+    if isinstance(value, Mapping):
+        return {str(key): number for key, number in islice(value.items(), _MAX_ITEMS)}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return list(islice(value, _MAX_ITEMS))
+    return value
+
+
+def _read_prompt(message: pb.GenerateRequest, max_model_len: int) -> str | list[int]:
+    kind = message.WhichOneof("prompt")
+    if kind is None:
+        text = "prompt: required, text or tokenized"
+        raise ApiError(HTTPStatus.BAD_REQUEST, text, param="prompt", code="missing_field")
+    if kind == "text":
+        return message.text
+    ids = message.tokenized.input_ids
+    if not ids:
+        raise PromptError("prompt", [], "at least one token id")
+    if len(ids) >= max_model_len:  # before millions become a list
+        allowed = f"at most {max_model_len - 1} (max_model_len={max_model_len}, one to generate)"
+        raise FieldError("prompt", f"{len(ids)} tokens", allowed, "context_length_exceeded")
+    return list(ids)
+
+
+def _read_request_id(message: pb.GenerateRequest) -> str | None:
+    if not message.HasField("request_id"):
+        return None
+    name = message.request_id
+    if not 1 <= len(name) <= MAX_REQUEST_ID_LENGTH:
+        raise FieldError("request_id", name, f"a text of 1 to {MAX_REQUEST_ID_LENGTH} characters")
+    return name
+
+
+def _make_output(one: CompletionOutput) -> pb.CompletionOutput:
+    made = pb.CompletionOutput(
+        index=one.index,
+        text=one.text,
+        token_ids=one.token_ids,
+        cumulative_logprob=one.cumulative_logprob,
+        finish_reason=one.finish_reason,
+        logprobs=map(_make_position, one.logprobs or ()),
+    )
+    if isinstance(one.stop_reason, str):
+        made.stop_text = one.stop_reason
+    elif one.stop_reason is not None:
+        made.stop_token_id = one.stop_reason
+    return made
+
+
+def _make_position(entries: dict[int, Logprob] | None) -> pb.PositionLogprobs:
+    """The token itself is the first of its entries."""
+    made = [
+        pb.Logprob(
+            token_id=token_id,
+            logprob=entry.logprob,
+            rank=entry.rank,
+            decoded_token=entry.decoded_token or "",
+        )
+        for token_id, entry in (entries or {}).items()
+    ]
+    return pb.PositionLogprobs(entries=made)

@@ -1,0 +1,56 @@
+"""ReceiveGate: how many messages are received at once, so that all of them together are bounded. Fair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from ...ipc.fair_share import has_room
+from ..openai.text.turns import TurnQueue
+
+_Turn = tuple[str, asyncio.Future[None]]  # of a tenant
+_NO_BOUND = 2**31  # who waits holds no message, and the number of calls is bounded elsewhere
+
+
+class ReceiveGate:
+    """`num_places` that tenants share as ipc/fair_share.py says; who finds none waits for a turn."""
+
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self._taken: Counter[str] = Counter()  # by tenant; no entry is 0
+        self._waiting: TurnQueue[_Turn] = TurnQueue(_NO_BOUND, _NO_BOUND, _NO_BOUND)
+
+    @asynccontextmanager
+    async def place(self, tenant: str) -> AsyncGenerator[None, None]:
+        """Hold a place for the block."""
+        share = 1 / len(self._taken.keys() | {tenant})
+        if has_room(1, self._taken.total(), self._taken[tenant], self._num_places, share):
+            self._taken[tenant] += 1
+        else:
+            await self._wait(tenant)
+        try:
+            yield
+        finally:
+            self._leave(tenant)
+
+    async def _wait(self, tenant: str) -> None:
+        turn: _Turn = tenant, asyncio.get_running_loop().create_future()
+        self._waiting.put(tenant, turn, 0)
+        try:
+            await turn[1]
+        except asyncio.CancelledError:
+            self._waiting.remove(tenant, turn)
+            if not turn[1].cancelled():  # it was given a place meanwhile
+                self._leave(tenant)
+            raise
+
+    def _leave(self, tenant: str) -> None:
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+        if self._taken.total() < self._num_places and (turn := self._waiting.take()) is not None:
+            next_tenant, is_next = turn
+            self._taken[next_tenant] += 1
+            is_next.set_result(None)

@@ -1,0 +1,82 @@
+"""GrpcServer: the port of the gRPC API in an HTTP process. Knows no requests: what is called is calls.py's.
+
+gRPC's core reads sockets in threads of its own; everything else runs in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ...ipc.errors import ConfigError
+from ..openai.options import MAX_GRPC_CONNECTIONS
+from ..openai.serving import Serving
+from .calls import CallHandler, find_max_message_bytes
+from .engine_service import EngineService
+from .health import HealthService
+
+_MAX_STREAMS = 1024  # calls under way on one connection; more wait at the client
+_FLUSH_GRACE_S = 1.0  # for the last answers on their way
+
+
+class GrpcServer:
+    """One a process. `start` it in the event loop that serves; `drain`, then `close` at the end."""
+
+    def __init__(self, serving: Serving, address: str, tasks: set[asyncio.Task[None]]) -> None:
+        """address: 'HOST:PORT', which others may share (SO_REUSEPORT). `tasks`: holds the calls under way."""
+        self._address = address
+        limits = serving.options.limits
+        self._server = grpc.aio.server(
+            options=_make_options(serving), maximum_concurrent_rpcs=limits.max_connections
+        )
+        handler = CallHandler(serving, tasks)
+        self._health = HealthService(serving)
+        for service in (EngineService(serving), self._health):
+            methods = {name: handler.wrap(method) for name, method in service.methods.items()}
+            self._server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(service.name, methods),)
+            )
+        self._draining: asyncio.Task[None] | None = None
+        self.port = 0  # known after `start`
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError when the address cannot be listened on."""
+        try:
+            self.port = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise ConfigError("grpc_port", self._address, f"an address that is free ({error})") from None
+        await self._server.start()
+
+    def drain(self, grace_s: float) -> None:
+        """Take no new connections and tell clients to go elsewhere; what runs after `grace_s` is cut off."""
+        self._health.close()
+        self._draining = asyncio.ensure_future(self._server.stop(grace_s))
+
+    async def close(self) -> None:
+        """Let what has been answered reach its reader; cut off what still runs. Idempotent."""
+        await self._server.stop(_FLUSH_GRACE_S)
+        if self._draining is not None:
+            await self._draining
+
+
+def _make_options(serving: Serving) -> list[tuple[str, Any]]:
+    """gRPC's own bounds on what a peer may cost before, and besides, its calls."""
+    limits = serving.options.limits
+    return [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_allowed_incoming_connections", MAX_GRPC_CONNECTIONS),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        ("grpc.max_receive_message_length", find_max_message_bytes(limits)),
+        ("grpc.max_metadata_size", 8192),  # gRPC's own default; past it calls begin to be refused
+        ("grpc.absolute_max_metadata_size", 16384),
+        ("grpc.server_handshake_timeout_ms", int(limits.max_header_s * 1000)),
+        ("grpc.max_connection_idle_ms", int(limits.max_keep_alive_s * 1000)),
+        # A peer that is gone without a word is found out by its silence.
+        ("grpc.keepalive_time_ms", int(limits.max_keep_alive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(limits.max_header_s * 1000)),
+        # Else the window in which bytes come before anybody asks for them grows to megabytes.
+        ("grpc.http2.bdp_probe", 0),
+    ]

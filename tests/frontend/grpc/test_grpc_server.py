@@ -1,0 +1,379 @@
+"""The gRPC API over a scripted engine, by a client that was made of the .proto: answers, errors, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_client import make_client, with_key
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from openai_fakes import FakeLLM
+from quire.frontend.grpc.calls import CallHandler, find_address
+from quire.frontend.grpc.engine_service import EngineService
+from quire.frontend.openai.connections.auth import hash_key
+from quire.frontend.openai.options import ServerOptions
+from quire.frontend.openai.serving import Caller, Serving
+from quire.ipc.errors import RequestFailedError
+from quire.ipc.sampling_params import RequestOutputKind
+from server_fakes import Peer, Server, run_with_server, watch_drain
+
+pb, stubs = make_client()
+HEALTH = health_pb2.HealthCheckRequest()
+Scenario = Callable[[FakeLLM, Any, Server], Awaitable[None]]
+
+
+@asynccontextmanager
+async def connect(server: Server, **options: int) -> AsyncIterator[grpc.aio.Channel]:
+    assert server._grpc is not None
+    settings = [(f"grpc.{name}", value) for name, value in options.items()]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server._grpc.port}", settings) as channel:
+        yield channel
+
+
+def run(scenario: Scenario, **options: Any) -> None:
+    """Run a scenario with a stub."""
+
+    async def with_stub(llm: FakeLLM, _peer: Peer, server: Server) -> None:
+        async with connect(server) as channel:
+            await scenario(llm, stubs.QuireEngineStub(channel), server)
+
+    run_with_server(with_stub, grpc_address="127.0.0.1:0", **options)
+
+
+async def find_error(call: Any) -> tuple[grpc.StatusCode, str, dict[str, Any]]:
+    """Status, text and trailing metadata of a call that is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or "", dict(caught.value.trailing_metadata())
+
+
+async def read_rest(call: Any, pieces: list[Any] | None = None) -> list[Any]:
+    """What comes until a stream ends, put into `pieces`."""
+    pieces = [] if pieces is None else pieces
+    while (piece := await call.read()) is not grpc.aio.EOF:
+        pieces.append(piece)
+    return pieces
+
+
+def test_a_text_is_answered_at_once_or_piece_by_piece() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, _server: Server) -> None:
+        sampling = pb.SamplingParams(logprobs=1, prompt_logprobs=0, temperature=0.5)
+        request = pb.GenerateRequest(text="Hi there", sampling_params=sampling, priority=-2, cache_salt="s")
+        whole = await stub.Generate(request)
+        pieces = [piece async for piece in stub.GenerateStream(request)]
+        assert whole.outputs[0].text == "word word word "
+        assert [piece.outputs[0].text for piece in pieces] == ["word "] * 3
+        assert [piece.finished for piece in pieces] == [False, False, True]
+        for last in (whole, pieces[-1]):
+            assert last.outputs[0].finish_reason == "stop"
+            assert (last.usage.completion_tokens, last.usage.cached_tokens) == (3, 3)
+            assert last.usage.prompt_tokens == len(llm.tokenizer.encode("Hi there"))
+        assert not pieces[0].HasField("usage")
+        assert not pieces[0].outputs[0].HasField("finish_reason")
+        entries = whole.outputs[0].logprobs[0].entries
+        assert [(entry.token_id, entry.logprob, entry.rank) for entry in entries] == [
+            (7, -0.5, 1),
+            (8, float("-inf"), 2),
+        ]
+        assert [len(one.entries) for one in whole.prompt_logprobs][:2] == [0, 1]
+        assert [len(piece.prompt_logprobs) > 0 for piece in pieces] == [True, False, False]
+        kinds = [call.params.output_kind for call in llm.calls]
+        assert kinds == [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA]
+        assert llm.calls[0].keywords == {"priority": -2, "tenant": "127.0.0.1"}
+        assert llm.calls[0].prompt == {"prompt": "Hi there", "cache_salt": "s"}
+
+    run(scenario)
+
+
+def test_fields_mean_what_they_mean_in_sampling_params() -> None:
+    given = {
+        "n": 2,
+        "max_tokens": 9,
+        "temperature": 0.7,
+        "seed": -5,
+        "stop": ["a", "b"],
+        "stop_token_ids": [5, 6],
+        "ignore_eos": False,
+        "skip_special_tokens": False,
+        "logit_bias": {3: -1.5},
+        "allowed_token_ids": [1, 2, 3],
+        "bad_words": ["no"],
+    }
+
+    async def scenario(llm: FakeLLM, stub: Any, _server: Server) -> None:
+        llm.defaults.temperature = 0.3
+        llm.defaults.top_p = 0.8
+        tokens = pb.TokenizedInput(input_ids=[1, 2, 3])
+        await stub.Generate(pb.GenerateRequest(tokenized=tokens, sampling_params=pb.SamplingParams(**given)))
+        (call,) = llm.calls
+        assert {name: getattr(call.params, name) for name in given} == given
+        assert call.params.max_tokens == 9
+        assert call.prompt["prompt_token_ids"] == [1, 2, 3]
+
+    run(scenario)
+
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+# Fields of the request, those of its SamplingParams, and what they are answered with.
+BAD_FIELDS: list[tuple[dict[str, Any], dict[str, Any], grpc.StatusCode, str, str | None]] = [
+    ({}, {"temperature": 5.0}, INVALID, "temperature=5.0: ", "temperature"),
+    ({}, {"temperature": float("nan")}, INVALID, "temperature=nan: ", "temperature"),
+    ({}, {"max_tokens": 0}, INVALID, "max_tokens=0: an integer from 1", "max_tokens"),
+    ({}, {"n": 2**40}, INVALID, "n=1099511627776: ", "n"),
+    ({}, {"stop": ["a"] * 100_000}, INVALID, "stop=", "stop"),
+    ({}, {"allowed_token_ids": [1] * 600_000}, INVALID, "allowed_token_ids=", "allowed_token_ids"),
+    ({}, {"logit_bias": {2**32 - 1: 1.0}}, INVALID, "logit_bias=", "logit_bias"),
+    ({}, {"n": 4}, EXHAUSTED, "3 sequences are under way", None),
+    ({"timeout_s": -1.0}, {}, INVALID, "timeout_s=-1.0: ", "timeout_s"),
+    ({"request_id": "x" * 201}, {}, INVALID, "request_id=", "request_id"),
+    ({"text": None}, {}, INVALID, "prompt: required, text or tokenized", "prompt"),
+    ({"tokenized": pb.TokenizedInput()}, {}, INVALID, "prompt=[]: at least one token id", "prompt"),
+    ({"tokenized": pb.TokenizedInput(input_ids=[1] * 500)}, {}, INVALID, "prompt='500 tokens': ", "prompt"),
+    ({"model": "x"}, {}, grpc.StatusCode.NOT_FOUND, "model='x': ", "model"),
+    ({"text": "a" * 5_000_000}, {}, EXHAUSTED, "larger than max", None),
+]
+
+
+def test_a_bad_field_is_refused_by_name_before_anything_runs() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, _server: Server) -> None:
+        llm.gate.clear()
+        three = stub.GenerateStream(pb.GenerateRequest(text="a", sampling_params=pb.SamplingParams(n=3)))
+        await three.read()
+        for fields, sampling, status, text, field in BAD_FIELDS:
+            prompt = {} if "tokenized" in fields else {"text": "a"}
+            request = pb.GenerateRequest(**prompt | fields, sampling_params=pb.SamplingParams(**sampling))
+            seen, details, metadata = await find_error(stub.Generate(request))
+            assert (seen, metadata.get("error-field")) == (status, field), details
+            assert text in details
+        assert len(llm.calls) == 1
+        llm.gate.set()
+        await read_rest(three)
+
+    run(scenario, max_waiting=0)
+
+
+def test_bytes_that_are_no_message_and_a_call_without_one_are_refused() -> None:
+    async def scenario(_llm: FakeLLM, _stub: Any, server: Server) -> None:
+        async with connect(server) as channel:
+            method = "/quire.grpc.engine.QuireEngine/Generate"
+            status, text, metadata = await find_error(channel.unary_unary(method)(b"\xff\xff\xff"))
+            assert (status, metadata["error-code"]) == (INVALID, "invalid_message")
+            assert "quire.grpc.engine.GenerateRequest" in text
+            nothing = channel.stream_unary(method)
+            status, text, metadata = await find_error(nothing(iter(())))
+            assert (status, text) == (INVALID, "message: required")
+            unknown = channel.unary_unary("/quire.grpc.engine.QuireEngine/Nonsense")
+            assert (await find_error(unknown(b"")))[0] == grpc.StatusCode.UNIMPLEMENTED
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [
+        (RequestFailedError("no", "queue_timeout"), grpc.StatusCode.UNAVAILABLE, None),
+        (RequestFailedError("no", "overloaded"), grpc.StatusCode.RESOURCE_EXHAUSTED, None),
+        (RequestFailedError("\u2026" * 5000, "poison_request"), grpc.StatusCode.INTERNAL, "-1"),
+    ],
+)
+def test_what_fails_in_the_engine_has_its_status_also_in_the_middle_of_a_stream(
+    error: Exception, status: grpc.StatusCode, retry: str | None
+) -> None:
+    async def scenario(llm: FakeLLM, stub: Any, _server: Server) -> None:
+        llm.error, llm.error_after = error, 1
+        call = stub.GenerateStream(pb.GenerateRequest(text="a"))
+        assert (await call.read()).outputs[0].text == "word "
+        seen, _, metadata = await find_error(call.read())
+        assert (seen, metadata.get("grpc-retry-pushback-ms")) == (status, retry)
+
+    run(scenario)
+
+
+def test_a_key_is_wanted_by_everything_but_the_health_check() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, server: Server) -> None:
+        request = pb.GenerateRequest(text="a")
+        for metadata in ((), with_key("wrong"), (("x-api-key", "wrong"),), (("authorization", "one"),)):
+            status, text, trailing = await find_error(stub.Generate(request, metadata=metadata))
+            assert (status, trailing["error-code"]) == (grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key")
+            assert "authorization: an API key of this server" in text
+            status, _, _ = await find_error(stub.ListModels(pb.ListModelsRequest(), metadata=metadata))
+            assert status == grpc.StatusCode.UNAUTHENTICATED
+        async with connect(server) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            assert (await health.Check(HEALTH)).status == health_pb2.HealthCheckResponse.SERVING
+            status, _, _ = await find_error(health.Watch(HEALTH).read())
+            assert status == grpc.StatusCode.UNAUTHENTICATED
+        assert not llm.calls
+        for metadata in (with_key("one"), (("x-api-key", "one"),), (("authorization", "bearer one"),)):
+            await stub.Generate(request, metadata=metadata)
+        assert {call.prompt["cache_salt"] for call in llm.calls} == {Caller(hash_key("one")).salt(None)}
+        assert {call.keywords["tenant"] for call in llm.calls} == {hash_key("one")[:16]}
+
+    run(scenario, api_keys=("one", "two"))
+
+
+class KeylessContext:
+    """A call without metadata, whose message nobody may ask for."""
+
+    def __init__(self) -> None:
+        self.statuses: list[grpc.StatusCode] = []
+
+    def invocation_metadata(self) -> None:
+        return None
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:56"
+
+    async def abort(self, status: grpc.StatusCode, *_: Any) -> None:
+        self.statuses.append(status)
+
+
+def test_a_message_is_not_asked_for_before_the_key_is_checked() -> None:
+    serving: Any = Serving(FakeLLM(), ServerOptions(api_key_hashes=(hash_key("one"),)))  # type: ignore[arg-type]
+    method: Any = EngineService(serving).methods["Generate"]
+    context: Any = KeylessContext()
+    handler: Any = CallHandler(serving, set()).wrap(method)
+    asyncio.run(handler.stream_stream(None, context))
+    assert context.statuses == [grpc.StatusCode.UNAUTHENTICATED]
+
+
+def test_a_message_that_does_not_come_ends_the_call() -> None:
+    async def scenario(_llm: FakeLLM, _stub: Any, server: Server) -> None:
+        async with connect(server) as channel:
+            call = channel.stream_unary("/quire.grpc.engine.QuireEngine/Generate")()
+            status, text, _ = await find_error(call)
+            assert (status, text) == (grpc.StatusCode.DEADLINE_EXCEEDED, "message: within 0.2 s (max_body_s)")
+
+    run(scenario, max_body_s=0.2)
+
+
+def test_a_thousand_cancelled_calls_end_what_they_asked_for() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, server: Server) -> None:
+        llm.gate.clear()
+        request = pb.GenerateRequest(text="a")
+        calls = [stub.GenerateStream(request) if i % 2 else stub.Generate(request) for i in range(1000)]
+        await llm.wait_for_calls(1000)
+        for call in calls:
+            call.cancel()
+        await llm.wait_for_calls(1000, 1000)
+        llm.gate.set()
+        assert (await stub.Generate(request)).finished
+        assert server._serving.room.num_sequences == 0
+
+    run(scenario)
+
+
+def test_a_deadline_ends_what_was_asked_for() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, _server: Server) -> None:
+        llm.gate.clear()
+        status, _, _ = await find_error(stub.Generate(pb.GenerateRequest(text="a"), timeout=0.2))
+        assert status == grpc.StatusCode.DEADLINE_EXCEEDED
+        await llm.wait_for_calls(1, 1)
+
+    run(scenario)
+
+
+def test_abort_ends_ones_own_requests_and_nobody_elses() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, _server: Server) -> None:
+        llm.gate.clear()
+        mine, other = with_key("one"), with_key("two")
+        request = pb.GenerateRequest(text="a", request_id="mine")
+        call = stub.GenerateStream(request, metadata=mine)
+        assert (await call.read()).request_id == "mine"
+        status, _, metadata = await find_error(stub.Generate(request, metadata=mine))
+        assert (status, metadata["error-field"]) == (INVALID, "request_id")
+        both = pb.AbortRequest(request_ids=["mine", "nobody's"])
+        assert (await stub.Abort(both, metadata=other)).request_ids == []
+        assert not llm.aborted
+        assert (await stub.Abort(both, metadata=mine)).request_ids == ["mine"]
+        last = (await read_rest(call))[-1]
+        assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
+        await stub.Generate(request, metadata=mine)  # the id is free again
+
+    run(scenario, api_keys=("one", "two"))
+
+
+def test_a_stream_that_is_not_read_is_given_up_and_holds_little() -> None:
+    async def scenario(llm: FakeLLM, _stub: Any, server: Server) -> None:
+        llm.pieces = ("x" * 2**16,) * 2000
+        async with connect(server, **{"http2.bdp_probe": 0}) as channel:
+            call = stubs.QuireEngineStub(channel).GenerateStream(pb.GenerateRequest(text="a"))
+            await call.read()
+            await llm.wait_for_calls(1, 1)
+            pieces: list[Any] = []
+            status, text, _ = await find_error(read_rest(call, pieces))
+            assert (status, "nothing was read for 0.3 s" in text) == (DEADLINE, True)
+            assert len(pieces) < 100
+
+    run(scenario, write_timeout_s=0.3)
+
+
+def test_models_and_health_say_what_is_served() -> None:
+    async def scenario(_llm: FakeLLM, stub: Any, server: Server) -> None:
+        (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
+        assert (model.id, model.max_model_len) == (server._serving.model_id, 128)
+        async with connect(server) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            status, text, _ = await find_error(health.Check(health_pb2.HealthCheckRequest(service="x")))
+            assert (status, "service='x'" in text) == (grpc.StatusCode.NOT_FOUND, True)
+            name = "quire.grpc.engine.QuireEngine"
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    run(scenario)
+
+
+def test_sigterm_lets_calls_end_tells_watchers_and_takes_no_others() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, server: Server) -> None:
+        llm.gate.clear()
+        draining = watch_drain(server)
+        async with connect(server) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(HEALTH)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            call = stub.GenerateStream(pb.GenerateRequest(text="a"))
+            await call.read()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await draining.wait()
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await watch.read() == grpc.aio.EOF
+            status, _, _ = await find_error(stub.Generate(pb.GenerateRequest(text="a")))
+            assert status == grpc.StatusCode.UNAVAILABLE
+            llm.gate.set()
+            assert (await read_rest(call))[-1].finished
+
+    run(scenario)
+
+
+def test_what_outlasts_the_drain_time_is_aborted() -> None:
+    async def scenario(llm: FakeLLM, stub: Any, _server: Server) -> None:
+        llm.gate.clear()
+        call = stub.GenerateStream(pb.GenerateRequest(text="a"))
+        await call.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await read_rest(call))[-1].outputs[0].finish_reason == "abort"
+
+    run(scenario, drain_timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.1:56", "10.0.0.1"),
+        ("ipv6:[::1]:56", "0000:0000:0000:0000"),
+        ("ipv6:%5B2001:db8::7%5D:56", "2001:0db8:0000:0000"),
+        ("unix:", ""),
+    ],
+)
+def test_a_caller_without_a_key_is_named_by_its_address(peer: str, address: str) -> None:
+    assert find_address(peer) == address
