@@ -44,6 +44,13 @@ class Served:
             if line.strip().startswith("curl "):
                 return
 
+    @property
+    def grpc_address(self) -> str:
+        """Of a server with --grpc-port."""
+        found = re.search(r"gRPC +(\S+)", self.box)
+        assert found, self.box
+        return found[1]
+
     def client(self, api_key: str | None = None) -> openai.OpenAI:
         key = api_key or self.api_key
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""`quire serve` as a process: what it prints, refuses and leaves behind. Its API: `clients/`."""
+"""`quire serve` as a process: what it prints, refuses and leaves behind; gRPC. Its HTTP API: `clients/`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import openai
 import pytest
+from grpc_client import make_client, with_key
 from quire.frontend.cli.entry import run_command
 from served import TIMEOUT_S, Served
 
@@ -28,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("# mine\nfrom-file\n")
     keys.chmod(0o600)
-    server = Served("--api-key-file", str(keys), env=KEY_IN_ENV, api_key="from-env")
+    server = Served("--api-key-file", str(keys), "--grpc-port", "0", env=KEY_IN_ENV, api_key="from-env")
     yield server
     if server.process.returncode is None:
         assert server.stop() == 0
@@ -63,6 +65,46 @@ def test_the_document_the_docs_the_page_and_metrics_are_there(served: Served) ->
             assert answer.status == 200
 
 
+def test_grpc_answers_as_http_does_token_for_token(served: Served) -> None:
+    pb, stubs = make_client()
+    sampling = {"max_tokens": 24, "seed": 5, "logprobs": 1, "n": 2}
+    with served.client() as client:
+        told = client.completions.create(model="pocket", prompt="Once upon", **sampling)
+    request = pb.GenerateRequest(text="Once upon", sampling_params=pb.SamplingParams(**sampling))
+    with grpc.insecure_channel(served.grpc_address) as channel:
+        stub, metadata = stubs.QuireEngineStub(channel), with_key("from-file")
+        whole = stub.Generate(request, metadata=metadata, timeout=TIMEOUT_S)
+        pieces = list(stub.GenerateStream(request, metadata=metadata, timeout=TIMEOUT_S))
+    assert whole.usage.completion_tokens == pieces[-1].usage.completion_tokens == told.usage.completion_tokens
+    for index, choice in enumerate(told.choices):
+        parts = [part for piece in pieces for part in piece.outputs if part.index == index]
+        assert whole.outputs[index].text == "".join(part.text for part in parts) == choice.text
+        token_ids = [token_id for part in parts for token_id in part.token_ids]
+        assert whole.outputs[index].token_ids == token_ids
+        logprobs = [position.entries[0].logprob for position in whole.outputs[index].logprobs]
+        assert logprobs == pytest.approx(choice.logprobs.token_logprobs)
+
+
+def test_a_grpc_call_that_is_refused_or_cancelled_leaves_nothing(served: Served) -> None:
+    pb, stubs = make_client()
+    with grpc.insecure_channel(served.grpc_address) as channel:
+        stub, metadata = stubs.QuireEngineStub(channel), with_key("from-env")
+        bad_id = pb.TokenizedInput(input_ids=[4_000_000_000])
+        for request in (pb.GenerateRequest(text=""), pb.GenerateRequest(tokenized=bad_id)):
+            with pytest.raises(grpc.RpcError, match="prompt") as caught:
+                stub.Generate(request, metadata=metadata, timeout=TIMEOUT_S)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        endless = pb.SamplingParams(max_tokens=1900, ignore_eos=True)
+        request = pb.GenerateRequest(text="Once", sampling_params=endless)
+        stream = stub.GenerateStream(request, metadata=metadata, timeout=TIMEOUT_S)
+        assert next(stream).outputs
+        stream.cancel()
+        served.wait_until_idle()
+
+
 def test_a_port_in_use_is_refused_before_the_model_loads_and_names_its_owner(served: Served) -> None:
     began = time.monotonic()
     arguments = ["-m", "quire", "serve", "--port", str(served.port)]
@@ -85,6 +127,7 @@ def test_a_port_in_use_is_refused_before_the_model_loads_and_names_its_owner(ser
         (["--api-key-file", "/no/such/file"], "api_key_file"),
         (["--api-key", "a b"], "api_key"),
         (["--max-model-len", "0"], "max_model_len"),
+        (["--grpc-port", "70000"], "grpc_port=70000"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused_with_exit_code_2(
@@ -94,6 +137,17 @@ def test_options_that_cannot_be_used_are_refused_with_exit_code_2(
     errors = capsys.readouterr().err
     assert text in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_a_grpc_port_is_refused_where_it_cannot_be_had(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = served.grpc_address.rpartition(":")[2]
+    assert run_command(["serve", "--port", "0", "--grpc-port", port]) == 2
+    assert f"grpc_port={port}: a free port; this one is in use by pid" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "quire.frontend.grpc.server", None)
+    assert run_command(["serve", "--port", "0", "--grpc-port", "0"]) == 2
+    assert "grpc_port=0: only with: pip install 'quire[grpc]'" in capsys.readouterr().err
 
 
 def test_help_limits_shows_the_table_with_what_was_set() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import shlex
 import socket
@@ -61,8 +62,10 @@ def _bind(host: str, port: int, reuse: int, field: str = "port", listens: bool =
         listening_socket.close()
         if isinstance(error, PermissionError):
             raise ConfigError(field, port, f"a port that you may use ({error.strerror})") from None
-        if owner := _find_owner(port):
-            raise ConfigError(field, port, f"a free port; this one is in use by {owner}") from None
+        if error.errno == errno.EADDRINUSE:
+            owner = _find_owner(port)
+            allowed = f"a free port; this one is in use by {owner}" if owner else f"a free port ({error})"
+            raise ConfigError(field, port, allowed) from None
         raise ConfigError("host", host, f"an address of this machine with that port free ({error})") from None
     return listening_socket
 

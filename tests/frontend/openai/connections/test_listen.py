@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from quire.frontend.openai.connections.listen import bind_socket, is_loopback
+from quire.frontend.openai.connections.listen import bind_socket, is_loopback, reserve_port
 from quire.ipc.errors import ConfigError
 
 
@@ -37,3 +37,14 @@ def test_a_port_is_shared_only_when_asked_for() -> None:
             bind_socket("127.0.0.1", port)
         with bind_socket("127.0.0.1", port, share_port=True) as second:
             assert second.getsockname() == first.getsockname()
+
+
+def test_a_reserved_port_is_given_to_nobody_who_does_not_share_it() -> None:
+    with reserve_port("grpc_port", "127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"grpc_port={port}: a free port"):
+            reserve_port("grpc_port", "127.0.0.1", port)
+        with bind_socket("127.0.0.1", port, share_port=True) as listening:
+            assert listening.getsockname() == reserved.getsockname()
+        with pytest.raises(ConfigError):
+            bind_socket("127.0.0.1", port)
