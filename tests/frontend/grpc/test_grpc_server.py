@@ -51,7 +51,7 @@ async def find_error(call: Any) -> tuple[grpc.StatusCode, str, dict[str, Any]]:
     """Status, text and trailing metadata of a call that is refused."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    return caught.value.code(), caught.value.details() or "", dict(caught.value.trailing_metadata())
+    return caught.value.code(), caught.value.details() or "", dict(list(caught.value.trailing_metadata()))
 
 
 async def read_rest(call: Any, pieces: list[Any] | None = None) -> list[Any]:
