@@ -26,10 +26,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     requests get after SIGTERM. max_http_restarts: lost processes of a group that are replaced within 60 s;
     one more ends the server. accepts_when_ready: leave connections to others on the same socket until the
     engine answers; else they are answered 503 meanwhile. stall_s: /health fails when a request had no token
-    for so long while the device was free; 0: never. otlp_traces_endpoint: where spans
-    of requests are sent, None for nowhere.
-    engine answers; else they are answered 503 meanwhile. otlp_traces_endpoint: where spans
-    of requests are sent, None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one.
+    for so long while the device was free; 0: never. otlp_traces_endpoint: where spans of requests are sent,
+    None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one.
     """
 
     host: str = DEFAULT_HOST
