@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError
@@ -94,6 +95,7 @@ class EngineCore:
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
         self._outputs = EngineOutputs(self.counters, self._observations, self._scheduler)
         self._num_arrivals = 0
+        self._num_searches = 0  # live requests of beam searches
         self._num_deaths_alone = num_deaths_alone or {}
         self.remarks = Remarks(monotonic)
 
@@ -128,6 +130,7 @@ class EngineCore:
         longest = self._config.model.max_model_len
         live = Request.from_message(request, client, tenant, order, longest, now, self._monotonic())
         self._requests[live.request_id] = live
+        self._num_searches += live.group is not None
         self._ids_of.setdefault(client, set()).add(live.request_id)
         self.blame.add(live)
         if live.timeout_at is not None or live.queue_timeout_at is not None:
@@ -217,7 +220,10 @@ class EngineCore:
             self._fail_bad_rows(step, output.bad_rows)
         if output.failed_rows:
             self._fail_rows(step, output.failed_rows)
-        self._forget(self._outputs.accept_tokens(step, output.token_ids, logprobs, began))
+        token_ids = output.token_ids
+        if self._num_searches:
+            step, token_ids = self._accept_beams(step, token_ids, logprobs, began)
+        self._forget(self._outputs.accept_tokens(step, token_ids, logprobs, began))
         self.failures.note_step()
         self.counters.update_s += self._clock() - began
 
@@ -261,7 +267,8 @@ class EngineCore:
         """What is wrong with blocks, rows and requests; empty if nothing is. Walks everything."""
         scheduler = self._scheduler
         live = [*scheduler.running, *scheduler.waiting, *scheduler.policy.parked]
-        problems = self._manager.check(live) + scheduler.check()
+        holders = [holder for request in live for holder in request.holders]
+        problems = self._manager.check(holders) + scheduler.check()
         if {id(request) for request in live} != {id(request) for request in self._requests.values()}:
             problems.append(f"{len(live)} requests run or wait, {len(self._requests)} are live")
         ended = [request.request_id for request in live if request.finish_reason is not None]
@@ -309,11 +316,24 @@ class EngineCore:
                 )
         return None
 
+    def _accept_beams(
+        self, step: Step, token_ids: list[int], logprobs: Mapping[int, RowLogprobs], now: float
+    ) -> tuple[Step, list[int]]:
+        """Take the results of beams, and end searches that are over; the step's other results."""
+        done, num_tokens = self._scheduler.beams.accept(step, logprobs)
+        self._outputs.note_beams(step, num_tokens, now)
+        for request in done:
+            self._outputs.add_beams(request)
+        self._forget(done)
+        others = [place for place, request in enumerate(step.sampled) if request.group is None]
+        sampled, rows = [step.sampled[i] for i in others], [step.sampled_rows[i] for i in others]
+        return replace(step, sampled=sampled, sampled_rows=rows), [token_ids[i] for i in others]
+
     def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
         """End requests whose logits cannot be sampled. Their K and V may be bad: nobody finds them again."""
         failed = list(_find_live(step, bad_rows).values())
-        for request in failed:
-            self._manager.forget_contents(request)
+        for holder in (holder for request in failed for holder in request.holders):
+            self._manager.forget_contents(holder)
         self._finish(failed, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
 
     def _fail_rows(self, step: Step, failures: list[RowFailure]) -> None:
@@ -343,7 +363,7 @@ class EngineCore:
             request.finish_reason = reason
             output = EngineCoreOutput(
                 request.request_id,
-                request.num_output_tokens,
+                0 if request.group is not None else request.num_output_tokens,
                 [],
                 reason,
                 request.stop_reason,
@@ -363,6 +383,7 @@ class EngineCore:
         for request in finished:
             self._stats_collector.note_end(request)
             del self._requests[request.request_id]
+            self._num_searches -= request.group is not None
             self._tenants.leave(request.tenant, request.held_bytes)
             own = self._ids_of[request.client]
             own.discard(request.request_id)

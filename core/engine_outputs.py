@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ..ipc.messages import EngineCoreOutput, drop_positions
 from ..ipc.step import RowLogprobs
-from .scheduling.request import Request
+from .scheduling.request import Request, drop_finished
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Step
 from .stats.stats import EngineCounters, Observations
@@ -82,6 +82,33 @@ class EngineOutputs:
         self._observations.observe_gap(now - self._accepted_at, num_accepted - num_apart)
         self._accepted_at = now
         return finished
+
+    def note_beams(self, step: Step, num_tokens: int, now: float) -> None:
+        """So many tokens of beams were taken of a step."""
+        self._counters.generation_tokens += num_tokens
+        for request in drop_finished(step.sampled):
+            if request.group is None or not request.num_output_tokens:
+                continue
+            if request.first_token_time is None:
+                request.first_token_time = now
+                self._observations.observe_first_token(request, now)
+            request.last_token_time = now
+
+    def add_beams(self, request: Request) -> None:
+        """Put out what a beam search has found, which is over."""
+        assert request.group is not None
+        beams = request.group.search.to_hypotheses()
+        request.finish_reason = beams[0].finish_reason
+        output = EngineCoreOutput(
+            request.request_id,
+            0,
+            [],
+            request.finish_reason,
+            num_cached_tokens=request.num_cached_tokens,
+            times=request.to_times(),
+            beams=beams,
+        )
+        self.add(request.client, output)
 
     def accept_prompt_logprobs(self, step: Step, logprobs: Mapping[int, RowLogprobs]) -> None:
         """Put out what a step says of prompts, without positions that were delivered before a preemption."""

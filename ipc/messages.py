@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from .beam_search import BeamSearch
 from .config import RecoveryConfig
 from .sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
 from .token_lists import TokenLists
@@ -173,6 +174,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_attempts: Annotated[int, Meta(ge=0)] = 0  # engines lost with it in a row, without a token in between
     grammar: Grammar = ""  # that its output follows, as llguidance reads it; empty: none
     extra_args: ExtraArgs = ""  # SamplingParams.extra_args as JSON, for logits processors; empty: none
+    beam_search: BeamSearch | None = None  # with logprobs=count_candidates(eos), and no output before its end
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
@@ -357,6 +359,15 @@ class RequestTimes(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_preemptions: int
 
 
+class BeamHypothesis(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A sequence that a beam search has found; width of `logprobs`, which has its tokens, is 1."""
+
+    logprobs: LogprobsBlock
+    cumulative_logprob: float
+    score: float
+    finish_reason: FinishReason
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """New tokens of one request, and its end if finish_reason is set."""
 
@@ -371,6 +382,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_cached_tokens: int | None = None  # set once, with the first token
     times: RequestTimes | None = None
     error_code: ErrorCode | None = None
+    beams: list[BeamHypothesis] | None = None  # with the end of a beam search, the best first
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -87,6 +87,13 @@ def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.devi
     return [(next(parts).view(shape), next(parts).view(shape)) for shape in shapes]
 
 
+def copy_blocks(kv_caches: KVCaches, copies: list[tuple[int, int]]) -> None:
+    """Copy K and V of (source, destination) blocks in all layers; no destination is a source."""
+    sources, destinations = torch.tensor(copies, device=kv_caches[0][0].device).unbind(1)
+    for cache in (part for layer in kv_caches for part in layer):
+        cache[destinations] = cache[sources]
+
+
 def estimate_activation_bytes(config: EngineConfig) -> int:
     """Upper estimate of what a step of max_num_batched_tokens holds beside weights and KV.
 

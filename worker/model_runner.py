@@ -28,6 +28,7 @@ from ..kernels.argmax import launch_argmax
 from ..kernels.choice import choose_kernel, native_library
 from .attention.metadata import KVCaches
 from .cuda_graphs import make_decode_graphs
+from .kv_cache import copy_blocks
 from .models.decoder import Decoder
 from .native_steps import NativeSteps
 from .rows.block_tables import BlockTables
@@ -175,6 +176,11 @@ class GPUModelRunner:
             self._tables.assign(request.row, request.block_ids)
         for row, block_ids in step.new_block_ids:
             self._tables.append(row, block_ids)
+        for fork in step.forks:
+            self._rows.fork(fork)
+            self._tables.fork(fork.row, fork.source_row, fork.num_blocks, fork.block_ids)
+        if step.block_copies:
+            copy_blocks(self._kv_caches, step.block_copies)
 
     def _compute(self, step: SchedulerOutput) -> tuple[Tensor, list[tuple[int, LogprobsTensors]]]:
         """Logits of the rows that sample, float32 [S, vocab], and what `_score_prompts` finds."""

@@ -83,6 +83,7 @@ def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCo
         num_cached_tokens=cached,
         times=second.times,
         error_code=second.error_code,
+        beams=second.beams,
     )
 
 

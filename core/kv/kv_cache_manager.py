@@ -85,6 +85,28 @@ class KVCacheManager:
             request.next_index_at = (len(hits) + 1) * self.block_size
         return True
 
+    def fork(self, parent: Request, child: Request) -> int | None:
+        """Give a child the full blocks of computed tokens that its parent has. The parent's block after them,
+        whose contents the child's own is to begin with; None if there is none.
+        """
+        num_full, rest = divmod(parent.num_computed_tokens, self.block_size)
+        child.block_ids = parent.block_ids[:num_full]
+        for block_id in child.block_ids:
+            self.pool.acquire(block_id)
+        child.block_hashes = parent.block_hashes[:num_full]
+        child.num_indexed_blocks = min(parent.num_indexed_blocks, num_full)
+        return parent.block_ids[num_full] if rest else None
+
+    def count_missing(self, request: Request) -> int:
+        """Blocks that a running request needs for its known tokens and has not."""
+        return self.count_blocks(request.num_tokens) - len(request.block_ids)
+
+    def extend(self, request: Request) -> list[int]:
+        """Give a running request the blocks that it lacks, which are free; those it got."""
+        block_ids = self.pool.take(self.count_missing(request))
+        request.block_ids += block_ids
+        return block_ids
+
     def grow(self, request: Request) -> int | None:
         """One more block for a request that has filled its last; None if none is free."""
         if self.pool.num_free == 0:

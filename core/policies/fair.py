@@ -204,8 +204,8 @@ class FairPolicy(Policy[FairQueue]):
     def note_enter(self, step: Step, request: Request) -> None:
         """Count what it holds, and that it went before those that were passed over."""
         record = record_of(request)
-        record.account.num_rows += 1
-        record.account.num_blocks += len(request.block_ids)
+        record.account.num_rows += request.num_rows
+        record.account.num_blocks += request.num_blocks
         self._holders[record.account] = None
         for passed in self.waiting.list_set_aside():
             record_of(passed).num_overtaken += 1
@@ -230,9 +230,13 @@ class FairPolicy(Policy[FairQueue]):
             paced.limited_budget = max(0, paced.limited_budget - num_tokens)
             paced.num_limited_tokens += num_tokens
 
-    def note_block(self, request: Request) -> None:
+    def note_block(self, request: Request, count: int = 1) -> None:
         """Count it."""
-        request.policy_data.account.num_blocks += 1  # 16 of 256 decodes a step need one: no calls
+        request.policy_data.account.num_blocks += count  # 16 of 256 decodes a step need one: no calls
+
+    def note_beams(self, request: Request, num_tokens: int) -> None:
+        """Charge every beam's tokens."""
+        account_of(request).charge(num_tokens)
 
     def note_launch(self, step: Step) -> None:
         """Charge the decodes."""
@@ -254,8 +258,8 @@ class FairPolicy(Policy[FairQueue]):
     def note_release(self, request: Request) -> None:
         """Count back what it holds."""
         account = account_of(request)
-        account.num_rows -= 1
-        account.num_blocks -= len(request.block_ids)
+        account.num_rows -= request.num_rows
+        account.num_blocks -= request.num_blocks
         self._prefilling.pop(request, None)
         if account.num_rows == 0:
             del self._holders[account]
@@ -281,11 +285,13 @@ class FairPolicy(Policy[FairQueue]):
         """As Policy.check, and what tenants hold."""
         running = self.batch.requests
         problems = super().check() + self._accounts.check([*running, *self.waiting, *self.parked])
-        rows = Counter(map(account_of, running))
+        rows: Counter[Account] = Counter()
+        for request in running:
+            rows[account_of(request)] += request.num_rows
         if rows.keys() != self._holders.keys() or any(one.num_rows != rows[one] for one in rows):
             problems.append("the tenants' rows are not those of the running requests")
         for account in rows:
-            held = sum(len(request.block_ids) for request in running if account_of(request) is account)
+            held = sum(request.num_blocks for request in running if account_of(request) is account)
             if account.num_blocks != held:
                 problems.append(f"tenant {account.name!r} counts {account.num_blocks} blocks, holds {held}")
         return problems

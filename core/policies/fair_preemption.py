@@ -54,12 +54,15 @@ class Holdings:
             if share <= floor or account.counter < min_counter or (found is not None and share <= found[0]):
                 continue
             requests = self._list_requests(account)
-            if requests and self.share(account, -1, -len(requests[-1].block_ids)) >= floor:
-                found = share, requests[-1]
+            if not requests:
+                continue
+            last = requests[-1]
+            if self.share(account, -last.num_rows, -last.num_blocks) >= floor:
+                found = share, last
         if found is None:
             return None
         request = self._list_requests(account_of(found[1])).pop()
-        self.give(account_of(request), -1, -len(request.block_ids))
+        self.give(account_of(request), -request.num_rows, -request.num_blocks)
         return request
 
     def _list_requests(self, account: Account) -> list[Request]:
@@ -75,6 +78,7 @@ class Promised:
     def __init__(self, holdings: Holdings) -> None:
         self.holdings = holdings
         self.requests: list[Request] = []
+        self.num_rows = 0
         self.num_blocks = 0
         self.num_tokens = 0
         self._charged: dict[Account, tuple[float, bool]] = {}  # what they were before the first charge
@@ -82,10 +86,11 @@ class Promised:
     def add(self, request: Request, num_blocks: int, num_tokens: int) -> None:
         """Count one more, which takes so many blocks, and so many tokens in this step."""
         self.requests.append(request)
+        self.num_rows += request.num_rows
         self.num_blocks += num_blocks
         self.num_tokens += num_tokens
         account = account_of(request)
-        self.holdings.give(account, 1, num_blocks)
+        self.holdings.give(account, request.num_rows, num_blocks)
         self._charged.setdefault(account, (account.counter, account.is_served))
         account.charge(num_tokens)
 
@@ -130,7 +135,7 @@ class FairPreemption:
         """
         batch = self._batch
         head = waiting.peek()
-        if head is None or account_of(head).num_rows == len(batch.requests) or not batch.lacks_room(head):
+        if head is None or account_of(head).num_rows == batch.num_used_rows or not batch.lacks_room(head):
             return
         promised = Promised(Holdings(self._holders, batch))
         while head is not None:
@@ -155,8 +160,8 @@ class FairPreemption:
 
         None if that is not possible, or would give its tenant more than others keep.
         """
-        batch, account, num_promised = self._batch, account_of(head), len(promised.requests)
-        lacking_rows = num_promised + 1 - len(batch.free_rows)
+        batch, account, num_promised = self._batch, account_of(head), promised.num_rows
+        lacking_rows = num_promised + head.num_rows - len(batch.free_rows)
         lacking_blocks = (
             promised.num_blocks
             + num_blocks
@@ -164,15 +169,16 @@ class FairPreemption:
             + num_promised
             - batch.manager.pool.num_free
         )
-        floor = promised.holdings.share(account, 1, num_blocks)
+        floor = promised.holdings.share(account, head.num_rows, num_blocks)
         victims: list[Request] = []
         while lacking_rows > 0 or lacking_blocks > 0:
             victim = promised.holdings.take_excess(floor, account.counter)
             if victim is None:
                 return None
             victims.append(victim)
-            lacking_rows -= 1
-            lacking_blocks -= 1 + batch.manager.count_freed(victim, hits)  # 1: its part of the reserve
+            lacking_rows -= victim.num_rows
+            # Its part of the reserve comes free as well.
+            lacking_blocks -= victim.num_rows + batch.manager.count_freed(victim, hits)
         return victims
 
     def _count_first_tokens(self, head: Request, hits: list[int], num_promised: int) -> int:
@@ -180,7 +186,7 @@ class FairPreemption:
         if head.num_placeholders:
             return 0
         batch = self._batch
-        num_left = batch.max_step_tokens - len(batch.requests) - num_promised
+        num_left = batch.max_step_tokens - batch.num_used_rows - num_promised
         num_missing = head.num_tokens - len(hits) * batch.manager.block_size
         if not batch.config.enable_chunked_prefill and num_missing > num_left:
             return 0

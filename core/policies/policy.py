@@ -132,8 +132,11 @@ class Policy(Generic[QueueT]):
     def note_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
         """So many tokens of a prompt were entered in the step; `num_computed_tokens` counts them."""
 
-    def note_block(self, request: Request) -> None:
-        """A decode was given one more block."""
+    def note_block(self, request: Request, count: int = 1) -> None:
+        """A running request was given so many more blocks; less than 0: has so many less."""
+
+    def note_beams(self, request: Request, num_tokens: int) -> None:
+        """So many tokens of its beams were entered in the step."""
 
     def note_launch(self, step: Step) -> None:
         """The step is formed and goes to the worker."""
@@ -161,8 +164,9 @@ class Policy(Generic[QueueT]):
         batch = self.batch
         if head.num_placeholders:
             return "preempted, and a token of it is still on its way"
-        if not batch.free_rows:
-            return f"no free row ({len(batch.requests)} running, max_num_seqs={batch.config.max_num_seqs})"
+        if batch.lacks_rows(head):
+            lacks = f"needs {head.num_rows} rows" if head.num_rows > 1 else "no free row"
+            return f"{lacks} ({len(batch.requests)} running, max_num_seqs={batch.config.max_num_seqs})"
         hits = batch.manager.find_prefix(head)
         if batch.lacks_blocks(head, hits):
             num_needed, num_kept = batch.manager.count_taken(head, hits), batch.num_reserved_blocks

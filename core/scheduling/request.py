@@ -21,6 +21,7 @@ from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import NewRequestData
 from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.token_lists import NO_LISTS, TokenLists
+from .beam_search import BeamSearchState, Candidate
 from .repetition import RepetitionDetector
 from .tenant import Tenant
 
@@ -40,6 +41,40 @@ class RequestStatus(Enum):
     FINISHED = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """How a beam's row comes to be, until a step says so to the worker."""
+
+    source_row: int
+    num_tokens: int  # that it takes over: computed ones
+    copied_block: int | None  # whose contents the first block of its own begins with
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """What a request of a beam search has beside what every request has.
+
+    The request computes its prompt like any other. Its result makes the first beams: from then on each beam
+    is a Request of its own with a row and blocks, which no queue and no policy knows, and the request itself
+    has no blocks. When it is preempted it forgets its beams, and waits with the output that all have in
+    common.
+    """
+
+    search: BeamSearchState
+    free_rows: list[int] = field(default_factory=list[int])  # those of its rows that no beam has
+    used_rows: list[int] = field(
+        default_factory=list[int]
+    )  # beside the request's own, as the worker knows them
+    beams: list[Request] = field(default_factory=list["Request"])  # as search.running; none yet: empty
+    forks: dict[int, Fork] = field(default_factory=dict[int, Fork])  # of rows that no step was told of
+    results: dict[int, list[Candidate]] = field(default_factory=dict[int, list[Candidate]])  # by row
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it has while it runs."""
+        return self.search.search.width
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One live request. Fields in the second half change as it runs."""
@@ -50,7 +85,7 @@ class Request:
     sampling_params: SamplingParams
     prompt_token_ids: bytes
     num_prompt_tokens: int
-    max_total_tokens: int  # prompt + output at the longest
+    max_total_tokens: int  # prompt + output at the longest; with `group` those known and the one to come
     eos_token_ids: list[int]
     stop_token_ids: frozenset[int]  # end-of-sequence tokens included
     token_lists: TokenLists
@@ -82,6 +117,7 @@ class Request:
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were delivered
     num_preemptions: int = 0
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
+    group: BeamGroup | None = None  # of a beam search
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float = 0.0
@@ -106,6 +142,11 @@ class Request:
         num_prompt = count_token_ids(message.prompt_token_ids)
         max_tokens = params.max_tokens
         timeout_s, queue_timeout_s = message.timeout_s, None if output else message.queue_timeout_s
+        max_total = max_model_len if max_tokens is None else min(num_prompt + max_tokens, max_model_len)
+        group = None
+        if message.beam_search is not None:
+            state = BeamSearchState(message.beam_search, message.eos_token_ids, max_total - num_prompt)
+            group, max_total = BeamGroup(state), num_prompt + 1
         return cls(
             request_id=message.request_id,
             client=client,
@@ -113,9 +154,7 @@ class Request:
             sampling_params=params,
             prompt_token_ids=_share_prompt(message.prompt_token_ids),
             num_prompt_tokens=num_prompt,
-            max_total_tokens=max_model_len
-            if max_tokens is None
-            else min(num_prompt + max_tokens, max_model_len),
+            max_total_tokens=max_total,
             eos_token_ids=message.eos_token_ids,
             stop_token_ids=_make_stop_set(tuple(message.eos_token_ids), message.token_lists.stop),
             token_lists=_share_lists(message.token_lists) if message.token_lists.size_bytes else NO_LISTS,
@@ -132,12 +171,29 @@ class Request:
             output_token_ids=output,
             num_tokens=num_prompt + len(output),
             repetition=_make_detector(params, output),
+            group=group,
         )
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens whose values are known."""
-        return len(self.output_token_ids)
+        """Generated tokens whose values are known; of a beam search those of its longest beams."""
+        return len(self.output_token_ids) if self.group is None else self.group.search.num_rounds
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it has while it runs."""
+        return 1 if self.group is None else self.group.num_rows
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds; one that several of its beams share counts for each."""
+        held = len(self.block_ids)
+        return held if self.group is None else held + sum(len(beam.block_ids) for beam in self.group.beams)
+
+    @property
+    def holders(self) -> list[Request]:
+        """The parts of it that may hold blocks: itself, and its beams."""
+        return [self] if self.group is None else [self, *self.group.beams]
 
     @property
     def arrival_time(self) -> float:
@@ -161,6 +217,11 @@ class Request:
         if end > num_prompt:
             packed += self.output_token_ids[max(start - num_prompt, 0) : end - num_prompt].tobytes()
         return packed
+
+    def set_output(self, token_ids: array[int]) -> None:
+        """Have this output, whose tokens are known."""
+        self.output_token_ids = token_ids
+        self.num_tokens = self.num_prompt_tokens + len(token_ids)
 
     def find_finish(self) -> FinishReason | None:
         """Why the request ends with the output it has, None if it goes on.
@@ -254,5 +315,5 @@ def _make_stop_set(eos_token_ids: tuple[int, ...], stop_token_ids: bytes) -> fro
 
 
 def drop_finished(requests: Iterable[Request]) -> list[Request]:
-    """Those that have not ended."""
-    return [request for request in requests if request.finish_reason is None]
+    """Those that have not ended, each once."""
+    return [request for request in dict.fromkeys(requests) if request.finish_reason is None]

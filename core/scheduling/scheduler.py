@@ -21,6 +21,7 @@ from ...ipc.step import SchedulerOutput
 from ..kv.kv_cache_manager import KVCacheManager
 from ..policies import POLICIES
 from ..stats.stats import EngineCounters
+from .beam_scheduler import BeamScheduler
 from .logprob_cost import find_token_price, may_run_beside
 from .request import Request, RequestStatus
 from .request_queue import WaitingRequests
@@ -50,6 +51,7 @@ class Scheduler:
         self.batch = RunningBatch(config, manager)
         self.policy = POLICIES[config.policy](self.batch, monotonic)
         self.in_flight = self.batch.in_flight
+        self.beams = BeamScheduler(self.batch, self.policy, self._size_chunk, self._preempt)
         self._next_step_id = 0
         self._num_untried = 0  # requests that came, or came back, after the last step was put together
 
@@ -115,7 +117,10 @@ class Scheduler:
         step = Step(self._next_step_id, budget, budget)
         for victim in self.policy.choose_victims():
             self._preempt(victim)
+        self.beams.allocate()
         prefills = self._schedule_decodes(step, self.policy.choose_decodes(step))
+        if prefills:
+            prefills = self.beams.schedule(step, prefills)
         if step.rows:
             step.long_prefill_budget = self._long_threshold
         for request in self.policy.choose_prompts(step, prefills):
@@ -173,6 +178,8 @@ class Scheduler:
         """Let a waiting request in, if tokens and blocks suffice; there is a free row."""
         if request.num_placeholders:
             return  # preempted, and steps in flight still sample tokens for it
+        if request.group is not None and self.batch.lacks_rows(request):
+            return
         if step.new_requests and step.new_bytes + request.held_bytes > MAX_NEW_BYTES:
             return
         if not may_run_beside(request, self.running):
@@ -257,6 +264,8 @@ class Scheduler:
             self.batch.take_freed_rows(),
             step.new_block_ids,
             step.sampled_rows if len(step.sampled_rows) < len(step.rows) else None,
+            step.forks,
+            step.block_copies,
         )
 
     # -- preemption

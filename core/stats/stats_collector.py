@@ -142,7 +142,7 @@ class StatsCollector:
             num_computed_tokens=request.num_computed_tokens,
             num_output_tokens=request.num_output_tokens,
             max_total_tokens=request.max_total_tokens,
-            num_blocks=len(request.block_ids),
+            num_blocks=request.num_blocks,
             num_preemptions=request.num_preemptions,
             age_s=max(now - request.queued_time, 0.0),
             held_bytes=request.held_bytes,

@@ -7,16 +7,19 @@ compares. Its tokens are a hash of (prompt, position), so a lost, doubled or mis
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ...core.scheduling.beam_search import BeamSearchState, read_candidates
+from ...ipc.beam_search import BeamSearch
 from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from ...ipc.messages import EngineCoreRequest, FinishReason, LogprobsBlock
+from ...ipc.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock
 from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
 from ...ipc.sampling_params import SamplingParams
-from ...ipc.step import ModelRunnerOutput, NewRequestData, RowLogprobs, SchedulerOutput, StepFailed
+from ...ipc.step import ModelRunnerOutput, NewRequestData, RowFork, RowLogprobs, SchedulerOutput, StepFailed
 from ...ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
 from ...ipc.token_lists import drop_packed, pack_token_lists
 
@@ -70,10 +73,13 @@ def make_request(
     timeout_s: float | None = None,
     queue_timeout_s: float | None = None,
     grammar: str = "",
+    beam_search: BeamSearch | None = None,
     **params: object,
 ) -> EngineCoreRequest:
     """A request as a frontend sends it; `params` are SamplingParams fields."""
     sampling = SamplingParams(**{"temperature": 0.0, **params})  # pyright: ignore[reportArgumentType]
+    if beam_search is not None:
+        sampling.logprobs = beam_search.count_candidates(len(eos_token_ids or []))
     lists = pack_token_lists(sampling, (), VOCAB_SIZE)
     drop_packed(sampling)
     return EngineCoreRequest(
@@ -90,6 +96,7 @@ def make_request(
         queue_timeout_s=queue_timeout_s,
         token_lists=lists,
         grammar=grammar,
+        beam_search=beam_search,
     )
 
 
@@ -212,6 +219,30 @@ class FakeWorker:
             assert block_ids, "an empty list of new blocks says nothing"
             self.rows[row].block_ids.extend(block_ids)
             self._check_blocks(self.rows[row])
+        for fork in step.forks:
+            self._fork(fork)
+        for source, destination in step.block_copies:
+            self._copy_block(source, destination)
+
+    def _fork(self, fork: RowFork) -> None:
+        source, count = self.rows[fork.source_row], fork.num_tokens
+        assert count <= source.num_computed, "a fork takes over what is computed"
+        tokens = source.tokens[:count]
+        tokens.frombytes(fork.token_ids)
+        assert len(tokens) > count, "a fork has something to compute"
+        self.rows[fork.row] = replace(
+            source,
+            tokens=tokens,
+            digests=source.digests[: count + 1],
+            block_ids=source.block_ids[: fork.num_blocks] + fork.block_ids,
+            num_computed=count,
+        )
+
+    def _copy_block(self, source: int, destination: int) -> None:
+        size = self.config.cache.block_size
+        for offset in range(size):
+            if (contents := self.slots.get(source * size + offset)) is not None:
+                self.slots[destination * size + offset] = contents
 
     def _make_row(self, new: NewRequestData) -> FakeRow:
         tokens = array("i")
@@ -294,6 +325,8 @@ class FakeWorker:
                 state.tokens.append(token_id)
                 if state.params.logprobs is not None:
                     sample = make_logprobs([token_id], position)
+                    if state.params.logprobs > 1:  # as a beam search asks for
+                        sample = make_candidates(state.tokens[:-1], state.params.logprobs)
             if sample is not None or prompt is not None:
                 logprobs.append(RowLogprobs(row, sample, prompt))
         assert rows == sampled_rows, "in the order of rows"
@@ -321,6 +354,35 @@ def make_logprobs(token_ids: list[int], first_position: int) -> LogprobsBlock:
         logprobs=array("f", [-(first_position + i) for i in range(count)]).tobytes(),
         ranks=encode_token_ids([1] * count),
     )
+
+
+def make_candidates(tokens: array[int], count: int) -> LogprobsBlock:
+    """The likeliest tokens after these, for beam search: `count` of them after an entry 0."""
+    seed = zlib.crc32(tokens)
+    first, step = seed % VOCAB_SIZE, 1 + seed % (VOCAB_SIZE - 1)  # the vocabulary's size is prime
+    ids = [(first + i * step) % VOCAB_SIZE for i in range(count)]
+    drops = [1 + zlib.crc32(bytes((i,)), seed) % 64 for i in range(count)]
+    values = list(itertools.accumulate(-drop / 64 for drop in drops))
+    return LogprobsBlock(
+        num_positions=1,
+        width=1 + count,
+        token_ids=encode_token_ids([0, *ids]),
+        logprobs=array("f", [0.0, *values]).tobytes(),
+        ranks=encode_token_ids([1]),
+    )
+
+
+def expected_beams(request: EngineCoreRequest, max_model_len: int) -> list[BeamHypothesis]:
+    """What an undisturbed beam search finds on every FakeWorker."""
+    assert request.beam_search is not None
+    prompt, params = array("i", request.prompt_token_ids), request.sampling_params
+    room = max_model_len - len(prompt)
+    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    state = BeamSearchState(request.beam_search, request.eos_token_ids, limit)
+    while not state.is_done:
+        blocks = [make_candidates(prompt + beam.token_ids, params.logprobs or 0) for beam in state.running]
+        state.advance([read_candidates(block) for block in blocks])
+    return state.to_hypotheses()
 
 
 class FakeExecutor:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...ipc.sampling_params import count_alternatives
-from ...ipc.step import NewRequestData
+from ...ipc.step import NewRequestData, RowFork
 from ...ipc.token_ids import count_token_ids
 from ..sampling.grammars import Grammars
 from ..sampling.logit_edit import EditedRow, LogitEdit, RowStart
@@ -86,6 +86,26 @@ class RequestRows:
         self._enter_edits(row, make_logit_edits(start))
         is_plain = not (self.has_edits[row] or self.has_logprobs[row])
         self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
+
+    def fork(self, fork: RowFork) -> None:
+        """Make a row a copy of another one's beginning, with other tokens after it.
+
+        The source has no edits, and neither has the row.
+        """
+        row, source, count = fork.row, fork.source_row, fork.num_tokens
+        tail = np.frombuffer(fork.token_ids, dtype=np.int32)
+        if row != source:
+            self.free(row)
+            self.token_ids[row, :count] = self.token_ids[source, :count]
+            self.sampling.copy(row, source)
+            for column in (self.num_prompt, self.has_logprobs, self.has_prompt_logprobs, self.is_greedy):
+                column[row] = column[source]
+            self.num_logprobs[row] = self.num_logprobs[source]
+            self.num_prompt_logprobs[row] = self.num_prompt_logprobs[source]
+        self.token_ids[row, count : count + len(tail)] = tail
+        self.num_known[row] = count + len(tail)
+        self.num_computed[row] = count
+        self.pending_launch[row] = 0
 
     def free(self, row: int) -> None:
         """Forget the request in `row`; the row may be entered again at once."""
