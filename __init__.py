@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .frontend.async_llm import AsyncLLM as AsyncLLM
+    from .frontend.beam_search import BeamSearchOutput as BeamSearchOutput
     from .frontend.engine_args import EngineArgs as EngineArgs
     from .frontend.llm import LLM as LLM
     from .frontend.llm_engine import LLMEngine as LLMEngine
     from .frontend.outputs import CompletionOutput as CompletionOutput
     from .frontend.outputs import RequestOutput as RequestOutput
+    from .ipc.beam_search import BeamSearchParams as BeamSearchParams
     from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from .ipc.sampling_params import RequestOutputKind as RequestOutputKind
     from .ipc.sampling_params import SamplingParams as SamplingParams
@@ -26,6 +28,8 @@ _HOME_OF = {
     "EngineArgs": "frontend.engine_args",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
+    "BeamSearchOutput": "frontend.beam_search",
+    "BeamSearchParams": "ipc.beam_search",
     "RepetitionDetectionParams": "ipc.repetition_detection",
     "SamplingParams": "ipc.sampling_params",
     "RequestOutputKind": "ipc.sampling_params",

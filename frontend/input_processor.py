@@ -5,6 +5,7 @@ tokenizer or the model's limits. All PromptErrors come from here, before anythin
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import operator
 import os
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ..ipc.beam_search import BeamSearch
 from ..ipc.errors import InputError, PromptError, SamplingParamsError, did_you_mean
 from ..ipc.messages import (
     MAX_CACHE_SALT_LENGTH,
@@ -23,7 +25,13 @@ from ..ipc.messages import (
     EngineCoreRequest,
     EngineFacts,
 )
-from ..ipc.sampling_params import MAX_SEED, SamplingParams, count_alternatives, make_plain
+from ..ipc.sampling_params import (
+    MAX_SEED,
+    RequestOutputKind,
+    SamplingParams,
+    count_alternatives,
+    make_plain,
+)
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .text.tokenizer import Tokenizer
@@ -75,6 +83,7 @@ class PreparedParams:
     token_lists: TokenLists = NO_LISTS
     grammar: str = ""  # as in EngineCoreRequest
     extra_args: str = ""  # likewise
+    beam_search: BeamSearch | None = None  # likewise; then params.n is its width
 
 
 @dataclass(slots=True)
@@ -161,6 +170,19 @@ class InputProcessor:
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
         )
 
+    def prepare_beam_search(self, params: SamplingParams, search: BeamSearch) -> PreparedParams:
+        """As `prepare_params`, for a beam search that ends as `params` say; params.n becomes its width."""
+        params = params.clone()
+        params.n, params.best_of, params.output_kind = search.width, None, RequestOutputKind.FINAL_ONLY
+        most, size = self._facts.max_num_seqs, self._facts.vocab_size
+        if search.width > most:
+            raise SamplingParamsError("beam_width", search.width, f"at most max_num_seqs={most}")
+        num_candidates = search.count_candidates(len(self._facts.eos_token_ids))
+        if num_candidates > size:
+            allowed = f"fewer: {num_candidates} tokens would be looked at, and the vocabulary has {size}"
+            raise SamplingParamsError("beam_width", search.width, allowed)
+        return dataclasses.replace(self.prepare_params(params), beam_search=search)
+
     def prepare_each(self, params: Sequence[SamplingParams]) -> list[PreparedParams]:
         """`prepare_params` of each; one that is there many times is checked once."""
         prepared: dict[int, PreparedParams] = {}
@@ -198,15 +220,19 @@ class InputProcessor:
             token_lists=prepared.token_lists,
             grammar=prepared.grammar,
             extra_args=prepared.extra_args,
+            beam_search=prepared.beam_search,
             **checked,
         )
+        searches = prepared.beam_search is not None
         return EngineInput(
             request_id,
             prompt.text,
             prompt.token_ids,
             own,
             arrived,
-            _make_sequences(template, hides, self._facts.vocab_size),
+            [_make_search(template)]
+            if searches
+            else _make_sequences(template, hides, self._facts.vocab_size),
             hides,
         )
 
@@ -313,6 +339,16 @@ class InputProcessor:
 def list_bad_word_texts(words: Sequence[str]) -> list[str]:
     """What is encoded of bad words: two texts a word, at a text's beginning and after a space."""
     return [text for word in words for text in (word.lstrip() or word, " " + word.lstrip())]
+
+
+def _make_search(template: EngineCoreRequest) -> EngineCoreRequest:
+    """The one request of a beam search: beams are ranked by the model's own logprobs."""
+    assert template.beam_search is not None
+    own = copy.copy(template.sampling_params)
+    own.n, own.seed, own.temperature = 1, 0, 0.0
+    own.logprobs = template.beam_search.count_candidates(len(template.eos_token_ids))
+    drop_packed(own)
+    return msgspec.structs.replace(template, sampling_params=own)
 
 
 def _make_sequences(template: EngineCoreRequest, scores: bool, vocab_size: int) -> list[EngineCoreRequest]:

@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
+from ..ipc.beam_search import BeamSearchParams
 from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
+from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, Prompt, TokenizedPrompt
 from .llm_engine import LLMEngine
@@ -138,6 +140,31 @@ class LLM:
         tokenized = self.llm_engine.input_processor.tokenize(texts, add_special_tokens=False, is_many=True)
         batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, sampling_params, priority))
         return _run_batches([batch], use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best sequences of each prompt, best first; the outputs are in the prompts' order.
+
+        Raises RequestFailedError if the engine fails one of them; otherwise as `generate`.
+        """
+        self.llm_engine.check_usable()
+        processor = self.llm_engine.input_processor
+        prepared = prepare_beam_search(processor, params)
+        is_many = _is_many(prompts)
+        many = list(cast(Sequence[Prompt], prompts)) if is_many else [cast(Prompt, prompts)]
+        requests = [
+            processor.make_input(str(next(self._request_numbers)), prompt, prepared)
+            for prompt in processor.tokenize(many, is_many=is_many)
+        ]
+        finished = self._run_requests(requests, _make_progress(use_tqdm, len(requests)))
+        outputs = [finished[request.request_id] for request in requests]
+        tokenizer, shows_eos = self.get_tokenizer(), params.include_stop_str_in_output
+        return [to_beam_search_output(output, tokenizer, shows_eos) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""

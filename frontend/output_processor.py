@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from ..ipc.errors import InputError
-from ..ipc.messages import EngineCoreOutput, FinishReason
+from ..ipc.messages import BeamHypothesis, EngineCoreOutput, FinishReason
 from ..ipc.sampling_params import RequestOutputKind
+from .beam_search import make_beam_completions
 from .input_processor import EngineInput
 from .logprobs import LogprobsList, LogprobsTable, TokenText
 from .metrics import RequestMetrics, merge_metrics
@@ -61,6 +62,7 @@ class RequestState:
     text_of: TokenText | None = None
     detokenizer: Detokenizer | None = None
     is_deferred: bool = field(init=False)
+    beams: list[BeamHypothesis] | None = None  # what a beam search has found
 
     def __post_init__(self, tokenizer: Tokenizer | None) -> None:
         request, params = self.request, self.request.params
@@ -173,6 +175,7 @@ class RequestState:
     def _finish(self, output: EngineCoreOutput, finish: FinishReason) -> None:
         self.finish_reason = _REASON_TEXTS[finish]
         self.stop_reason = _REPEATS if finish is FinishReason.REPETITION else output.stop_reason
+        self.beams = output.beams
         self.error = output.error
         self.error_code = None if output.error_code is None else str(output.error_code)
         self.metrics.num_generation_tokens = len(self.token_ids)
@@ -344,7 +347,11 @@ class OutputProcessor:
             elif (completion := state.make_completion()) is not None:
                 is_finished = state.finish_reason is not None
                 metrics = state.metrics if is_finished else None
-                made = _make_output(state, [completion], is_finished, metrics, state)
+                completions = [completion]
+                if state.beams is not None:
+                    completions = make_beam_completions(state.request, state.beams, self._tokenizer)
+                    state.metrics.num_generation_tokens = sum(len(one.token_ids) for one in completions)
+                made = _make_output(state, completions, is_finished, metrics, state)
                 self._deliver(made, state.sink, processed)
         for state in groups.values():
             assert state.group is not None

@@ -23,6 +23,7 @@ class CompletionOutput(msgspec.Struct):
     logprobs: LogprobsList | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    beam_score: float | None = None  # of a beam search: cumulative_logprob with the length penalty
 
     def finished(self) -> bool:
         return self.finish_reason is not None
