@@ -10,10 +10,12 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Self
 
+from ..ipc.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError, EngineDeadError, QuireError, RequestFailedError
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
+from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .client.owner_loop import OwnerLoop
 from .client.utility_calls import AsyncUtilityCalls
@@ -210,12 +212,34 @@ class AsyncLLM(AsyncUtilityCalls):
         finally:
             self._loop.do(functools.partial(self._leave, name, is_finished))
 
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, **options: Any
+    ) -> BeamSearchOutput:
+        """The `beam_width` best sequences, best first. `options`, and what is raised, as for `generate`."""
+        await self.start()
+        prepared = prepare_beam_search(self._input_processor, params)
+        last: RequestOutput | None = None
+        async with contextlib.aclosing(self.generate(prompt, prepared, request_id, **options)) as outputs:
+            async for output in outputs:
+                last = output
+        assert last is not None, "every request ends in a final output"
+        return to_beam_search_output(last, self.tokenizer, params.include_stop_str_in_output)
+
     def prepare_params(
-        self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
+        self,
+        params: SamplingParams,
+        encoded_bad_words: list[list[int]] | None = None,
+        *,
+        search: BeamSearch | None = None,
     ) -> PreparedParams:
-        """InputProcessor.prepare_params, for many calls of `generate`. Only after `start`."""
+        """InputProcessor.prepare_params, for many calls of `generate`; only after `start`.
+
+        search: prepare_beam_search instead, whose width the user calls n.
+        """
         self._loop.check()
         self._running_client()
+        if search is not None:
+            return self._input_processor.prepare_beam_search(params, search, "n")
         return self._input_processor.prepare_params(params, encoded_bad_words)
 
     async def wait_until_dead(self) -> None:

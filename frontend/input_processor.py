@@ -170,17 +170,22 @@ class InputProcessor:
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
         )
 
-    def prepare_beam_search(self, params: SamplingParams, search: BeamSearch) -> PreparedParams:
-        """As `prepare_params`, for a beam search that ends as `params` say; params.n becomes its width."""
+    def prepare_beam_search(
+        self, params: SamplingParams, search: BeamSearch, width_name: str = "beam_width"
+    ) -> PreparedParams:
+        """As `prepare_params`, for a beam search that ends as `params` say; params.n becomes its width.
+
+        width_name: what the user calls the width, for errors.
+        """
         params = params.clone()
         params.n, params.best_of, params.output_kind = search.width, None, RequestOutputKind.FINAL_ONLY
         most, size = self._facts.max_num_seqs, self._facts.vocab_size
         if search.width > most:
-            raise SamplingParamsError("beam_width", search.width, f"at most max_num_seqs={most}")
+            raise SamplingParamsError(width_name, search.width, f"at most max_num_seqs={most}")
         num_candidates = search.count_candidates(len(self._facts.eos_token_ids))
         if num_candidates > size:
             allowed = f"fewer: {num_candidates} tokens would be looked at, and the vocabulary has {size}"
-            raise SamplingParamsError("beam_width", search.width, allowed)
+            raise SamplingParamsError(width_name, search.width, allowed)
         return dataclasses.replace(self.prepare_params(params), beam_search=search)
 
     def prepare_each(self, params: Sequence[SamplingParams]) -> list[PreparedParams]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ....ipc.beam_search import EarlyStopping, LengthPenalty
 from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
 from ....ipc.sampling_params import (
     MAX_INT,
@@ -85,6 +86,9 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     response_format: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
     user: User | None = None
+    use_beam_search: Annotated[bool, Meta(description="the n best sequences by beam search")] | None = None
+    length_penalty: LengthPenalty | None = None
+    early_stopping: EarlyStopping | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ from ..bodies.schema import (
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
 from ..stream import DONE, encode_event, respond
+from .beam_search import read_beam_search
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .prompts import make_render_job, prepare_params, render_chat
 from .sampling import make_chat_params
@@ -38,10 +39,11 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(request)
+    search = read_beam_search(request)
     serving.check_model(request.model)
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
-    prepared = await prepare_params(serving, params, caller, "top_logprobs")
+    prepared = await prepare_params(serving, params, caller, search, "top_logprobs")
     max_model_len = serving.llm.facts.max_model_len
     echoed = _find_echo(request)
     prompt = await render_chat(serving, make_render_job(request, max_model_len), caller)

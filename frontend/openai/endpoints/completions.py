@@ -25,6 +25,7 @@ from ..bodies.schema import (
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
 from ..stream import DONE, cancel_and_wait, encode_event, respond
+from .beam_search import read_beam_search
 from .logprobs import (
     Top,
     as_json,
@@ -62,13 +63,14 @@ class Admitted(NamedTuple):
 async def admit_completion(serving: Serving, request: CompletionRequest, caller: Caller) -> Admitted:
     """What is checked and tokenized before anything is generated. Raises as `create_completion`."""
     _check(request)
+    search = read_beam_search(request)
     serving.check_model(request.model)
     prompts = split_prompts(
         request.prompt, serving.options.limits.max_prompts, serving.llm.facts.max_model_len
     )
     params = make_completion_params(serving, request)
     serving.check_room(params, caller, len(prompts))
-    prepared = await prepare_params(serving, params, caller)
+    prepared = await prepare_params(serving, params, caller, search)
     inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller)
     serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
     return Admitted(prompts, inputs, prepared)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from ....ipc.beam_search import BeamSearch
 from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
@@ -18,6 +19,7 @@ from ..bodies.schema import ChatCompletionRequest, TokenizeRequest
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
 from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
+from .beam_search import make_search_params
 
 # Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
 MAX_INLINE_LENGTH = 2000
@@ -72,12 +74,18 @@ async def tokenize_prompts(
 
 
 async def prepare_params(
-    serving: Serving, params: SamplingParams, caller: Caller, logprobs_name: str = "logprobs"
+    serving: Serving,
+    params: SamplingParams,
+    caller: Caller,
+    search: BeamSearch | None = None,
+    logprobs_name: str = "logprobs",
 ) -> PreparedParams:
     """Parameters that fit the engine, for all prompts of a request. Raises InputErrors and ApiErrors.
 
     logprobs_name: the request's field that has become `logprobs`.
     """
+    if search is not None:
+        return serving.llm.prepare_params(make_search_params(params), search=search)
     try:
         return await _prepare_params(serving, params, caller)
     except SamplingParamsError as error:

@@ -130,7 +130,7 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
     answer = _Answer(request, serving)
     params = make_responses_params(serving, request, answer.wants_logprobs)
     serving.check_room(params, caller)
-    prepared = await prepare_params(serving, params, caller, "top_logprobs")
+    prepared = await prepare_params(serving, params, caller, logprobs_name="top_logprobs")
     max_model_len = serving.llm.facts.max_model_len
     prompt = await render_chat(
         serving, RenderJob(messages=_messages_of(request), param="input", max_model_len=max_model_len), caller

@@ -23,6 +23,7 @@ from quire.frontend.openai.text.jobs import Refused, TextJob, decode_job, encode
 from quire.frontend.openai.text.work import do_job
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
+from quire.ipc.beam_search import BeamSearch
 from quire.ipc.messages import SchedulerStats
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
 
@@ -52,6 +53,7 @@ class FakeLLM:
         self.error_after = 0  # pieces
         self.holds_first = False
         self.calls: list[Call] = []
+        self.searches: list[BeamSearch] = []
         self.ended: list[str] = []
         self.aborted: set[str] = set()
         self.gate = asyncio.Event()
@@ -111,8 +113,14 @@ class FakeLLM:
         self.aborted.update(request_ids)
         self.gate.set()
 
-    def prepare_params(self, params: SamplingParams, encoded: Any = None) -> PreparedParams:
-        return InputProcessor(self.facts, self.tokenizer).prepare_params(params, encoded)
+    def prepare_params(
+        self, params: SamplingParams, encoded: Any = None, *, search: BeamSearch | None = None
+    ) -> PreparedParams:
+        processor = InputProcessor(self.facts, self.tokenizer)
+        if search is not None:
+            self.searches.append(search)
+            return processor.prepare_beam_search(params, search, "n")
+        return processor.prepare_params(params, encoded)
 
     async def generate(
         self, prompt: dict[str, Any], prepared: PreparedParams, request_id: str, **keywords: Any
