@@ -188,12 +188,12 @@ class InputProcessor:
             raise SamplingParamsError(width_name, search.width, allowed)
         return dataclasses.replace(self.prepare_params(params), beam_search=search)
 
-    def prepare_each(self, params: Sequence[SamplingParams]) -> list[PreparedParams]:
+    def prepare_each(self, params: Sequence[SamplingParams | PreparedParams]) -> list[PreparedParams]:
         """`prepare_params` of each; one that is there many times is checked once."""
         prepared: dict[int, PreparedParams] = {}
         for one in params:
             if id(one) not in prepared:
-                prepared[id(one)] = self.prepare_params(one)
+                prepared[id(one)] = one if isinstance(one, PreparedParams) else self.prepare_params(one)
         return [prepared[id(one)] for one in params]
 
     def make_input(

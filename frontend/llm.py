@@ -14,7 +14,7 @@ from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .engine_args import EngineArgs
-from .input_processor import EngineInput, Prompt, TokenizedPrompt
+from .input_processor import EngineInput, PreparedParams, Prompt, TokenizedPrompt
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
 from .outputs import RequestOutput
@@ -22,7 +22,7 @@ from .request_batch import RequestBatch
 from .text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
+Params = SamplingParams | PreparedParams | Sequence[SamplingParams | PreparedParams] | None
 
 
 class LLM:
@@ -153,16 +153,8 @@ class LLM:
         Raises RequestFailedError if the engine fails one of them; otherwise as `generate`.
         """
         self.llm_engine.check_usable()
-        processor = self.llm_engine.input_processor
-        prepared = prepare_beam_search(processor, params)
-        is_many = _is_many(prompts)
-        many = list(cast(Sequence[Prompt], prompts)) if is_many else [cast(Prompt, prompts)]
-        requests = [
-            processor.make_input(str(next(self._request_numbers)), prompt, prepared)
-            for prompt in processor.tokenize(many, is_many=is_many)
-        ]
-        finished = self._run_requests(requests, _make_progress(use_tqdm, len(requests)))
-        outputs = [finished[request.request_id] for request in requests]
+        prepared = prepare_beam_search(self.llm_engine.input_processor, params)
+        outputs = _run_batches([self._make_batch(prompts, prepared, None)], use_tqdm)
         tokenizer, shows_eos = self.get_tokenizer(), params.include_stop_str_in_output
         return [to_beam_search_output(output, tokenizer, shows_eos) for output in outputs]
 
@@ -224,7 +216,7 @@ class LLM:
             request.params.output_kind = RequestOutputKind.FINAL_ONLY
         return requests
 
-    def _params_of_each(self, params: Params, num_prompts: int) -> list[SamplingParams]:
+    def _params_of_each(self, params: Params, num_prompts: int) -> list[SamplingParams | PreparedParams]:
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, Sequence):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.frontend.input_processor import PreparedParams
+from quire.ipc.beam_search import BeamSearch
 
 NUM_NEIGHBOURS = 64
 PROCESSORS = ("own_processors:Unlike",)  # of an engine that runs these requests
@@ -24,14 +26,20 @@ class Ask:
     kind: str
     number: int
     prompt: Any
-    params: SamplingParams
+    params: SamplingParams | PreparedParams
+
+    @property
+    def num_tokens(self) -> int:
+        """All that it may generate."""
+        own = self.params if isinstance(self.params, SamplingParams) else self.params.params
+        return own.num_sequences * (own.max_tokens or 0)
 
     @property
     def name(self) -> str:
         return f"{self.kind} {self.number}"
 
 
-MakeAsk = Callable[[int], tuple[Any, SamplingParams]]
+MakeAsk = Callable[[int], tuple[Any, SamplingParams | PreparedParams]]
 _KINDS: dict[str, MakeAsk] = {}
 
 
@@ -99,8 +107,8 @@ def answer_through(llm: LLM, asks: list[Ask], accidents: list[Callable[[], None]
     """Run requests at once, with accidents at equal distances among their outputs."""
     engine = llm.llm_engine
     for ask in asks:
-        engine.add_request(ask.name, ask.prompt, ask.params)
-    num_tokens = sum(ask.params.num_sequences * (ask.params.max_tokens or 0) for ask in asks)
+        engine.add_input(engine.input_processor.process(ask.name, ask.prompt, ask.params))
+    num_tokens = sum(ask.num_tokens for ask in asks)
     waiting, num_seen = list(accidents), 0
     final: dict[str, RequestOutput] = {}
     seen: dict[str, int] = {}
@@ -211,3 +219,10 @@ def repeating(i: int) -> tuple[str, SamplingParams]:
 @kind
 def uncached(i: int) -> tuple[str, SamplingParams]:
     return make_prompt(i), params(i, skip_reading_prefix_cache=True)
+
+
+@kind
+def searched(i: int) -> tuple[str, PreparedParams]:
+    width = 2 + i % 3
+    sampling = SamplingParams(n=width, temperature=0.0, max_tokens=8 + i % 4)
+    return make_prompt(i), PreparedParams(sampling, beam_search=BeamSearch(width, 1.0, "never"))

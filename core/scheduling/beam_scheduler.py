@@ -65,6 +65,9 @@ class BeamScheduler:
             if request.group is None or not request.group.beams:
                 others.append(request)
                 continue
+            # Beams are decodes too, beside which no long part of anything stands.
+            longest = self._batch.config.max_prompt_tokens_beside_decodes
+            step.long_prefill_budget = min(step.long_prefill_budget, longest)
             for beam in request.group.beams:
                 if beam.num_computed_tokens < beam.num_tokens:
                     self._schedule_beam(step, request, request.group, beam)
@@ -76,6 +79,7 @@ class BeamScheduler:
         num_tokens = beam.num_tokens - beam.num_computed_tokens
         if num_tokens > 1:
             num_tokens = self._size_chunk(step, request, num_tokens)
+            step.long_prefill_budget -= min(num_tokens, step.long_prefill_budget)
         if num_tokens == 0:
             return
         assert beam.row is not None

@@ -122,7 +122,7 @@ class Scheduler:
         if prefills:
             prefills = self.beams.schedule(step, prefills)
         if step.rows:
-            step.long_prefill_budget = self._long_threshold
+            step.long_prefill_budget = min(step.long_prefill_budget, self._long_threshold)
         for request in self.policy.choose_prompts(step, prefills):
             self._schedule_prompt(step, request)
         return self._launch(step) if step.rows else None

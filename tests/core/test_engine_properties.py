@@ -21,9 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from quire.core.scheduling.step import Step
+from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.token_ids import encode_token_ids
+from quire.tools.sim.fake_worker import expected_beams
 
 MAX_MODEL_LEN = 64
 CLIENTS = (b"one", b"two")
@@ -93,6 +95,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "", "a", "b", "c"]),
         timeout_s=st.sampled_from([None, None, 0.5, 9.0]),
         queue_timeout_s=st.sampled_from([None, None, 0.5, 9.0]),
+        width=st.sampled_from([None, None, None, 1, 2, 3]),
     )
     def add(
         self,
@@ -110,7 +113,10 @@ class EngineMachine(RuleBasedStateMachine):
         tenant: str,
         timeout_s: float | None,
         queue_timeout_s: float | None,
+        width: int | None,
     ) -> None:
+        if width is not None:
+            num_given, prompt_logprobs = 0, None
         prompt = [5] * shared + own
         packed = encode_token_ids(prompt)
         request = make_request(
@@ -128,6 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
             tenant=tenant,
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
+            beam_search=None if width is None else BeamSearch(width),
         )
         self.requests[request.request_id] = (client, request)
         self.engine.add(request, client)
@@ -233,6 +240,12 @@ class EngineMachine(RuleBasedStateMachine):
     def check_end(self, request_id: str, request: EngineCoreRequest) -> None:
         tokens = self.engine.tokens[request_id]
         expected, reason = expected_output(request, MAX_MODEL_LEN)
+        if request.beam_search is not None and (final := self.engine.finals.get(request_id)):
+            assert tokens == []
+            expected = []
+            if final.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert final.beams == expected_beams(request, MAX_MODEL_LEN)
+                return
         if request_id in self.removed:
             assert request_id not in self.engine.finals
             assert len(tokens) == self.removed[request_id]
@@ -253,7 +266,9 @@ class EngineMachine(RuleBasedStateMachine):
                 assert not request.output_token_ids
                 assert tokens == []
             else:
-                assert "max_model_len" in (final.error or "") or "KV blocks" in (final.error or "")
+                assert any(
+                    name in (final.error or "") for name in ("max_model_len", "KV blocks", "max_num_seqs")
+                )
             assert tokens == expected[: len(tokens)]
         else:
             assert (tokens, final.finish_reason) == (expected, reason)
