@@ -15,7 +15,7 @@ def generate(llm: LLM) -> list[list[int]]:
     return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
-def test_a_shortage_of_memory_and_a_garbled_result_cost_no_token(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_shortage_of_memory_costs_no_token(capfd: pytest.CaptureFixture[str]) -> None:
     hooks = (
         ",".join(f"worker.execute:oom@{count}" for count in (5, 6, 30)) + ",worker.result_frame:corrupt@50"
     )
