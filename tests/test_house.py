@@ -84,12 +84,21 @@ def list_imports(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
 
 def walk_imports(node: ast.AST, is_lazy: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     """Every import below `node`, and whether it is inside a function (or for type checkers only)."""
-    for child in ast.iter_child_nodes(node):
+    for child in list_statements(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, is_lazy
         else:
-            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             yield from walk_imports(child, is_lazy or inside or is_type_checking_block(child))
+
+
+def list_statements(node: ast.AST) -> list[ast.AST]:
+    """Those right below a statement; expressions, most of a tree, hold none."""
+    return [
+        child
+        for name in ("body", "orelse", "handlers", "finalbody", "cases")
+        for child in getattr(node, name, ())
+    ]
 
 
 def resolve_own(module: str, node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -172,7 +181,14 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["import b", "if TYPE_CHECKING:\n    import b", "if typing.TYPE_CHECKING: import b", "def f(): import b"],
+    [
+        "import b",
+        "if TYPE_CHECKING:\n    import b",
+        "if typing.TYPE_CHECKING: import b",
+        "def f(): import b",
+        "def f():\n    try: pass\n    except E: import b",
+        "async def f():\n    match x:\n        case 1:\n            with y: import b",
+    ],
 )
 def test_an_import_closes_a_circle_wherever_it_stands(source: str) -> None:
     [(_, is_lazy)] = walk_imports(ast.parse(source))
