@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served import Served
 
 QUIRE = [sys.executable, "-m", "quire"]
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    """Where a server of the pocket model listens."""
-    command = [*QUIRE, "serve", "--port", "0", "--log-level", "WARNING"]
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    found = next(
-        (match for line in server.stdout if (match := re.search(r"http://127\.0\.0\.1:\d+", line))), None
-    )
-    try:
-        assert found, "the server has ended"
-        yield found[0]
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +20,14 @@ def base_url() -> Iterator[str]:
     [("chat", ["--max-concurrency", "4"]), ("completions", ["--request-rate", "50"])],
 )
 def test_every_token_that_was_asked_for_is_counted(
-    endpoint: str, load: list[str], base_url: str, tmp_path: Path
+    endpoint: str, load: list[str], shared_server: Served, tmp_path: Path
 ) -> None:
     report = tmp_path / "out.json"
     options = ["--num-prompts", "10", "--input-len", "5-9", "--output-len", "12", "--ignore-eos"]
     options += ["--goodput", "e2e:60000", "--json", str(report)]
+    options += ["--api-key", shared_server.api_key]
     done = subprocess.run(
-        [*QUIRE, "bench", "serve", "--base-url", base_url, "--endpoint", endpoint, *load, *options],
+        [*QUIRE, "bench", "serve", "--base-url", shared_server.url, "--endpoint", endpoint, *load, *options],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

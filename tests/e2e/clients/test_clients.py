@@ -25,24 +25,20 @@ sys.path.insert(0, str(HERE))  # scenarios.py runs without pytest too
 
 from scenarios import SCENARIOS  # noqa: E402
 
-API_KEY = "sk-clients"
 LOAD_S = int(os.environ.get("QUIRE_CLIENTS_LOAD_S", "300"))
 SLACK_S = 120
 MAX_GROWTH_BYTES = 32 << 20  # of a process under minutes of load, once it is warm
 PYTHON = os.environ.get("QUIRE_CLIENTS_PYTHON", sys.executable)
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    server = Served(env={"QUIRE_API_KEY": API_KEY}, api_key=API_KEY)
-    yield server
-    server.wait_until_idle()
-    assert server.stop() == 0
+@pytest.fixture
+def served(shared_server: Served) -> Served:
+    return shared_server
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with served.client() as made:
+def client(shared_server: Served) -> Iterator[openai.OpenAI]:
+    with shared_server.client() as made:
         yield made
 
 
@@ -89,7 +85,7 @@ def test_openai_for_node_runs_the_same_scenarios(served: Served, tmp_path: Path)
     installed = run([npm, "install", "--no-audit", "--no-fund", "openai"], cwd=tmp_path)
     if installed.returncode != 0:
         pytest.skip(f"npm cannot install openai: {installed.stderr[-300:]}")
-    done = run([node, str(HERE / "scenarios.mjs"), f"{served.url}/v1", API_KEY], cwd=tmp_path)
+    done = run([node, str(HERE / "scenarios.mjs"), f"{served.url}/v1", served.api_key], cwd=tmp_path)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line for line in lines if not line["ok"]] == []
     assert {line["name"] for line in lines} == set(SCENARIOS)
@@ -104,7 +100,7 @@ def test_a_client_library_chats(served: Served, package: str, script: str) -> No
     need(package)
     # litellm would fetch a table of prices.
     env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = run([PYTHON, str(HERE / script), f"{served.url}/v1", API_KEY], env=env)
+    done = run([PYTHON, str(HERE / script), f"{served.url}/v1", served.api_key], env=env)
     assert done.returncode == 0, done.stderr
 
 
@@ -113,7 +109,7 @@ def test_a_client_library_chats(served: Served, package: str, script: str) -> No
 def test_schemathesis_finds_no_error_over_the_whole_document(served: Served, tmp_path: Path) -> None:
     need("schemathesis")
     command = [str(Path(PYTHON).parent / "schemathesis"), "run", f"{served.url}/openapi.json"]
-    command += ["--header", f"Authorization: Bearer {API_KEY}", "--max-time", str(LOAD_S)]
+    command += ["--header", f"Authorization: Bearer {served.api_key}", "--max-time", str(LOAD_S)]
     command += ["--workers", "2", "--request-timeout", "60", "--continue-on-failure"]
     command += ["--exclude-path", "/stats/stream"]  # it has no end
     # More is checked than a schema can say, such as token ids of the model: valid by the schema, and refused.
