@@ -35,6 +35,7 @@ from ..ipc.sampling_params import (
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .text.tokenizer import Tokenizer
+from .truncation import Truncation, find_truncation
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -84,6 +85,7 @@ class PreparedParams:
     grammar: str = ""  # as in EngineCoreRequest
     extra_args: str = ""  # likewise
     beam_search: BeamSearch | None = None  # likewise; then params.n is its width
+    truncation: Truncation | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ class _RawPrompt:
     token_ids: Any
     cache_salt: str
     ids_name: str = "prompt"  # of the token ids alone
+    truncation: Truncation | None = None
 
 
 class InputProcessor:
@@ -120,23 +123,33 @@ class InputProcessor:
             name: _check_timeout(name, make_plain(value))
             for name, value in (("timeout_s", timeout_s), ("queue_timeout_s", queue_timeout_s))
         }
-        tokenized = self.tokenize([prompt])[0]
+        prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
+        tokenized = self.tokenize([prompt], [prepared])[0]
         return self.make_input(
-            request_id, tokenized, params, priority, arrival_time, tenant=tenant, **timeouts
+            request_id, tokenized, prepared, priority, arrival_time, tenant=tenant, **timeouts
         )
 
     def tokenize(
-        self, prompts: Sequence[Prompt], add_special_tokens: bool = True, is_many: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[PreparedParams] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        is_many: bool = False,
     ) -> list[TokenizedPrompt]:
         """Check prompts and turn texts into token ids, many at once on all cores.
 
-        `is_many` numbers them in errors: `prompts[3]` rather than `prompt`.
+        `params`, one a prompt, say where it is cut. `is_many` numbers them in errors: `prompts[3]` rather
+        than `prompt`.
         """
         names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
         raw = [_parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         texts = [one for one in raw if one.token_ids is None]
+        for one, own in zip(raw, params or (), strict=params is not None):
+            one.truncation = own.truncation
         for one, encoding in zip(texts, self._encode(texts, add_special_tokens), strict=True):
-            self._check_length(one.name, len(encoding))
+            if one.truncation is None:
+                self._check_length(one.name, len(encoding))
             one.token_ids = encoding.ids
         return [self._check_prompt(one) for one in raw]
 
@@ -168,6 +181,7 @@ class InputProcessor:
             params,
             pack_token_lists(params, bad_words, self._facts.vocab_size),
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
+            truncation=find_truncation(params, self._facts),
         )
 
     def prepare_beam_search(
@@ -259,6 +273,8 @@ class InputProcessor:
             raise PromptError(raw[0].name, raw[0].text, f"a text that can be tokenized ({error})") from error
 
     def _check_prompt(self, raw: _RawPrompt) -> TokenizedPrompt:
+        if raw.truncation is not None:
+            raw.token_ids = raw.truncation.apply(list(raw.token_ids))
         self._check_length(raw.name, len(raw.token_ids))  # before anything that takes longer for more of them
         if bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
             wrong = next(one for one in raw.token_ids if isinstance(one, bool))
@@ -372,6 +388,7 @@ def _make_sequences(template: EngineCoreRequest, scores: bool, vocab_size: int) 
             own.logprobs = 0
         own.logprobs = count_alternatives(own.logprobs, vocab_size)
         own.prompt_logprobs = count_alternatives(own.prompt_logprobs, vocab_size)
+        own.truncate_prompt_tokens, own.truncation_side = None, "left"  # that has been done
         if index:  # one copy of the prompt's logprobs is enough
             own.prompt_logprobs = None
         name = template.request_id if params.num_sequences == 1 else f"{index}_{template.request_id}"

@@ -137,8 +137,10 @@ class LLM:
             )
             for conversation in _as_conversations(messages)
         ]
-        tokenized = self.llm_engine.input_processor.tokenize(texts, add_special_tokens=False, is_many=True)
-        batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, sampling_params, priority))
+        processor = self.llm_engine.input_processor
+        params = processor.prepare_each(self._params_of_each(sampling_params, len(texts)))
+        tokenized = processor.tokenize(texts, params, add_special_tokens=False, is_many=True)
+        batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, params, priority))
         return _run_batches([batch], use_tqdm)
 
     def beam_search(
@@ -196,14 +198,14 @@ class LLM:
         self.llm_engine.check_usable()
         is_many = _is_many(prompts)
         many = list(cast(Sequence[Prompt], prompts)) if is_many else [cast(Prompt, prompts)]
-        tokenized = self.llm_engine.input_processor.tokenize(many, is_many=is_many)
-        return RequestBatch(self.llm_engine, self._make_requests(tokenized, sampling_params, priority))
+        processor = self.llm_engine.input_processor
+        params = processor.prepare_each(self._params_of_each(sampling_params, len(many)))
+        tokenized = processor.tokenize(many, params, is_many=is_many)
+        return RequestBatch(self.llm_engine, self._make_requests(tokenized, params, priority))
 
     def _make_requests(
-        self, prompts: list[TokenizedPrompt], sampling_params: Params, priority: Sequence[int] | None
+        self, prompts: list[TokenizedPrompt], params: list[PreparedParams], priority: Sequence[int] | None
     ) -> list[EngineInput]:
-        given = self._params_of_each(sampling_params, len(prompts))
-        params = self.llm_engine.input_processor.prepare_each(given)
         if priority is not None and len(priority) != len(prompts):
             raise InputError(
                 "priority", f"{len(priority)} entries", f"one for each of {len(prompts)} prompts"

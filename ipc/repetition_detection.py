@@ -43,7 +43,7 @@ def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
     if not {"max_pattern_size", "min_count"} <= given.keys() <= set(names):
         allowed = f"a RepetitionDetectionParams with {', '.join(names)}, or a dict of these"
         raise SamplingParamsError(_FIELD, value, allowed)
-    return RepetitionDetectionParams(**given)
+    return RepetitionDetectionParams(**cast(dict[str, Any], given))
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

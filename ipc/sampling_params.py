@@ -15,7 +15,7 @@ from collections.abc import Callable, Sized
 from enum import IntEnum
 from functools import partial
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -67,6 +67,9 @@ NumLogprobs = Annotated[int, _range(-1, MAX_INT, "alternatives at each position;
 Stops = Annotated[
     str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)], Meta(description="end before this text")
 ]
+
+
+TruncationSide = Literal["left", "right"]  # where a prompt is cut
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -128,6 +131,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         Annotated[bool, Meta(description="compute the whole prompt; default: with prompt_logprobs")] | None
     ) = None
     extra_args: dict[str, Any] | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, _range(-1, MAX_INT, "cut the prompt to its last tokens; -1: to what fits")] | None
+    ) = None
+    truncation_side: Annotated[
+        TruncationSide, Meta(description="left: the prompt's last tokens are kept")
+    ] = "left"
 
     def __post_init__(self) -> None:
         self.verify()
@@ -319,6 +328,19 @@ def _check_output_kind(value: Any) -> RequestOutputKind:
         raise SamplingParamsError("output_kind", value, f"one of {allowed}") from None
 
 
+def _check_truncation(value: Any) -> int | None:
+    if value == 0 and not isinstance(value, bool):
+        raise SamplingParamsError("truncate_prompt_tokens", value, f"-1, or an integer from 1 to {MAX_INT}")
+    return _check_scalar(SAMPLING_FIELDS["truncate_prompt_tokens"], value)
+
+
+def _check_side(value: Any) -> TruncationSide:
+    sides = get_args(TruncationSide)
+    if not isinstance(value, str) or value not in sides:
+        raise SamplingParamsError("truncation_side", value, f"one of {', '.join(map(repr, sides))}")
+    return "right" if value == "right" else "left"
+
+
 def _check_text(name: str, text: Any, allowed: str) -> None:
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
         raise SamplingParamsError(name, text, allowed)
@@ -423,6 +445,8 @@ _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "output_kind": _check_output_kind,
     "repetition_detection": check_repetition_detection,
     "extra_args": _check_extra_args,
+    "truncate_prompt_tokens": _check_truncation,
+    "truncation_side": _check_side,
 }
 # (field, default, its check): a value that is the default itself needs none.
 _CHECKS = [

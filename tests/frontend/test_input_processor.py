@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from collections import deque
 from enum import StrEnum
 from typing import Any
 
@@ -151,6 +152,42 @@ def test_parameters_outside_the_models_limits_are_refused(
     with pytest.raises(SamplingParamsError) as caught:
         processor.process("a", [1], SamplingParams(**values))
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, slice(97, 100)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, slice(0, 3)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 24}, slice(60, 100)),  # of 64
+        ({"truncate_prompt_tokens": -1, "max_tokens": None}, slice(37, 100)),
+    ],
+    ids=str,
+)
+def test_a_prompt_that_is_too_long_is_cut_where_the_request_asks_for_it(
+    byte_level: Tokenizer, fields: dict[str, Any], kept: slice
+):
+    processor = InputProcessor(make_facts(), byte_level)
+    for prompt in ([*range(5, 105)], tuple(range(5, 105)), {"prompt_token_ids": deque(range(5, 105))}):
+        made = processor.process("a", prompt, SamplingParams(**fields))
+        assert made.prompt_token_ids == list(range(5, 105))[kept]
+        sent = made.sequences[0].sampling_params
+        assert (sent.truncate_prompt_tokens, sent.truncation_side) == (None, "left")
+    text = "the quick brown fox jumps over the lazy dog " * 10
+    ids, num_kept = byte_level.encode(text), kept.stop - kept.start
+    cut = processor.process("a", text, SamplingParams(**fields)).prompt_token_ids
+    assert cut == (ids[-num_kept:] if kept.start else ids[:num_kept])
+    assert processor.process("a", [5, 6], SamplingParams(**fields)).prompt_token_ids == [5, 6]
+
+
+def test_what_a_prompt_cannot_be_cut_to_is_refused(byte_level: Tokenizer):
+    processor = InputProcessor(make_facts(), byte_level)
+    with pytest.raises(SamplingParamsError, match="truncate_prompt_tokens=64: -1, or from 1 to 63"):
+        processor.process("a", [5], SamplingParams(truncate_prompt_tokens=64))
+    with pytest.raises(SamplingParamsError, match="-1: max_tokens below 64"):
+        processor.process("a", [5], SamplingParams(truncate_prompt_tokens=-1, max_tokens=70))
+    with pytest.raises(PromptError, match="100 tokens"):
+        processor.process("a", [5] * 100, SamplingParams())
 
 
 @pytest.mark.parametrize("cap", [-1, 1000])

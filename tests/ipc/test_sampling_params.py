@@ -98,6 +98,8 @@ def test_defaults_are_vllms() -> None:
         ("skip_reading_prefix_cache", 1),
         ("logprob_token_ids", list(range(129))),
         ("logprob_token_ids", [-1]),
+        *(("truncate_prompt_tokens", value) for value in (0, 0.0, -2, False, True, 1.5)),
+        *(("truncation_side", value) for value in ("middle", 1, ["left"], None)),
         *(
             ("repetition_detection", value)
             for value in (5, [1], {}, {"max_pattern_size": 2}, {[].__len__: 1})

@@ -46,7 +46,8 @@ async def create_chat_completion(
     prepared = await prepare_params(serving, params, caller, search, "top_logprobs")
     max_model_len = serving.llm.facts.max_model_len
     echoed = _find_echo(request)
-    prompt = await render_chat(serving, make_render_job(request, max_model_len), caller)
+    job = make_render_job(request, max_model_len, prepared.truncation)
+    prompt = await render_chat(serving, job, caller)
     serving.check_room(params, caller, num_prompt_tokens=len(prompt))
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, prepared, caller, request)
@@ -66,6 +67,8 @@ def _check(request: ChatCompletionRequest) -> None:
         raise FieldError("top_logprobs", request.top_logprobs, "only with logprobs=true")
     if request.stream_options is not None and not request.stream:
         raise FieldError("stream_options", "given", "only with stream=true")
+    if request.echo and request.truncate_prompt_tokens is not None:  # nothing would bound its length
+        raise FieldError("echo", True, "false with truncate_prompt_tokens")
     for name in ("max_completion_tokens", "max_tokens"):
         if getattr(request, name) == 0:
             raise FieldError(name, 0, "an integer of at least 1")

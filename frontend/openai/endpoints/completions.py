@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ....ipc.errors import PromptError
 from ...input_processor import PreparedParams
 from ...outputs import CompletionOutput, RequestOutput
+from ...truncation import find_truncation
 from ..bodies.schema import (
     CompletionChoice,
     CompletionLogprobs,
@@ -65,13 +66,13 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
     _check(request)
     search = read_beam_search(request)
     serving.check_model(request.model)
-    prompts = split_prompts(
-        request.prompt, serving.options.limits.max_prompts, serving.llm.facts.max_model_len
-    )
     params = make_completion_params(serving, request)
+    max_prompts, facts = serving.options.limits.max_prompts, serving.llm.facts
+    truncation = find_truncation(params, facts)
+    prompts = split_prompts(request.prompt, max_prompts, facts.max_model_len, truncation)
     serving.check_room(params, caller, len(prompts))
     prepared = await prepare_params(serving, params, caller, search)
-    inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller)
+    inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller, truncation)
     serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
     return Admitted(prompts, inputs, prepared)
 
@@ -97,8 +98,9 @@ class _Job:
         self._caller = caller
         self._num_prompts = len(prompts)
         self._inputs = list(inputs)
-        # By prompt: its text, for echo.
-        self._echoes = {i: text for i, text in enumerate(prompts) if request.echo and isinstance(text, str)}
+        # By prompt: its text, for echo. What may have been cut is read from its token ids.
+        echoes = request.echo and prepared.truncation is None
+        self._echoes = {i: text for i, text in enumerate(prompts) if echoes and isinstance(text, str)}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise; so is the next
         self._echoed_logprobs: dict[int, CompletionLogprobs] = {}
         self._counter = UsageCounter()

@@ -15,6 +15,7 @@ from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
+from ...truncation import Truncation
 from ..bodies.schema import ChatCompletionRequest, TokenizeRequest
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
@@ -36,26 +37,41 @@ _RESERVED_VARIABLES = {
 
 
 def split_prompts(
-    prompt: str | list[str | int | list[int]], max_prompts: int, max_model_len: int
+    prompt: str | list[str | int | list[int]],
+    max_prompts: int,
+    max_model_len: int,
+    truncation: Truncation | None = None,
 ) -> list[PromptInput]:
-    """The prompts of a completions request, which may be one or many, as text or token ids."""
+    """The prompts of a completions request, which may be one or many, as text or token ids.
+
+    Token ids are cut as `truncation` says.
+    """
     if isinstance(prompt, str):
         return [prompt]
-    if len(prompt) >= max(max_model_len, max_prompts + 1) and isinstance(prompt[0], int):
+    is_long = len(prompt) >= max(max_model_len, max_prompts + 1) and isinstance(prompt[0], int)
+    if is_long and truncation is None:
         allowed = f"at most {max_model_len - 1} (max_model_len={max_model_len}, one to generate)"
         raise FieldError("prompt", f"{len(prompt)} tokens", allowed, "context_length_exceeded")
     kinds = set(map(type, prompt))
     if kinds == {int}:
-        return [cast(list[int], prompt)]
+        ids = cast(list[int], prompt)
+        return [ids if truncation is None else truncation.apply(ids)]
     if kinds not in ({str}, {list}):
         raise FieldError("prompt", prompt, "a text, a list of texts, token ids, or a list of token id lists")
     if len(prompt) > max_prompts:
         raise FieldError("prompt", f"{len(prompt)} prompts", f"at most {max_prompts} (max_prompts)")
-    return cast(list[PromptInput], prompt)
+    prompts = cast(list[PromptInput], prompt)
+    if truncation is None:
+        return prompts
+    return [one if isinstance(one, str) else truncation.apply(one) for one in prompts]
 
 
 async def tokenize_prompts(
-    serving: Serving, prompts: list[PromptInput], add_special_tokens: bool | None, caller: Caller
+    serving: Serving,
+    prompts: list[PromptInput],
+    add_special_tokens: bool | None,
+    caller: Caller,
+    truncation: Truncation | None = None,
 ) -> list[PromptInput]:
     """Each prompt as it is where the engine's own tokenizing does, else its token ids."""
     adds = add_special_tokens is not False
@@ -68,6 +84,7 @@ async def tokenize_prompts(
         names=names,
         add_special_tokens=adds,
         max_model_len=serving.llm.facts.max_model_len,
+        truncation=truncation,
     )
     encoded = dict(zip(texts, await _run_for_ids(serving, job, caller), strict=True))
     return [encoded.get(place, prompt) for place, prompt in enumerate(prompts)]
@@ -110,7 +127,9 @@ def can_inline(serving: Serving, texts: Sequence[str]) -> bool:
 
 
 def make_render_job(
-    request: ChatCompletionRequest | TokenizeRequest, max_model_len: int | None = None
+    request: ChatCompletionRequest | TokenizeRequest,
+    max_model_len: int | None = None,
+    truncation: Truncation | None = None,
 ) -> RenderJob:
     """The job for a request's conversation."""
     continues = bool(request.continue_final_message)
@@ -122,6 +141,7 @@ def make_render_job(
         variables=request.chat_template_kwargs,
         add_special_tokens=bool(request.add_special_tokens),
         max_model_len=max_model_len,
+        truncation=truncation,
     )
 
 

@@ -132,9 +132,13 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
     serving.check_room(params, caller)
     prepared = await prepare_params(serving, params, caller, logprobs_name="top_logprobs")
     max_model_len = serving.llm.facts.max_model_len
-    prompt = await render_chat(
-        serving, RenderJob(messages=_messages_of(request), param="input", max_model_len=max_model_len), caller
+    job = RenderJob(
+        messages=_messages_of(request),
+        param="input",
+        max_model_len=max_model_len,
+        truncation=prepared.truncation,
     )
+    prompt = await render_chat(serving, job, caller)
     outputs = serving.generate(answer.response.id, prompt, prepared, caller, request)
     if request.stream:
         events = answer.stream(outputs)
@@ -180,6 +184,7 @@ class _Answer:
             temperature=request.temperature,
             top_p=request.top_p,
             metadata=request.metadata,
+            truncation=request.truncation or "disabled",
             user=request.user,
         )
 

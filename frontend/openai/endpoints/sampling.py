@@ -39,6 +39,8 @@ def make_responses_params(
 ) -> SamplingParams:
     """As a chat's, with the fewer fields that /v1/responses has."""
     own = {"logprobs": request.top_logprobs or 0} if wants_logprobs else {}
+    if request.truncation == "auto":
+        own["truncate_prompt_tokens"] = -1
     return _make(serving, request, request.max_output_tokens, **own)
 
 

@@ -56,7 +56,7 @@ RESPONSES_RULES: dict[str, _Rule] = {
     "tool_choice": _NO_TOOL_CHOICE,
     "reasoning": ("none: reasoning is not supported", lambda value: not any(value.values())),
     "background": ("false: responses are not stored", _is_off),
-    "truncation": ("'disabled': nothing is cut off", lambda value: value == "disabled"),
+    "truncation": ("'auto' or 'disabled'", lambda value: value in ("auto", "disabled")),
     "include": ("[] or ['message.output_text.logprobs']", lambda value: not set(value) - {LOGPROBS_ITEM}),
 }
 LOGPROBS_ITEM = "message.output_text.logprobs"

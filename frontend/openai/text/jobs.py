@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ...truncation import Truncation
 from ..bodies.schema import ChatMessage
 
 _HEAD = struct.Struct("<If")
@@ -31,7 +32,7 @@ class TextArgs(msgspec.Struct, frozen=True, kw_only=True):
 class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     """A conversation to token ids by the chat template. `param`: the request's field, for errors.
 
-    max_model_len: refuse what leaves no token to generate.
+    max_model_len: refuse what leaves no token to generate, once `truncation` has been done.
     """
 
     messages: list[ChatMessage]
@@ -41,15 +42,17 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     add_special_tokens: bool = False
     param: str = "messages"
     max_model_len: int | None = None
+    truncation: Truncation | None = None
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
-    """Texts to token ids. `names`: what each is called in errors."""
+    """Texts to token ids. `names`: what each is called in errors. The rest as in RenderJob."""
 
     texts: list[str]
     names: list[str]
     add_special_tokens: bool
     max_model_len: int | None = None
+    truncation: Truncation | None = None
 
 
 class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -24,9 +24,6 @@ from .jobs import (
     TokenIds,
     TokenizeJob,
 )
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 _SILENT_PARTS = ("image_url", "input_audio", "file")
 _PANIC = "PanicException"  # of the tokenizers library's Rust: no Exception, and not to be imported
@@ -76,7 +73,7 @@ def _refuse(field: str, value: object, allowed: str) -> Refused:
 def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
     match job:
         case RenderJob() | EncodeJob():
-            return TokenIds([encode_token_ids(one.ids) for one in _encode(tokenizer, job)])
+            return TokenIds([encode_token_ids(ids) for ids in _encode(tokenizer, job)])
         case TokenizeJob():
             return _tokenize(tokenizer, job)
         case DetokenizeJob():
@@ -86,7 +83,7 @@ def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
 
 
 def _tokenize(tokenizer: Tokenizer, job: TokenizeJob) -> TextAnswer:
-    ids = _encode(tokenizer, job.source)[0].ids
+    (ids,) = _encode(tokenizer, job.source)
     strings = [tokenizer.token_text(one) for one in ids] if job.wants_strings else None
     return _make_body(name_of(job), TokenizeResponse(len(ids), job.max_model_len, ids, strings))
 
@@ -108,18 +105,20 @@ def _make_body(name: str, body: msgspec.Struct) -> TextAnswer:
     return Body(json)
 
 
-def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[Encoding]:
+def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[list[int]]:
     if isinstance(job, EncodeJob):
         names, texts = job.names, job.texts
     else:
         names, texts = [job.param], [_render(tokenizer, job)]
-    encodings = tokenizer.encode_texts(texts, job.add_special_tokens)
+    encoded = [encoding.ids for encoding in tokenizer.encode_texts(texts, job.add_special_tokens)]
+    if job.truncation is not None:
+        encoded = [job.truncation.apply(ids) for ids in encoded]
     limit = job.max_model_len
-    for name, encoding in zip(names, encodings, strict=True):
-        if limit is not None and len(encoding) >= limit:
+    for name, ids in zip(names, encoded, strict=True):
+        if limit is not None and len(ids) >= limit:
             allowed = f"at most {limit - 1} (max_model_len={limit}, one to generate)"
-            raise PromptError(name, f"{len(encoding)} tokens", allowed)
-    return encodings
+            raise PromptError(name, f"{len(ids)} tokens", allowed)
+    return encoded
 
 
 def _render(tokenizer: Tokenizer, job: RenderJob) -> str:

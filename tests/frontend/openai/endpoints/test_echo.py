@@ -67,6 +67,31 @@ def test_a_prompt_is_scored_without_anything_generated() -> None:
     run_with_app(scenario)
 
 
+def test_the_echo_of_a_prompt_that_was_cut_is_what_was_left_of_it() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        text = "Once upon a time " * 500  # more than fits, and more than is tokenized in the event loop
+        ids = llm.tokenizer.encode(text)
+        for prompt in (text, ids, [ids, ids]):
+            body = {"prompt": prompt, "echo": True, "max_tokens": 4, "truncate_prompt_tokens": 3}
+            answer = await client.post(COMPLETIONS, body)
+            begins = llm.tokenizer.decode(ids[-3:])
+            assert {one["text"] for one in answer.json["choices"]} == {f"{begins}Hello there!"}
+        messages = [{"role": "user", "content": text}]
+        body = {"messages": messages, "truncate_prompt_tokens": -1, "max_tokens": 8}
+        assert (await client.post(CHAT, body)).status == 200
+        response = {"input": text, "truncation": "auto", "max_output_tokens": 8}
+        answer = await client.post("/v1/responses", response)
+        assert answer.json["truncation"] == "auto"
+        lengths = [len(call.prompt["prompt_token_ids"]) for call in llm.calls]
+        assert lengths == [3, 3, 3, 3, 120, 120]  # of 128
+        refused = await client.post(CHAT, body | {"echo": True})
+        assert refused.error["message"] == "echo=True: false with truncate_prompt_tokens"
+        refused = await client.post(COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 128})
+        assert refused.error["param"] == "truncate_prompt_tokens"
+
+    run_with_app(scenario)
+
+
 def test_an_answer_that_goes_on_with_the_assistants_message_begins_with_it() -> None:
     async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         parts = [{"type": "text", "text": "Well, "}, {"type": "text", "text": "h"}]
