@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 from ...ipc.repetition_detection import RepetitionDetectionParams
 
@@ -17,33 +16,48 @@ class RepetitionDetector:
 
     __slots__ = ("_max_size", "_min_size", "_num_equal", "_num_repeats")
 
-    def __init__(self, params: RepetitionDetectionParams) -> None:
+    def __init__(self, params: RepetitionDetectionParams, output: array[int]) -> None:
+        """`output`: what there is of it already."""
         self._min_size = params.min_pattern_size
         self._max_size = params.max_pattern_size
         self._num_repeats = params.min_count - 1
-        self._num_equal: dict[int, int] = {}  # p -> the last so many tokens equal those p before; 0: no entry
+        # p -> the last so many tokens equal those p before; no entry: 0
+        self._num_equal = {
+            size: count
+            for size in range(self._min_size, self._max_size + 1)
+            if (count := _count_equal(output, size, size * self._num_repeats))
+        }
+
+    def append(self, output: array[int]) -> None:
+        """The last token of `output` is new."""
+        last, known = output[-1], self._num_equal
+        before = output[-1 - self._max_size : -self._min_size]
+        if last not in before:  # as most are: a search in C
+            self._num_equal = {}
+        else:
+            before.reverse()
+            self._num_equal = {
+                size: known.get(size, 0) + 1
+                for size, token in enumerate(before, self._min_size)
+                if token == last
+            }
 
     @property
     def is_repeating(self) -> bool:
         """The output ends in a pattern, often enough."""
-        return any(count >= size * self._num_repeats for size, count in self._num_equal.items())
+        repeats = self._num_repeats
+        return any(count >= size * repeats for size, count in self._num_equal.items())
 
-    def append(self, output: array[int]) -> None:
-        """The last token of `output` is new."""
-        self._advance(output[-1 - self._max_size :])
 
-    def feed(self, output: Sequence[int]) -> None:
-        """Begin with an output that is there already."""
-        self._num_equal = {}
-        # Counts that begin further back are large enough by the end, all the same.
-        first = max(0, len(output) - self._max_size * self._num_repeats)
-        for end in range(first, len(output)):
-            self._advance(output[max(0, end - self._max_size) : end + 1])
-
-    def _advance(self, tail: Sequence[int]) -> None:
-        """The last of `tail` is new; the others are the max_pattern_size tokens before it, or all."""
-        last, get = tail[-1], self._num_equal.get
-        before = tail[-1 - self._min_size :: -1] if len(tail) > self._min_size else ()
-        self._num_equal = {
-            size: get(size, 0) + 1 for size, token in enumerate(before, self._min_size) if token == last
-        }
+def _count_equal(output: array[int], size: int, most: int) -> int:
+    """How many of the last tokens, up to `most`, equal those `size` places before them."""
+    low, high = 0, min(most, len(output) - size)  # bisected: slices are compared in C
+    if high < 1 or output[-1] != output[-1 - size]:
+        return 0
+    while low < high:
+        count = (low + high + 1) // 2
+        if output[-count:] == output[-count - size : -size]:
+            low = count
+        else:
+            high = count - 1
+    return low

@@ -279,11 +279,8 @@ class Request:
 
 
 def _make_detector(params: SamplingParams, output: array[int]) -> RepetitionDetector | None:
-    if params.repetition_detection is None:
-        return None
-    detector = RepetitionDetector(params.repetition_detection)
-    detector.feed(output)
-    return detector
+    detection = params.repetition_detection
+    return None if detection is None else RepetitionDetector(detection, output)
 
 
 # The sequences of a request come one after the other and say the same: they share what is large of it.

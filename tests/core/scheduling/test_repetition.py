@@ -37,9 +37,8 @@ def repeats(output: list[int], params: RepetitionDetectionParams) -> bool:
 def test_a_detector_says_what_the_definition_says_also_after_a_resumption(
     output: list[int], params: RepetitionDetectionParams, num_before: int
 ) -> None:
-    detector = RepetitionDetector(params)
     known = array("i", output[:num_before])
-    detector.feed(known)
+    detector = RepetitionDetector(params, known)
     assert detector.is_repeating == repeats(known.tolist(), params)
     for token in output[num_before:]:
         known.append(token)
