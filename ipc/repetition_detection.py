@@ -17,14 +17,15 @@ MAX_REPEATED_TOKENS = 4096  # which it looks at again when a request comes back
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """End an output whose last tokens are `min_count` times the same min_ to max_pattern_size tokens.
 
-    Raises SamplingParamsError on construction.
+    Checked with the SamplingParams that it is part of.
     """
 
     max_pattern_size: Annotated[int, Meta(ge=1, le=MAX_PATTERN_SIZE)]
     min_count: Annotated[int, Meta(ge=2, le=MAX_REPEATED_TOKENS)]
     min_pattern_size: Annotated[int, Meta(ge=1, le=MAX_PATTERN_SIZE)] = 1
 
-    def __post_init__(self) -> None:
+    def verify(self) -> None:
+        """Raise SamplingParamsError for what is out of range."""
         _check_int("max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN_SIZE)
         _check_int("min_count", self.min_count, 2, MAX_REPEATED_TOKENS)
         _check_int("min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size)
@@ -36,8 +37,14 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbi
 
 def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
     """The parameters, which may be given as a dict of them. Raises SamplingParamsError."""
-    if value is None or isinstance(value, RepetitionDetectionParams):
-        return value
+    if value is None:
+        return None
+    params = value if isinstance(value, RepetitionDetectionParams) else _convert(value)
+    params.verify()
+    return params
+
+
+def _convert(value: Any) -> RepetitionDetectionParams:
     names = RepetitionDetectionParams.__struct_fields__
     given = cast(dict[Any, Any], value) if isinstance(value, dict) else {None: None}
     if not {"max_pattern_size", "min_count"} <= given.keys() <= set(names):

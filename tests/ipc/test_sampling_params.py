@@ -252,9 +252,9 @@ def test_a_bad_combination_is_refused() -> None:
 )
 def test_a_bad_value_of_repetition_detection_is_refused_by_its_own_name(name: str, value: object) -> None:
     fields: dict[str, Any] = {"max_pattern_size": 2, "min_count": 2} | {name: value}
-    for make in (RepetitionDetectionParams, lambda **fields: SamplingParams(repetition_detection=fields)):
+    for detection in (fields, RepetitionDetectionParams(**fields)):
         with pytest.raises(SamplingParamsError, match=rf"^repetition_detection\.{name}=.*: an integer from"):
-            make(**fields)
+            SamplingParams(repetition_detection=detection)  # type: ignore[arg-type]
 
 
 def test_prompt_logprobs_skip_the_prefix_cache_and_do_not_let_it_be_read() -> None:

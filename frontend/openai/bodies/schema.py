@@ -33,6 +33,8 @@ Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
 # Less than this an idle engine may need to begin, and every such request would be a 503.
 QueueTimeout = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)]
+# SamplingParams says which ones there are, where msgspec would only say that another is none of them.
+TruncationSide = Annotated[str, Meta(extra_json_schema={"enum": ["left", "right"]})]
 Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 
@@ -78,6 +80,7 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: list[TokenId] | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
+    truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None

@@ -213,6 +213,12 @@ BAD_CHATS: list[tuple[Any, str | None, str]] = [
     (chat(stop=["x"] * 100), "stop", "<= 64"),
     (chat(stop=[""]), "stop", "1 to 1024"),
     (chat(logit_bias={"x": 1.0}), "logit_bias", "token ids"),
+    (chat(truncation_side="up"), "truncation_side", "one of 'left', 'right'"),
+    (
+        chat(repetition_detection={"max_pattern_size": 2, "min_count": 2, "min_pattern_size": 3}),
+        "repetition_detection.min_pattern_size",
+        "an integer from 1 to 2",
+    ),
     (chat(min_tokens=9, max_tokens=3), "min_tokens", "max_tokens=3"),
     (chat(tools=[{"type": "function"}]), "tools", "not supported"),
     (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
