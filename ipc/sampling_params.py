@@ -329,9 +329,10 @@ def _check_output_kind(value: Any) -> RequestOutputKind:
 
 
 def _check_truncation(value: Any) -> int | None:
-    if value == 0 and not isinstance(value, bool):
+    checked = _check_scalar(SAMPLING_FIELDS["truncate_prompt_tokens"], value)
+    if checked == 0:
         raise SamplingParamsError("truncate_prompt_tokens", value, f"-1, or an integer from 1 to {MAX_INT}")
-    return _check_scalar(SAMPLING_FIELDS["truncate_prompt_tokens"], value)
+    return checked
 
 
 def _check_side(value: Any) -> TruncationSide:

@@ -89,6 +89,23 @@ def test_ctrl_c_while_enqueued_requests_are_waited_for_ends_them(llm: LLM, clien
     assert llm.wait_for_completion(use_tqdm=False) == []
 
 
+def test_each_prompt_is_cut_as_its_own_params_say(llm: LLM):
+    params = [
+        SamplingParams(truncate_prompt_tokens=2),
+        SamplingParams(),
+        SamplingParams(truncate_prompt_tokens=1),
+    ]
+    outputs = llm.generate([[3, 4, 5], [3, 4, 5], "the fox"], params, use_tqdm=False)
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    kept = [output.prompt_token_ids for output in outputs]
+    assert kept == [[4, 5], [3, 4, 5], tokenizer.encode("the fox")[-1:]]
+    assert outputs[2].prompt == "the fox"
+    messages = [{"role": "user", "content": "word " * 9}]
+    (output,) = llm.chat(messages, SamplingParams(truncate_prompt_tokens=3), use_tqdm=False)
+    assert len(output.prompt_token_ids) == 3
+
+
 def test_priorities_reach_the_engine(llm: LLM, client: FakeSyncClient):
     llm.generate([[9], [8]], SamplingParams(max_tokens=1), use_tqdm=False, priority=[5, -1])
     assert [request.priority for request in client.engine.added] == [5, -1]

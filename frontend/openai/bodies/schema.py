@@ -80,6 +80,7 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: list[TokenId] | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
     priority: Priority | None = None

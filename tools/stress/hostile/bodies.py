@@ -131,6 +131,21 @@ REQUESTS: dict[str, Request] = {
         _COMPLETIONS,
         _json(prompt=[[1000] * 1900] * 64, max_tokens=1, logprobs=20, echo=True, prompt_logprobs=20),
     ),
+    "repetitions": Request(
+        _COMPLETIONS,
+        _json(
+            prompt=["Again"] * 8,
+            n=128,
+            max_tokens=500,
+            ignore_eos=True,
+            allowed_token_ids=[300, 301],
+            repetition_detection={"max_pattern_size": 64, "min_count": 64},
+        ),
+    ),
+    "cut-prompt": Request(
+        _COMPLETIONS,
+        _large(lambda size: {"prompt": [7] * size, "max_tokens": 1, "truncate_prompt_tokens": -1}, 2_000_000),
+    ),
     "biases": Request(
         _COMPLETIONS,
         _json(
