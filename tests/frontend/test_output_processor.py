@@ -224,6 +224,15 @@ def test_logprobs_are_dicts_with_the_chosen_token_first(byte_level: Tokenizer):
     assert "logprob=-2.5" in repr(completion.logprobs)
 
 
+def test_logprobs_of_ids_have_no_rank_but_the_tokens_own(byte_level: Tokenizer):
+    bench = Bench(byte_level, logprob_token_ids=[66, 65])
+    sent = block([[(65, -0.5), (66, -3.0), (65, -0.5)]], [2])
+    (output,) = bench.take(bench.send([65], FinishReason.LENGTH, logprobs=sent))
+    text = byte_level.token_text
+    assert output.outputs[0].logprobs == [{65: Logprob(-0.5, 2, text(65)), 66: Logprob(-3.0, None, text(66))}]
+    assert output.outputs[0].cumulative_logprob == -0.5
+
+
 def test_delta_logprobs_and_repeated_ones_line_up_with_their_tokens(byte_level: Tokenizer):
     bench = Bench(byte_level, logprobs=0, output_kind=DELTA)
     rows = [[(token, -token / 64)] for token in (65, 66, 67)]
