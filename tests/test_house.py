@@ -241,6 +241,13 @@ def test_import_quire_loads_no_module_but_its_face() -> None:
     assert loaded == "[]"
 
 
+def test_a_server_loads_grpc_only_for_its_port() -> None:
+    loaded = run_python(
+        "import sys, quire.frontend.openai.server; print({'grpc', 'google'} & set(sys.modules))"
+    )
+    assert loaded == "set()"
+
+
 def test_help_and_version_load_no_subcommand() -> None:
     script = (
         "import sys; from quire.frontend.cli import main; code = main(['{}'])\n"

@@ -19,12 +19,13 @@ import msgspec
 
 from ..openai.connections.auth import ApiKeys
 from ..openai.connections.shares import name_address
-from ..openai.errors import ApiError, as_api_error
+from ..openai.errors import ApiError, as_api_error, overloaded
 from ..openai.limits import Limits
 from ..openai.serving import Caller, Serving
 from .receive_gate import ReceiveGate
 
 _USUAL_MESSAGE_BYTES = 4 << 20  # gRPC's own default; the dearest message of that size takes 60 ms to parse
+_MAX_KEYLESS_CALLS = 64  # answered at once; who does not read its answer stays for write_timeout_s
 _MAX_DETAILS_BYTES = 2000  # of an error's text: a client takes headers of 8 KiB, and these are escaped
 _STATUSES = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -69,7 +70,10 @@ class Call:
 
 
 class Method(msgspec.Struct, frozen=True):
-    """What a call does with its message. is_open: also for callers without a key."""
+    """What a call does with its message.
+
+    is_open: also for callers without a key, whose message is not read.
+    """
 
     run: Callable[[Call, bytes], Awaitable[None]]
     is_open: bool = False
@@ -85,6 +89,7 @@ class CallHandler:
         self._tasks = tasks
         num_places = options.limits.max_total_body_bytes // find_max_message_bytes(options.limits)
         self._gate = ReceiveGate(max(1, num_places))
+        self._keyless_gate = ReceiveGate(_MAX_KEYLESS_CALLS)
 
     def wrap(self, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
         """The handler that gRPC calls."""
@@ -101,9 +106,12 @@ class CallHandler:
         task: Any = asyncio.current_task()
         self._tasks.add(task)
         try:
-            caller = self._identify(context, method.is_open)
-            call = Call(context, caller, self._limits.write_timeout_s)
-            await method.run(call, await self._receive(context, caller))
+            caller = self._identify(context)
+            if caller is None:
+                await self._run_keyless(method, context)
+            else:
+                call = Call(context, caller, self._limits.write_timeout_s)
+                await method.run(call, await self._receive(context, caller))
         except grpc.aio.BaseError:  # the caller is gone
             return None
         except Exception as error:
@@ -112,30 +120,36 @@ class CallHandler:
             self._tasks.discard(task)
         return None
 
-    def _identify(self, context: Context, is_open: bool) -> Caller:
-        """Who calls: by the API key, or by the address where there are no keys."""
+    def _identify(self, context: Context) -> Caller | None:
+        """Who calls: by the API key, None without a right one; by the address where there are no keys."""
         caller = self._keys.identify(_find_key(context))
-        if caller is None and not is_open:
+        if caller is None or caller.key_hash:
+            return caller
+        return Caller(address=find_address(context.peer()))
+
+    async def _run_keyless(self, method: Method, context: Context) -> None:
+        if not method.is_open:
             raise ApiError(
                 HTTPStatus.UNAUTHORIZED,
                 "authorization: an API key of this server, as 'Bearer KEY' (or as x-api-key)",
                 param="authorization",
                 code="invalid_api_key",
             )
-        if caller is not None and caller.key_hash:
-            return caller
-        return Caller(address=find_address(context.peer()))
+        caller = Caller(address=find_address(context.peer()))
+        if not self._keyless_gate.has_place(caller.address):
+            raise overloaded(f"{_MAX_KEYLESS_CALLS} calls without an API key are under way")
+        async with self._keyless_gate.place(caller.address):
+            await method.run(Call(context, caller, self._limits.write_timeout_s), b"")
 
     async def _receive(self, context: Context, caller: Caller) -> bytes:
         """The call's one message. Raises ApiError when it does not come in time, or not at all."""
         timeout_s = self._limits.max_body_s
-        async with self._gate.place(caller.tenant):
-            try:
-                async with asyncio.timeout(timeout_s):
-                    message = cast(object, await context.read())
-            except TimeoutError:
-                text = f"message: within {timeout_s:g} s (max_body_s)"
-                raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="request_timeout") from None
+        try:
+            async with asyncio.timeout(timeout_s), self._gate.place(caller.tenant):
+                message = cast(object, await context.read())
+        except TimeoutError:
+            text = f"message: within {timeout_s:g} s (max_body_s)"
+            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="request_timeout") from None
         if not isinstance(message, bytes):  # the caller has none
             raise ApiError(HTTPStatus.BAD_REQUEST, "message: required", code="missing_message")
         return message

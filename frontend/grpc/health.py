@@ -21,7 +21,10 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """Asks the server each time, so that nobody has to tell it of changes."""
+    """Asks the server each time, so that nobody has to tell it of changes.
+
+    Whoever has no key where one is wanted may check the server as a whole: its message is not read.
+    """
 
     name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 

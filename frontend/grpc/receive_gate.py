@@ -22,11 +22,15 @@ class ReceiveGate:
         self._taken: Counter[str] = Counter()  # by tenant; no entry is 0
         self._waiting: TurnQueue[_Turn] = TurnQueue(_NO_BOUND, _NO_BOUND, _NO_BOUND)
 
+    def has_place(self, tenant: str) -> bool:
+        """Whether `place` would not wait."""
+        share = 1 / len(self._taken.keys() | {tenant})
+        return has_room(1, self._taken.total(), self._taken[tenant], self._num_places, share)
+
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncGenerator[None, None]:
         """Hold a place for the block."""
-        share = 1 / len(self._taken.keys() | {tenant})
-        if has_room(1, self._taken.total(), self._taken[tenant], self._num_places, share):
+        if self.has_place(tenant):
             self._taken[tenant] += 1
         else:
             await self._wait(tenant)

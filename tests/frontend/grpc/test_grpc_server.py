@@ -17,9 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai_fakes import FakeLLM
 from quire.frontend.grpc.calls import CallHandler, find_address
 from quire.frontend.grpc.engine_service import EngineService
+from quire.frontend.grpc.health import HealthService
 from quire.frontend.openai.connections.auth import hash_key
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Caller, Serving
+from quire.frontend.openai.stream import cancel_and_wait
 from quire.ipc.errors import RequestFailedError
 from quire.ipc.sampling_params import RequestOutputKind
 from server_fakes import Peer, Server, run_with_server, watch_drain
@@ -224,28 +226,56 @@ def test_a_key_is_wanted_by_everything_but_the_health_check() -> None:
 
 
 class KeylessContext:
-    """A call without metadata, whose message nobody may ask for."""
+    """A call without metadata, whose message nobody may ask for. Its caller does not read the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "10.0.0.1") -> None:
         self.statuses: list[grpc.StatusCode] = []
+        self.has_answer = asyncio.Event()
+        self._peer = f"ipv4:{address}:56"
 
     def invocation_metadata(self) -> None:
         return None
 
     def peer(self) -> str:
-        return "ipv4:10.0.0.1:56"
+        return self._peer
+
+    async def write(self, _message: bytes) -> None:
+        self.has_answer.set()
+        await asyncio.Event().wait()
 
     async def abort(self, status: grpc.StatusCode, *_: Any) -> None:
         self.statuses.append(status)
 
 
+def make_handlers() -> tuple[Any, Any]:
+    """What gRPC calls for Generate and for the health check, on a server with keys."""
+    serving = Serving(FakeLLM(), ServerOptions(api_key_hashes=(hash_key("one"),)))  # type: ignore[arg-type]
+    calls = CallHandler(serving, set())
+    generate = calls.wrap(EngineService(serving).methods["Generate"])
+    return generate.stream_stream, calls.wrap(HealthService(serving).methods["Check"]).stream_stream
+
+
 def test_a_message_is_not_asked_for_before_the_key_is_checked() -> None:
-    serving: Any = Serving(FakeLLM(), ServerOptions(api_key_hashes=(hash_key("one"),)))  # type: ignore[arg-type]
-    method: Any = EngineService(serving).methods["Generate"]
-    context: Any = KeylessContext()
-    handler: Any = CallHandler(serving, set()).wrap(method)
-    asyncio.run(handler.stream_stream(None, context))
+    context = KeylessContext()
+    asyncio.run(make_handlers()[0](None, context))
     assert context.statuses == [grpc.StatusCode.UNAUTHENTICATED]
+
+
+def test_who_has_no_key_and_reads_no_answer_keeps_nobody_elses_health_check_out() -> None:
+    async def main() -> None:
+        _, check = make_handlers()
+        contexts = [KeylessContext() for _ in range(64)]
+        tasks = [asyncio.ensure_future(check(None, context)) for context in contexts]
+        for context in contexts:
+            await context.has_answer.wait()
+        one_more, other = KeylessContext(), KeylessContext("10.0.0.2")
+        await check(None, one_more)
+        assert one_more.statuses == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        tasks.append(asyncio.ensure_future(check(None, other)))
+        await other.has_answer.wait()
+        await cancel_and_wait(*tasks)
+
+    asyncio.run(main())
 
 
 def test_a_message_that_does_not_come_ends_the_call() -> None:
