@@ -47,17 +47,15 @@ def find_max_message_bytes(limits: Limits) -> int:
 
 
 class Call:
-    """A call whose message has come: who calls, how long its caller waits, and the way to answer."""
+    """A call whose message has come: who calls, and the way to answer.
+
+    A caller's deadline, as its cancelling, cancels the task that runs the call: gRPC's core keeps the time.
+    """
 
     def __init__(self, context: Context, caller: Caller, write_timeout_s: float) -> None:
         self.caller = caller
         self._context = context
         self._write_timeout_s = write_timeout_s
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Seconds to the caller's deadline, None without one."""
-        return self._context.time_remaining()
 
     async def write(self, message: bytes) -> None:
         """Send an answer, or a part; waits while the reader does not read, then raises ApiError."""
