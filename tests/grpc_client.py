@@ -18,14 +18,16 @@ PROTO = Path(package.__file__).with_name("quire_engine.proto")
 @functools.cache
 def make_client() -> tuple[Any, Any]:
     """The modules of messages and of stubs."""
-    folder = tempfile.mkdtemp(prefix="quire-grpc-client")
-    command = ["protoc", f"-I{PROTO.parent}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
-    assert protoc.main([*command, PROTO.name]) == 0
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("quire_engine_pb2"), importlib.import_module("quire_engine_pb2_grpc")
-    finally:
-        sys.path.remove(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["protoc", f"-I{PROTO.parent}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
+        assert protoc.main([*command, PROTO.name]) == 0
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module("quire_engine_pb2"), importlib.import_module(
+                "quire_engine_pb2_grpc"
+            )
+        finally:
+            sys.path.remove(folder)
 
 
 def with_key(key: str) -> tuple[tuple[str, str], ...]:
