@@ -5,7 +5,6 @@ Places for sequences, and bytes for the logprobs of answers, which are collected
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from ...ipc.fair_share import has_room
@@ -21,16 +20,34 @@ class Stay:
     logprobs_bytes: int = 0
 
 
+@dataclass(slots=True)
+class _Taken:
+    """What requests take together."""
+
+    num_sequences: int = 0
+    logprobs_bytes: int = 0
+
+    def count(self, stay: Stay, sign: int) -> None:
+        self.num_sequences += sign * stay.num_sequences
+        self.logprobs_bytes += sign * stay.logprobs_bytes
+
+
+_NOTHING = _Taken()
+
+
 class Room:
     """Counts who takes how much. Raises ApiErrors with status 429."""
 
     def __init__(self, max_logprobs_bytes: int) -> None:
         self._max_logprobs_bytes = max_logprobs_bytes
         self._stays: dict[str, Stay] = {}  # engine request id -> what it takes
-        self._sequences: Counter[str] = Counter()  # by tenant; no entry is 0. So is the next
-        self._logprobs_bytes: Counter[str] = Counter()
-        self.num_sequences = 0
-        self._total_logprobs_bytes = 0
+        self._taken_by: dict[str, _Taken] = {}  # by tenant, of those with requests inside
+        self._taken = _Taken()  # by all
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are inside."""
+        return self._taken.num_sequences
 
     @property
     def request_ids(self) -> list[str]:
@@ -39,35 +56,32 @@ class Room:
 
     def check(self, asked: Stay, max_sequences: int) -> None:
         """ApiError 429 if there is no room for `asked` now. `max_sequences`: places that there are."""
-        own = self._sequences[asked.tenant]
-        share = 1 / len(self._sequences.keys() | {asked.tenant})
-        if not has_room(asked.num_sequences, self.num_sequences, own, max_sequences, share):
+        all_of, own = self._taken, self._taken_by.get(asked.tenant, _NOTHING)
+        share = 1 / (len(self._taken_by) + (own is _NOTHING))
+        if not has_room(asked.num_sequences, all_of.num_sequences, own.num_sequences, max_sequences, share):
             raise overloaded(
-                f"{self.num_sequences} sequences are under way ({own} of them yours), {asked.num_sequences} "
-                f"more are asked for, and at most {max_sequences} may be (max_num_seqs + max_waiting)"
+                f"{all_of.num_sequences} sequences are under way ({own.num_sequences} of them yours), "
+                f"{asked.num_sequences} more are asked for, and at most {max_sequences} may be "
+                "(max_num_seqs + max_waiting)"
             )
-        own, taken = self._logprobs_bytes[asked.tenant], self._total_logprobs_bytes
-        if not has_room(asked.logprobs_bytes, taken, own, self._max_logprobs_bytes, share):
+        max_bytes, taken_bytes = self._max_logprobs_bytes, all_of.logprobs_bytes
+        if not has_room(asked.logprobs_bytes, taken_bytes, own.logprobs_bytes, max_bytes, share):
             raise overloaded(
-                f"logprobs of {asked.logprobs_bytes} bytes, and answers under way may need {taken} ({own} of "
-                f"them yours): at most {self._max_logprobs_bytes} (max_total_logprobs_bytes)"
+                f"logprobs of {asked.logprobs_bytes} bytes, and answers under way may need {taken_bytes} "
+                f"({own.logprobs_bytes} of them yours): at most {max_bytes} (max_total_logprobs_bytes)"
             )
 
     def enter(self, request_id: str, stay: Stay) -> None:
         """Count a request until it leaves."""
         self._stays[request_id] = stay
-        self._count(stay, 1)
+        self._taken.count(stay, 1)
+        self._taken_by.setdefault(stay.tenant, _Taken()).count(stay, 1)
 
     def leave(self, request_id: str) -> None:
         """The request has ended, however it did."""
         stay = self._stays.pop(request_id)
-        self._count(stay, -1)
-        for counter in (self._sequences, self._logprobs_bytes):
-            if not counter[stay.tenant]:
-                del counter[stay.tenant]
-
-    def _count(self, stay: Stay, sign: int) -> None:
-        self.num_sequences += sign * stay.num_sequences
-        self._total_logprobs_bytes += sign * stay.logprobs_bytes
-        self._sequences[stay.tenant] += sign * stay.num_sequences
-        self._logprobs_bytes[stay.tenant] += sign * stay.logprobs_bytes
+        self._taken.count(stay, -1)
+        own = self._taken_by[stay.tenant]
+        own.count(stay, -1)
+        if not own.num_sequences:
+            del self._taken_by[stay.tenant]

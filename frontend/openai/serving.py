@@ -5,6 +5,7 @@ Knows no HTTP. A request enters through `generate`, which counts it, names it, s
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -225,9 +226,13 @@ class Serving:
 
 
 def _drop_content(fields: msgspec.Struct) -> None:
-    for name in fields.__struct_fields__:
-        if name not in _KEPT_FIELDS:
-            setattr(fields, name, None)
+    for name in _list_dropped_fields(type(fields)):
+        setattr(fields, name, None)
+
+
+@functools.cache
+def _list_dropped_fields(kind: type[msgspec.Struct]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name not in _KEPT_FIELDS]
 
 
 def _blame_limits(error: RequestFailedError, params: SamplingParams) -> Exception:

@@ -73,7 +73,8 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
     serving.check_room(params, caller, len(prompts))
     prepared = await prepare_params(serving, params, caller, search)
     inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller, truncation)
-    serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
+    if len(prompts) > 1:  # each alone is checked when it is generated from
+        serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
     return Admitted(prompts, inputs, prepared)
 
 
