@@ -48,7 +48,6 @@ async def create_chat_completion(
     echoed = _find_echo(request)
     job = make_render_job(request, max_model_len, prepared.truncation)
     prompt = await render_chat(serving, job, caller)
-    serving.check_room(params, caller, num_prompt_tokens=len(prompt))
     request_id = make_id("chatcmpl")
     outputs = serving.generate(request_id, prompt, prepared, caller, request)
     if request.stream:

@@ -111,6 +111,7 @@ class _Job:
         options = request.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
         self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
+        self._counts_tokens = not request.stream or self._has_usage or self._always_has_usage
         self._head = CompletionResponse(
             id=make_id("cmpl"), created=int(time.time()), model=serving.model_id, choices=[]
         )
@@ -184,7 +185,8 @@ class _Job:
                 async for output in outputs:
                     if self._hides_output:
                         _hide(output)
-                    self._counter.add(output)
+                    if self._counts_tokens:
+                        self._counter.add(output)
                     if request.echo and place not in self._echoes:
                         ids = output.prompt_token_ids
                         self._echoes[place] = await decode_prompt(self._serving, ids, self._caller)
@@ -232,10 +234,10 @@ class _Job:
 
     def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
         self._note_prompt_logprobs(place, output)
-        chunks = b"".join(self._make_chunk(place, one) for one in output.outputs)
+        chunks = [self._make_chunk(place, one) for one in output.outputs]
         if place in self._echoed_logprobs or place in self._prompt_logprobs:
             self._drop_prompt_logprobs(place)
-        return chunks
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _make_chunk(self, place: int, one: CompletionOutput) -> bytes:
         index = place * self._n + one.index
