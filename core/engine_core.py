@@ -26,6 +26,7 @@ from ..ipc.messages import (
 from ..ipc.request_price import find_held_bytes
 from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
 from ..ipc.token_ids import count_token_ids
+from .clients.request_names import RequestNames
 from .engine_outputs import EngineOutputs
 from .faults.blame import FAILURES_ALONE, Blame
 from .faults.failures import Failures
@@ -92,6 +93,7 @@ class EngineCore:
         self._weights: dict[bytes, float] = {}  # of clients that said one
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
+        self._names = RequestNames()
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
         self._outputs = EngineOutputs(self.counters, self._observations, self._scheduler)
         self._num_arrivals = 0
@@ -131,6 +133,7 @@ class EngineCore:
         live = Request.from_message(request, client, tenant, order, longest, now, self._monotonic())
         self._requests[live.request_id] = live
         self._num_searches += live.group is not None
+        self._names.add(live)
         self._ids_of.setdefault(client, set()).add(live.request_id)
         self.blame.add(live)
         if live.timeout_at is not None or live.queue_timeout_at is not None:
@@ -142,10 +145,16 @@ class EngineCore:
             error = f"{FAILURES_ALONE} engine cores died while it ran alone"
             self.failures.convict(live, ErrorCode.POISON_REQUEST, "core death", error)
 
-    def abort_requests(self, client: bytes, request_ids: Iterable[str]) -> None:
-        """End these requests of this client with ABORT; ids that are not live or not its own are ignored."""
+    def abort_requests(
+        self, client: bytes, request_ids: Iterable[str], names: Iterable[str] = (), tenant: str = ""
+    ) -> None:
+        """End requests with ABORT: this client's own by id, any client's of this tenant (or any) by name.
+
+        What is not live is ignored. Each is answered to its own client.
+        """
         own = self._ids_of.get(client, set()).intersection(request_ids)
-        self._finish([self._requests[request_id] for request_id in own], FinishReason.ABORT)
+        found = {self._requests[request_id] for request_id in own} | self._names.find(names, tenant)
+        self._finish(list(found), FinishReason.ABORT)
 
     def remove_client(self, client: bytes) -> None:
         """End a client's requests without an answer: nobody is there to read it."""
@@ -188,14 +197,15 @@ class EngineCore:
             self._window.note(began, is_start=not self._scheduler.in_flight)
         output = None if self.blame.must_wait else self._scheduler.schedule()
         now = self._clock()
-        if output is None:
-            self._note_free(now)
-        else:
-            self._stats_collector.free_time.note_step(now)
+        free_time = self._stats_collector.free_time
+        if output is not None:
+            free_time.note_step(now)
             self.counters.num_steps += 1
             if output.new_requests:  # they are the last in the step
                 for request in self._scheduler.in_flight[-1].requests[-len(output.new_requests) :]:
                     request.scheduled_time = request.scheduled_time or now
+        elif self._requests and not self._scheduler.in_flight and self.next_schedule_at() is None:
+            free_time.note_free(now)  # what is live does not get on
         self.counters.schedule_s += now - began
         return output
 
@@ -280,11 +290,6 @@ class EngineCore:
         return problems
 
     # -- parts of the above
-
-    def _note_free(self, now: float) -> None:
-        """No step could be formed; with none in flight and none due, what is live does not get on."""
-        if self._requests and not self._scheduler.in_flight and self.next_schedule_at() is None:
-            self._stats_collector.free_time.note_free(now)
 
     def _find_refusal(self, request: EngineCoreRequest) -> str | None:
         if request.request_id in self._requests:
@@ -384,6 +389,7 @@ class EngineCore:
             self._stats_collector.note_end(request)
             del self._requests[request.request_id]
             self._num_searches -= request.group is not None
+            self._names.remove(request)
             self._tenants.leave(request.tenant, request.held_bytes)
             own = self._ids_of[request.client]
             own.discard(request.request_id)

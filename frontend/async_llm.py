@@ -7,7 +7,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Self
 
 from ..ipc.beam_search import BeamSearch, BeamSearchParams
@@ -168,13 +168,14 @@ class AsyncLLM(AsyncUtilityCalls):
         tenant: str = "",
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
+        names: Sequence[str] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, as SamplingParams.output_kind says, until one is `finished`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. A reader that falls
         behind gets deltas merged. sampling_params None takes the model's defaults, and those that
         `prepare_params` has checked are not checked again; request_id None makes one.
-        priority, tenant, timeout_s, queue_timeout_s: as LLMEngine.add_request.
+        priority, tenant, timeout_s, queue_timeout_s: as LLMEngine.add_request. names: for `abort_named`.
         Raises ValueErrors for bad input, RequestFailedError when the engine fails this request,
         EngineDeadError when the engine is gone.
         """
@@ -190,6 +191,7 @@ class AsyncLLM(AsyncUtilityCalls):
             tenant=tenant,
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
+            names=names,
         )
         is_long = self._input_processor.takes_long(prompt, params)
         request = await asyncio.to_thread(process) if is_long else process()
@@ -255,6 +257,14 @@ class AsyncLLM(AsyncUtilityCalls):
         engine_ids = self._output_processor.find_engine_ids(ids) if self._client is not None else []
         if engine_ids:
             self._running_client().abort_requests(engine_ids)
+
+    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
+        """End requests of any client of the engine that came with one of these names; '': of every tenant.
+
+        Those that it does not find it ignores. While the engine `is_recovering` nothing happens.
+        """
+        self._loop.check()
+        self._running_client().abort_named(names, tenant)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None before `start` and with skip_tokenizer_init."""

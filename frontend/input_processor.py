@@ -20,6 +20,7 @@ from ..ipc.beam_search import BeamSearch
 from ..ipc.errors import InputError, PromptError, SamplingParamsError, did_you_mean
 from ..ipc.messages import (
     MAX_CACHE_SALT_LENGTH,
+    MAX_REQUEST_ID_LENGTH,
     MAX_TENANT_LENGTH,
     MAX_TIMEOUT_S,
     EngineCoreRequest,
@@ -116,6 +117,7 @@ class InputProcessor:
         tenant: str = "",
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
+        names: Sequence[str] = (),
     ) -> EngineInput:
         """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
         tenant = _check_name("tenant", make_plain(tenant), 0, MAX_TENANT_LENGTH)
@@ -123,10 +125,18 @@ class InputProcessor:
             name: _check_timeout(name, make_plain(value))
             for name, value in (("timeout_s", timeout_s), ("queue_timeout_s", queue_timeout_s))
         }
+        checked = [_check_name("names", make_plain(name), 1, MAX_REQUEST_ID_LENGTH) for name in names]
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
         tokenized = self.tokenize([prompt], [prepared])[0]
         return self.make_input(
-            request_id, tokenized, prepared, priority, arrival_time, tenant=tenant, **timeouts
+            request_id,
+            tokenized,
+            prepared,
+            priority,
+            arrival_time,
+            tenant=tenant,
+            names=checked,
+            **timeouts,
         )
 
     def tokenize(

@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -26,6 +27,7 @@ from .errors import (
 from .messages import (
     MAX_CLIENT_WEIGHT,
     PROTOCOL_VERSION,
+    AbortRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -168,6 +170,10 @@ class ClientProtocol:
         self.ledger.abort(request_ids)
         for message in make_aborts(request_ids):
             self._send(message)
+
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        """Ask the engine to end requests of any client; while it is away this does nothing."""
+        self._send(AbortRequests([], list(names), tenant))
 
     def start_call(self, method: UtilityMethod) -> int:
         """Call the engine; an engine that is resumed meanwhile is called again. The id of its answer."""

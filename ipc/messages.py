@@ -23,6 +23,7 @@ from .token_lists import TokenLists
 PROTOCOL_VERSION = 3
 
 MAX_REQUEST_ID_LENGTH = 256
+MAX_NAMES = 2  # of a request
 MAX_CACHE_SALT_LENGTH = 128
 MAX_GRAMMAR_LENGTH = 256 * 1024  # characters
 MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
@@ -37,6 +38,7 @@ MAX_TIMEOUT_S = 86400.0 * 7
 OBSERVER_KINDS = frozenset({"supervisor", "ps", "top", "serve"})
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
+RequestName = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_LENGTH)]
 PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 Grammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_LENGTH)]
@@ -175,12 +177,18 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     grammar: Grammar = ""  # that its output follows, as llguidance reads it; empty: none
     extra_args: ExtraArgs = ""  # SamplingParams.extra_args as JSON, for logits processors; empty: none
     beam_search: BeamSearch | None = None  # with logprobs=count_candidates(eos), and no output before its end
+    names: Annotated[list[RequestName], Meta(max_length=MAX_NAMES)] = []  # that AbortRequests may say
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
-    """Each live one ends with ABORT; ids that are unknown or finished are ignored."""
+    """Each live one ends with ABORT; ids and names that are unknown or finished are ignored.
+
+    `request_ids` are the sender's own. `names` are of any client's requests, of `tenant` if it is given.
+    """
 
     request_ids: Annotated[list[RequestId], Meta(max_length=MAX_IDS_PER_ABORT)]
+    names: Annotated[list[RequestName], Meta(max_length=MAX_IDS_PER_ABORT)] = []
+    tenant: Tenant = ""
 
 
 def make_aborts(request_ids: Sequence[str]) -> list[AbortRequests]:

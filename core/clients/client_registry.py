@@ -87,7 +87,7 @@ class ClientRegistry:
             case EngineCoreRequest() if core is not None:
                 core.add_request(identity, message)
             case AbortRequests() if core is not None:
-                core.abort_requests(identity, message.request_ids)
+                core.abort_requests(identity, message.request_ids, message.names, message.tenant)
             case UtilityCall() if core is not None:
                 self._calls.add(identity, message)
             case _ if core is None:

@@ -91,6 +91,7 @@ class Request:
     token_lists: TokenLists
     grammar: str
     extra_args: str
+    names: list[str]
     cache_salt: str
     order: QueueOrder
     queued_time: float
@@ -160,6 +161,7 @@ class Request:
             token_lists=_share_lists(message.token_lists) if message.token_lists.size_bytes else NO_LISTS,
             grammar=_share_grammar(message.grammar) if message.grammar else "",
             extra_args=message.extra_args,
+            names=message.names,
             cache_salt=message.cache_salt,
             order=order,
             queued_time=now,

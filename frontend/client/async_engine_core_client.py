@@ -12,6 +12,7 @@ import contextlib
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 
 from ...ipc.config import EngineConfig
 from ...ipc.errors import EngineDeadError, EngineStartError
@@ -91,6 +92,12 @@ class AsyncMPClient(EngineCoreClient):
             self.check_usable()
             self._protocol.abort_requests(request_ids)
             self._pump()
+
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        """As AsyncLLM's."""
+        self.check_usable()
+        self._protocol.abort_named(names, tenant)
+        self._pump()
 
     async def get_outputs(self) -> list[EngineCoreOutput]:
         """Wait for outputs; called by one task only, which also resolves utility calls.

@@ -14,10 +14,12 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...ipc.errors import QuireError
+from ...ipc.messages import MAX_REQUEST_ID_LENGTH
 from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
 from .bodies.openapi import Routes
 from .bodies.parsing import parse_request
 from .bodies.schema import (
+    AbortRequest,
     ChatCompletion,
     ChatCompletionChunk,
     ChatCompletionRequest,
@@ -28,11 +30,13 @@ from .bodies.schema import (
     ModelCard,
     ModelList,
     ResponsesRequest,
+    StatusResponse,
     TokenizeRequest,
     TokenizeResponse,
     VersionResponse,
 )
 from .connections.auth import CALLER_KEY
+from .endpoints.abort import create_abort
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
 from .endpoints.responses import ResponseEvent, ResponsesResponse, create_response
@@ -42,7 +46,7 @@ from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
 from .metrics import add_routes as add_metrics_routes
 from .serving import Caller, Serving
-from .stream import respond, run_while_connected
+from .stream import REQUEST_ID_HEADER, respond, run_while_connected
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
 T = TypeVar("T", bound=msgspec.Struct)
@@ -128,6 +132,7 @@ def _add_post_routes(routes: Routes, serving: Serving) -> dict[str, Endpoint]:
     add("/v1/responses", ResponsesRequest, create_response, ResponsesResponse, ResponseEvent)
     add("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse)
     add("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse)
+    add("/abort_requests", AbortRequest, create_abort, StatusResponse)
     return endpoints
 
 
@@ -149,6 +154,9 @@ def _make_endpoint(serving: Serving, kind: type[T], handler: Handler[T]) -> Endp
 def _find_caller(http: Request) -> Caller:
     """Who asks: by the API key, or by the address where there are no keys."""
     caller: Caller = http.scope["state"][CALLER_KEY]
+    named = http.headers.get(REQUEST_ID_HEADER.decode(), "")
+    if named and len(named) <= MAX_REQUEST_ID_LENGTH and named.isprintable():
+        caller = msgspec.structs.replace(caller, request_id=named)
     if caller.key_hash or http.client is None:
         return caller
     return msgspec.structs.replace(caller, address=http.client.host)

@@ -40,10 +40,14 @@ _KEPT_FIELDS = {
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys; then `address`, where it is known."""
+    """Who asks. `key_hash`: hex sha256 of the API key, '' without keys; then `address`, where it is known.
+
+    `request_id`: what the caller calls this request (X-Request-Id), '' if it did not say.
+    """
 
     key_hash: str = ""
     address: str = ""
+    request_id: str = ""
 
     @property
     def tenant(self) -> str:
@@ -181,8 +185,11 @@ class Serving:
         prepared: PreparedParams,
         caller: Caller,
         fields: SamplingFields | ResponsesRequest,
+        answer_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """AsyncLLM.generate for one prompt of a request; closing the generator aborts it.
+
+        `answer_id`: what callers abort it by; None: `request_id`.
 
         `fields` loses what has been turned into `prompt` and `prepared`: megabytes that a stream would hold.
         """
@@ -194,6 +201,7 @@ class Serving:
             "tenant": caller.tenant or None,
             "timeout_s": fields.timeout_s,
             "queue_timeout_s": fields.queue_timeout_s,
+            "names": [name for name in (answer_id or request_id, caller.request_id) if name],
         }
         key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
         keywords = {name: value for name, value in asked.items() if value is not None}

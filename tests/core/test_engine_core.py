@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from fakes import (
     VOCAB_SIZE,
@@ -193,6 +194,34 @@ def test_cached_tokens_come_with_the_first_token_and_times_with_the_last():
     assert last.times.queued == began
     assert last.times.scheduled == last.times.first_token == began + 7.0
     assert last.times.last_token == began + 9.0
+
+
+def test_an_abort_by_name_ends_the_requests_of_any_client_but_of_one_tenant_only() -> None:
+    engine = make_engine()
+    for name, client, tenant in (
+        ("a", b"one", "x"),
+        ("b", b"two", "x"),
+        ("c", b"two", "y"),
+        ("d", b"two", "x"),
+    ):
+        request = make_request(name, [1, 2], max_tokens=50, tenant=tenant)
+        names = ["answer", f"own {name}"] if name != "d" else []
+        engine.add(msgspec.structs.replace(request, names=names), client)
+    engine.turn()
+    engine.core.abort_requests(b"three", [], ["own c", "unknown"], "x")
+    assert engine.core.num_unfinished == 4
+    engine.core.abort_requests(b"three", [], ["answer", "own a"], "x")
+    engine.deliver()
+    assert {name: final.finish_reason for name, final in engine.finals.items()} == {
+        "a": FinishReason.ABORT,
+        "b": FinishReason.ABORT,
+    }
+    engine.core.abort_requests(b"three", [], ["answer"])
+    engine.deliver()
+    assert set(engine.finals) == {"a", "b", "c"}
+    engine.run()
+    engine.core.abort_requests(b"three", [], ["answer", "own a"])
+    assert engine.core.check_integrity() == []
 
 
 def test_abort_ends_waiting_running_and_in_flight_requests_once():

@@ -49,6 +49,32 @@ def test_a_whole_answer_whose_client_leaves_frees_its_blocks(served: Served) -> 
     served.wait_until_idle()
 
 
+def test_an_answer_is_aborted_by_its_id_through_another_server_of_the_engine_with_its_key(
+    served: Served,
+) -> None:
+    other = Served("--attach", f"serve-{served.port}", "--api-key", "from-file", env=KEY_IN_ENV)
+    try:
+        with served.client("from-env") as client:
+            asked = {"x-request-id": "mine"}
+            stream = client.completions.create(
+                model="pocket", prompt="Once", stream=True, extra_headers=asked, **ENDLESS
+            )
+            chunks = iter(stream)
+            answer_id = next(chunks).id
+            for key in ("from-file", "from-env"):  # the first is another caller's, and ends nothing
+                with other.client(key) as aborting:
+                    body = {"request_ids": ["unknown", answer_id if key == "from-file" else "mine"]}
+                    told = aborting.with_options(base_url=other.url).post(
+                        "/abort_requests", body=body, cast_to=dict[str, str]
+                    )
+                    assert told == {"status": "ok"}
+                    assert next(chunks).choices[0].finish_reason is None
+            assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "abort"
+    finally:
+        assert other.stop() == 0
+    served.wait_until_idle()
+
+
 def test_the_printed_curl_line_works_as_printed(served: Served) -> None:
     line = next(line for line in served.box.splitlines() if line.strip().startswith("curl "))
     done = subprocess.run(

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.beam_search import EarlyStopping, LengthPenalty
-from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_TIMEOUT_S
+from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_IDS_PER_ABORT, MAX_TIMEOUT_S, RequestName
 from ....ipc.sampling_params import (
     MAX_INT,
     MAX_LOGIT_BIAS,
@@ -227,6 +227,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_strs: bool | None = None
 
 
+class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /abort_requests: ids of answers, or what X-Request-Id called the requests."""
+
+    request_ids: Annotated[list[RequestName], Meta(min_length=1, max_length=MAX_IDS_PER_ABORT)]
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
 
@@ -422,7 +428,7 @@ class VersionResponse(msgspec.Struct):
 
 
 class StatusResponse(msgspec.Struct):
-    """Answer of /live and /ready."""
+    """Answer of /live, /ready and /abort_requests."""
 
     status: str
 

@@ -178,7 +178,7 @@ class _Job:
         request = self._request
         request_id = f"{self._head.id}-{place}"
         generate = self._serving.generate(
-            request_id, self._take_input(place), self._prepared, self._caller, request
+            request_id, self._take_input(place), self._prepared, self._caller, request, self._head.id
         )
         try:
             async with aclosing(generate) as outputs:

@@ -64,6 +64,7 @@ class FakeLLM:
         self.dead_error: Exception | None = None
         self.num_shutdowns = 0
         self.answered_stats = make_stats()
+        self.named_aborts: list[tuple[list[str], str]] = []
 
     @property
     def errored(self) -> bool:
@@ -112,6 +113,9 @@ class FakeLLM:
     async def abort(self, request_ids: list[str]) -> None:
         self.aborted.update(request_ids)
         self.gate.set()
+
+    def abort_named(self, names: list[str], tenant: str) -> None:
+        self.named_aborts.append((names, tenant))
 
     def prepare_params(
         self, params: SamplingParams, encoded: Any = None, *, search: BeamSearch | None = None

@@ -535,6 +535,35 @@ def test_callers_with_different_keys_share_no_cache_and_have_names_of_their_own(
     run_with_app(scenario, ServerOptions(api_key_hashes=(hash_key("one"), hash_key("two"))))
 
 
+ABORTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "request_ids"),
+    ({"request_ids": []}, "request_ids"),
+    ({"request_ids": "x"}, "request_ids"),
+    ({"request_ids": ["x" * 257]}, "request_ids[0]"),
+    ({"request_ids": ["x"] * 2049}, "request_ids"),
+    ({"request_id": "x"}, "request_id"),
+]
+
+
+def test_aborts_reach_the_engine_with_the_callers_key_and_requests_their_names() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        key = {"authorization": "Bearer one"}
+        answer = await client.post(CHAT, chat(), **key, **{"x-request-id": "mine"})
+        assert llm.calls[0].keywords["names"] == [answer.json["id"], "mine"]
+        prompts = {"model": "fake", "prompt": ["a", "b"]}
+        answer = await client.post("/v1/completions", prompts, **key, **{"x-request-id": "x" * 300})
+        assert [call.keywords["names"] for call in llm.calls[1:]] == [[answer.json["id"]]] * 2
+        assert (await client.post("/abort_requests", {"request_ids": ["a", "b"]}, **key)).status == 200
+        assert llm.named_aborts == [(["a", "b"], hash_key("one")[:16])]
+        for body, param in ABORTS:
+            refused = await client.post("/abort_requests", body, **key)
+            assert (refused.status, refused.error["param"]) == (400, param)
+        assert (await client.post("/abort_requests", {"request_ids": ["a"]})).status == 401
+        assert len(llm.named_aborts) == 1
+
+    run_with_app(scenario, ServerOptions(api_key_hashes=(hash_key("one"),)))
+
+
 def test_a_draining_server_takes_nothing_new_and_finishes_what_runs() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
         llm.gate.clear()
