@@ -15,12 +15,12 @@ class RequestNames:
 
     def add(self, request: Request) -> None:
         """A request has come."""
-        for name in request.names:
+        for name in _list_names(request):
             self._requests.setdefault(name, set()).add(request)
 
     def remove(self, request: Request) -> None:
         """A request has ended."""
-        for name in request.names:
+        for name in _list_names(request):
             named = self._requests.get(name, set())
             named.discard(request)
             if not named:
@@ -30,3 +30,8 @@ class RequestNames:
         """Live requests with one of the names; '' stands for every tenant."""
         found = {request for name in names for request in self._requests.get(name, ())}
         return {request for request in found if not tenant or request.tenant.name == tenant}
+
+
+def _list_names(request: Request) -> list[str]:
+    """Its names and its id, which live views show; nothing of a request that came without names."""
+    return [*request.names, request.request_id] if request.names else []

@@ -12,7 +12,7 @@ from enum import StrEnum
 from ...ipc.token_ids import TOKEN_SIZE_BYTES
 from ..scheduling.request import Request
 
-_NUM_EVICTED = 2**16
+_NUM_EVICTED = 2**15
 _NUM_FIRST_BLOCKS = 2**12
 
 

@@ -13,6 +13,8 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.step_limits import ATTEMPTS_AT_FLOOR
 from ...frontend.input_processor import EngineInput
@@ -172,6 +174,7 @@ class _Run:
                 stop_token_ids=list(range(VOCAB_SIZE - plan.num_stops, VOCAB_SIZE)),
                 output_kind=RequestOutputKind.DELTA,
             )
+            request = msgspec.structs.replace(request, names=[plan.name])
             self._lives[plan.name] = _Life(plan, client, request, self._timeline.now)
             self.outcome.num_requests += 1
             return EngineInput(
@@ -182,8 +185,12 @@ class _Run:
 
     def _abort(self, plan: SimRequest) -> None:
         life = self._lives.get(plan.name)
-        if life is not None:
+        if life is None:
+            return
+        if plan.priority:  # which has no bearing on aborts, and so chooses between the two ways
             life.client.abort(plan.name)
+        else:
+            self._clients[(plan.client + 1) % len(self._clients)].abort_named(plan.name)
 
     def _take_output(self, output: RequestOutput) -> None:
         life = self._lives[output.request_id]

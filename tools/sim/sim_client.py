@@ -106,6 +106,15 @@ class SimClient:
 
         self._when_awake(abort_now)
 
+    def abort_named(self, name: str) -> None:
+        """Abort a request of any client by its name; lost while the engine cannot be reached."""
+
+        def abort_now() -> None:
+            self._protocol.abort_named([name], "")
+            self._link.send_waiting(self._timeline.now)
+
+        self._when_awake(abort_now)
+
     # -- faults
 
     def crash(self) -> None:
