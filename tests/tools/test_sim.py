@@ -19,11 +19,13 @@ from quire.core.faults.blame import Blame
 from quire.core.faults.death_journal import DeathJournal
 from quire.core.faults.step_limits import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
+from quire.core.scheduling.scheduler import Scheduler
 from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.output_processor import RequestState
 from quire.ipc.client_protocol import ClientProtocol
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, Welcome
 from quire.ipc.request_ledger import RequestLedger
+from quire.ipc.step import SchedulerOutput
 from quire.tools.sim.run import run_scenario
 from quire.tools.sim.scenario import FaultKind, PoisonKind, draw_scenario
 from quire.tools.sim.shrink import find_violation, shrink
@@ -207,6 +209,19 @@ def break_block_free(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KVCacheManager, "free", free)
 
 
+def break_progress(patch: pytest.MonkeyPatch) -> None:
+    """Now and then an idle engine forms no step although a request waits."""
+    original = Scheduler.schedule
+    num_idle = 0
+
+    def schedule(self: Scheduler) -> SchedulerOutput | None:
+        nonlocal num_idle
+        num_idle += not self.in_flight
+        return None if not self.in_flight and num_idle % 5 == 0 else original(self)
+
+    patch.setattr(Scheduler, "schedule", schedule)
+
+
 def break_journal(patch: pytest.MonkeyPatch) -> None:
     """Nobody remembers which request was alone when a core died."""
     patch.setattr(DeathJournal, "note_alone", lambda _self, _request_id: None)
@@ -272,6 +287,7 @@ BREAKS = [
     (break_merge_in_ledger, 145),
     (break_merge_by_position, 23),
     (break_block_free, 0),
+    (break_progress, 0),
 ]
 
 
