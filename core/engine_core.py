@@ -186,7 +186,7 @@ class EngineCore:
 
     def next_schedule_at(self) -> float | None:
         """When `schedule` is to be called again though nothing arrives; None if never. Monotonic clock."""
-        return None if self.blame.must_wait else self._scheduler.policy.next_schedule_at()
+        return None if self.blame.must_wait else self._scheduler.next_schedule_at()
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step for the worker; None if run_ahead steps are in flight, it is too early for the

@@ -9,6 +9,7 @@ that were in flight, and had got no further since the death before.
 
 from __future__ import annotations
 
+import math
 from enum import Enum, auto
 
 from ..scheduling.request import Request, drop_finished
@@ -34,7 +35,7 @@ class Blame:
         self._scheduler = scheduler
         self._groups: list[list[Request]] = []  # the last is under test
         self._must_begin = False  # its test waits for the steps in flight, which are of anybody
-        self._num_known: dict[str, int] = {}  # output tokens of its members when its test began
+        self._num_known: dict[str, float] = {}  # output tokens of its members when its test began
         self._died_at: dict[str, int] = {}  # output tokens of requests at the last death, of those in flight
         self._num_deaths = 0
         self._num_alone = 0  # failures of the one request that is under test
@@ -152,7 +153,7 @@ class Blame:
             return
         group = self._groups[-1]
         self._scheduler.policy.run_only(group)
-        self._num_known = {request.request_id: request.num_output_tokens for request in group}
+        self._num_known = {request.request_id: _count_known(request) for request in group}
 
     @property
     def _has_cleared_group(self) -> bool:
@@ -162,3 +163,13 @@ class Blame:
     def _is_cleared(self, request: Request) -> bool:
         is_further = request.num_output_tokens > self._num_known[request.request_id]
         return is_further or request.finish_reason is not None
+
+
+def _count_known(request: Request) -> float:
+    """Tokens beyond which a request under test is cleared.
+
+    A beam search begins anew with every core: that it gets as far as before clears it of no core's death.
+    """
+    if request.group is not None and request.num_attempts >= SUSPECT_ATTEMPTS:
+        return math.inf
+    return request.num_output_tokens

@@ -30,6 +30,7 @@ class Failures:
         self._limits = StepLimits(
             config.max_num_batched_tokens, config.max_num_seqs, can_split=config.enable_chunked_prefill
         )
+        self._at_floor: tuple[Request, int] | None = None  # who failed alone for memory, with so many tokens
         self._poison_reports: list[PoisonReport] = []
 
     @property
@@ -45,6 +46,10 @@ class Failures:
     def note_step(self) -> None:
         """A step went well: its tokens have been taken."""
         self._blame.note_step()
+        if self._at_floor is not None:
+            request, num_known = self._at_floor
+            if request.finish_reason is not None or request.num_output_tokens > num_known:
+                self._forget_floor()
         if self._limits.note_success():
             self._scheduler.batch.limit_steps(*self.step_limits)
 
@@ -93,11 +98,21 @@ class Failures:
     def _shrink_steps(self, failed: StepFailed) -> None:
         """As `fail_step`, for want of memory; a request that is too large alone ends with OUT_OF_MEMORY."""
         step, limits = self._scheduler.in_flight[0], self._limits
-        may_retry = limits.shrink(step.num_scheduled_tokens, len(step.rows))
         requests = drop_finished(step.requests)
+        if self._at_floor is not None and requests != [self._at_floor[0]]:
+            self._forget_floor()
+        may_retry = limits.shrink(step.num_scheduled_tokens, len(step.rows))
         self._blame.take_shortage()
         self._scheduler.batch.limit_steps(*self.step_limits)
+        if limits.is_at_floor and requests:
+            self._at_floor = requests[0], requests[0].num_output_tokens
+        else:
+            self._forget_floor()
         if not may_retry:
-            limits.forget_failures()
+            self._forget_floor()
             for request in requests:
                 self.convict(request, ErrorCode.OUT_OF_MEMORY, "step", failed.error, failed.step_id)
+
+    def _forget_floor(self) -> None:
+        self._at_floor = None
+        self._limits.forget_failures()

@@ -42,13 +42,17 @@ class StepLimits:
         self.max_rows = min(self.max_rows, num_rows_now, self.max_tokens)
         return True
 
+    @property
+    def is_at_floor(self) -> bool:
+        """Whether a step failed that cannot be made smaller, and nobody has ended for it."""
+        return self._num_failures_at_floor > 0
+
     def forget_failures(self) -> None:
-        """The request that was alone in its smallest step was failed."""
+        """The request that was alone in its smallest step has got further, or has ended."""
         self._num_failures_at_floor = 0
 
     def note_success(self) -> bool:
         """A step went well. True when the limits have grown."""
-        self._num_failures_at_floor = 0
         is_full = self.max_tokens == self._most_tokens and self.max_rows == self._most_rows
         if is_full and self._patience == FIRST_PATIENCE:
             return False

@@ -94,7 +94,9 @@ class KVCacheManager:
         for block_id in child.block_ids:
             self.pool.acquire(block_id)
         child.block_hashes = parent.block_hashes[:num_full]
-        child.num_indexed_blocks = min(parent.num_indexed_blocks, num_full)
+        child.num_indexed_blocks = num_full  # the parent tells the index of those
+        if self._hasher is not None:
+            child.next_index_at = (num_full + 1) * self.block_size
         return parent.block_ids[num_full] if rest else None
 
     def count_missing(self, request: Request) -> int:

@@ -85,6 +85,8 @@ class BeamScheduler:
         assert beam.row is not None
         if (fork := group.forks.pop(beam.row, None)) is not None:
             self._enter_fork(step, beam, beam.row, fork)
+            if beam.row != request.row and beam.row not in group.used_rows:
+                group.used_rows.append(beam.row)
         step.token_budget -= num_tokens
         step.rows.append(beam.row)
         step.num_tokens.append(num_tokens)
@@ -177,18 +179,16 @@ class BeamScheduler:
         for place, parent in enumerate(survivors):
             parent = parents[parent]
             is_first = first_of[survivors[place]] == place
-            group.beams.append(parent if is_first else self._make_child(request, group, parent))
+            group.beams.append(parent if is_first else self._make_child(group, parent))
         for beam, running in zip(group.beams, group.search.running, strict=True):
             self._continue_beam(group, beam, running)
         num_after = sum(len(beam.block_ids) for beam in group.beams)
         self._policy.note_block(request, num_after - num_before)
         self._lacking.append(request)
 
-    def _make_child(self, request: Request, group: BeamGroup, parent: Request) -> Request:
+    def _make_child(self, group: BeamGroup, parent: Request) -> Request:
         """One more beam that continues `parent`."""
         row = group.free_rows.pop()
-        if row != request.row and row not in group.used_rows:
-            group.used_rows.append(row)
         child = replace(parent, row=row)
         copied = self._manager.fork(parent, child)
         assert parent.row is not None

@@ -53,6 +53,7 @@ class Scheduler:
         self.in_flight = self.batch.in_flight
         self.beams = BeamScheduler(self.batch, self.policy, self._size_chunk, self._preempt)
         self._next_step_id = 0
+        self._lacks_work = False  # when a step was last to be formed
         self._num_untried = 0  # requests that came, or came back, after the last step was put together
 
     # -- entering and leaving
@@ -105,10 +106,15 @@ class Scheduler:
 
     # -- one step
 
+    def next_schedule_at(self) -> float | None:
+        """When `schedule` may form a step though nothing happens before; None if that cannot be."""
+        return None if self._lacks_work else self.policy.next_schedule_at()
+
     def schedule(self) -> SchedulerOutput | None:
         """The next step; None if run_ahead are in flight, the policy says not yet, or nothing can run now."""
         if len(self.in_flight) >= self._config.run_ahead:
             return None
+        self._lacks_work = False
         not_before = self.policy.next_schedule_at()
         if not_before is not None and self.policy.monotonic() < not_before:
             return None
@@ -125,6 +131,7 @@ class Scheduler:
             step.long_prefill_budget = min(step.long_prefill_budget, self._long_threshold)
         for request in self.policy.choose_prompts(step, prefills):
             self._schedule_prompt(step, request)
+        self._lacks_work = not step.rows
         return self._launch(step) if step.rows else None
 
     def _schedule_decodes(self, step: Step, requests: list[Request]) -> list[Request]:

@@ -19,9 +19,11 @@ from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.step_limits import ATTEMPTS_AT_FLOOR
 from ...frontend.input_processor import EngineInput
 from ...frontend.outputs import RequestOutput
+from ...ipc.beam_search import BeamSearch
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.sampling_params import RequestOutputKind
-from .fake_worker import VOCAB_SIZE, expected_output, make_request
+from ...ipc.token_ids import decode_token_ids
+from .fake_worker import VOCAB_SIZE, expected_beams, expected_output, make_request
 from .network import FIRST_MOMENT, Network, Timeline
 from .scenario import MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRequest
 from .sim_client import SimClient, Violation
@@ -173,6 +175,8 @@ class _Run:
                 max_tokens=plan.max_tokens,
                 stop_token_ids=list(range(VOCAB_SIZE - plan.num_stops, VOCAB_SIZE)),
                 output_kind=RequestOutputKind.DELTA,
+                eos_token_ids=[] if plan.beam_width is None else list(range(plan.num_stops)),
+                beam_search=None if plan.beam_width is None else BeamSearch(plan.beam_width),
             )
             request = msgspec.structs.replace(request, names=[plan.name])
             self._lives[plan.name] = _Life(plan, client, request, self._timeline.now)
@@ -195,14 +199,17 @@ class _Run:
     def _take_output(self, output: RequestOutput) -> None:
         life = self._lives[output.request_id]
         _require(life.final is None, f"{output.request_id} goes on after its end")
+        if output.finished:
+            life.final, life.ended_at = output, self._timeline.now
+        if life.plan.beam_width is not None:
+            _require(output.finished, f"{output.request_id} has an output before its end")
+            return
         life.tokens += output.outputs[0].token_ids
         expected, _ = expected_output(life.request, MAX_MODEL_LEN)
         _require(
             life.tokens == expected[: len(life.tokens)],
             f"{output.request_id} has {life.tokens}, its golden tokens are {expected}",
         )
-        if output.finished:
-            life.final, life.ended_at = output, self._timeline.now
 
     # -- what must hold
 
@@ -255,7 +262,11 @@ class _Run:
             case "stop" | "length":
                 expected = expected_output(life.request, MAX_MODEL_LEN)
                 is_right = (life.tokens, reason) == (expected[0], str(expected[1]))
-                is_right = is_right and (plan.poison is None or len(life.tokens) <= plan.poison_from)
+                num_tokens = len(life.tokens)
+                if plan.beam_width is not None:
+                    is_right = _has_expected_beams(life.request, final)
+                    num_tokens = max(len(one.token_ids) for one in final.outputs)
+                is_right = is_right and (plan.poison is None or num_tokens <= plan.poison_from)
             case "abort":
                 timed_out = plan.timeout_s is not None and lasted_s >= plan.timeout_s
                 is_right = plan.abort_at is not None or timed_out
@@ -265,6 +276,8 @@ class _Run:
                 is_right = plan.poison == "memory" or self._num_shortages >= ATTEMPTS_AT_FLOOR
             case "bad_logits":
                 is_right = plan.poison == "logits"
+            case "refused":
+                is_right = plan.beam_width is not None  # too wide, or with too few blocks
             case "overloaded":
                 is_right = not self._was_accepted[plan.name]
             case "queue_timeout":
@@ -297,3 +310,11 @@ def run_scenario(scenario: Scenario) -> Outcome:
 def _require(holds: bool, problem: str) -> None:
     if not holds:
         raise Violation(problem)
+
+
+def _has_expected_beams(request: EngineCoreRequest, final: RequestOutput) -> bool:
+    found = [(one.token_ids, one.beam_score, one.finish_reason) for one in final.outputs]
+    return found == [
+        (decode_token_ids(one.logprobs.token_ids), one.score, str(one.finish_reason))
+        for one in expected_beams(request, MAX_MODEL_LEN)
+    ]

@@ -67,6 +67,7 @@ class SimRequest:
     queue_timeout_s: float | None = None
     poison: PoisonKind | None = None
     poison_from: int = 0  # output position from which the poison works
+    beam_width: int | None = None  # of a beam search
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
     shared = (7,) * rng.choice([0, 0, 8, 11, 16])
     own = tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 8)))
     poison = rng.choice(get_args(PoisonKind)) if rng.random() < 0.08 else None
+    searches = random.Random(f"{index} {at}")  # apart from the rest, which other seeds rely on
     return SimRequest(
         name=f"r{index}",
         client=rng.randrange(num_clients),
@@ -175,6 +177,7 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
         queue_timeout_s=rng.uniform(0.05, 1.0) if rng.random() < 0.1 else None,
         poison=poison,
         poison_from=rng.choice([0, 3]) if poison else 0,
+        beam_width=searches.choice([None] * 5 + [1, 2, 3]),
     )
 
 
