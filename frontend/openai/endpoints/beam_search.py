@@ -39,7 +39,8 @@ def read_beam_search(request: CompletionRequest | ChatCompletionRequest) -> Beam
     if request.response_format not in (None, _NO_FORMAT):
         raise FieldError("response_format", request.response_format, "not given with use_beam_search=true")
     penalty = 1.0 if request.length_penalty is None else request.length_penalty
-    return BeamSearch(request.n or 1, penalty, request.early_stopping or False)
+    width: int | None = getattr(request, "n", None)
+    return BeamSearch(width or 1, penalty, request.early_stopping or False)
 
 
 def make_search_params(params: SamplingParams) -> SamplingParams:
