@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from .ipc.sampling_params import RequestOutputKind as RequestOutputKind
     from .ipc.sampling_params import SamplingParams as SamplingParams
+    from .ipc.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from .worker.sampling.logits_processor import LogitsProcessor as LogitsProcessor
     from .worker.sampling.logits_processor import LogitsRequest as LogitsRequest
 
@@ -33,6 +34,7 @@ _HOME_OF = {
     "RepetitionDetectionParams": "ipc.repetition_detection",
     "SamplingParams": "ipc.sampling_params",
     "RequestOutputKind": "ipc.sampling_params",
+    "StructuredOutputsParams": "ipc.structured_outputs",
     # For a module of logits processors; this one loads torch.
     "LogitsProcessor": "worker.sampling.logits_processor",
     "LogitsRequest": "worker.sampling.logits_processor",

@@ -231,6 +231,7 @@ class AsyncLLM(AsyncUtilityCalls):
         self,
         params: SamplingParams,
         encoded_bad_words: list[list[int]] | None = None,
+        grammar: str | None = None,
         *,
         search: BeamSearch | None = None,
     ) -> PreparedParams:
@@ -242,7 +243,7 @@ class AsyncLLM(AsyncUtilityCalls):
         self._running_client()
         if search is not None:
             return self._input_processor.prepare_beam_search(params, search, "n")
-        return self._input_processor.prepare_params(params, encoded_bad_words)
+        return self._input_processor.prepare_params(params, encoded_bad_words, grammar)
 
     async def wait_until_dead(self) -> None:
         """Returns when the engine is gone for good, with `dead_error` set, or after `shutdown`."""

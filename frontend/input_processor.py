@@ -35,6 +35,7 @@ from ..ipc.sampling_params import (
 )
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
+from .structured_outputs.compiler import GrammarCompiler
 from .text.tokenizer import Tokenizer
 from .truncation import Truncation, find_truncation
 
@@ -105,6 +106,7 @@ class InputProcessor:
     def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
         self._facts = facts
         self._tokenizer = tokenizer
+        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
 
     def process(
         self,
@@ -170,16 +172,23 @@ class InputProcessor:
             text = prompt.get("prompt") or prompt.get("prompt_token_ids")
         if hasattr(text, "__len__") and len(text) > (_LONG_TEXT if isinstance(text, str) else _LONG_IDS):
             return True
-        words = params.bad_words if isinstance(params, SamplingParams) else None
+        if not isinstance(params, SamplingParams):
+            return False
+        if params.structured_outputs is not None:  # to compile a grammar takes milliseconds
+            return True
+        words = params.bad_words
         return words is not None and sum(map(len, words)) > _LONG_TEXT // 2  # each is encoded twice
 
     def prepare_params(
-        self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
+        self,
+        params: SamplingParams,
+        encoded_bad_words: list[list[int]] | None = None,
+        grammar: str | None = None,
     ) -> PreparedParams:
         """Check parameters once for all requests that they are given to.
 
         `encoded_bad_words`: token ids of `list_bad_word_texts`, where they have been encoded elsewhere.
-        Raises SamplingParamsError.
+        `grammar`: of structured_outputs, where it has been compiled elsewhere. Raises SamplingParamsError.
         """
         if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SamplingParamsError("sampling_params", params, "a SamplingParams")
@@ -190,9 +199,20 @@ class InputProcessor:
         return PreparedParams(
             params,
             pack_token_lists(params, bad_words, self._facts.vocab_size),
+            self._compile(params) if grammar is None else grammar,
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
             truncation=find_truncation(params, self._facts),
         )
+
+    def _compile(self, params: SamplingParams) -> str:
+        """The grammar that the output follows, empty for none."""
+        if params.structured_outputs is None:
+            return ""
+        if self._grammars is None:
+            raise SamplingParamsError(
+                "structured_outputs", params.structured_outputs.kind, "None: there is no tokenizer"
+            )
+        return self._grammars.compile(params.structured_outputs)
 
     def prepare_beam_search(
         self, params: SamplingParams, search: BeamSearch, width_name: str = "beam_width"

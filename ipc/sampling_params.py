@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from .errors import SamplingParamsError
 from .repetition_detection import RepetitionDetectionParams, check_repetition_detection
+from .structured_outputs import StructuredOutputsParams, check_renamed
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -72,7 +73,20 @@ Stops = Annotated[
 TruncationSide = Literal["left", "right"]  # where a prompt is cut
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class _ChecksNames(msgspec.StructMeta):
+    """Says of a field that has another name today what it is; costs nothing where all names are known."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*args, **fields)
+        except TypeError:
+            check_renamed(fields)
+            raise
+
+
+class SamplingParams(
+    msgspec.Struct, metaclass=_ChecksNames, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Sampling and stopping of one request; what a field means is its description.
 
     Temperature 0 forces top_p=1, top_k=0, min_p=0. Noise is a function of (seed, output position) only.
@@ -82,6 +96,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     stop_token_ids: end generation, as `stop` does.
     logprob_token_ids: exactly these, and the token itself, have a logprob at each position of the output.
     extra_args: plain JSON values for the engine's logits processors, by name.
+    structured_outputs: what the output has to look like; it is made a grammar when a request is added.
 
     Raises SamplingParamsError (a ValueError) on construction and from `verify`.
     """
@@ -137,6 +152,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     truncation_side: Annotated[
         TruncationSide, Meta(description="left: the prompt's last tokens are kept")
     ] = "left"
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.verify()
@@ -342,6 +358,12 @@ def _check_side(value: Any) -> TruncationSide:
     return "right" if value == "right" else "left"
 
 
+def _check_structured(value: Any) -> StructuredOutputsParams:
+    if not isinstance(value, StructuredOutputsParams):
+        raise SamplingParamsError("structured_outputs", value, "None or StructuredOutputsParams")
+    return value
+
+
 def _check_text(name: str, text: Any, allowed: str) -> None:
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
         raise SamplingParamsError(name, text, allowed)
@@ -448,6 +470,7 @@ _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "extra_args": _check_extra_args,
     "truncate_prompt_tokens": _check_truncation,
     "truncation_side": _check_side,
+    "structured_outputs": _check_structured,
 }
 # (field, default, its check): a value that is the default itself needs none.
 _CHECKS = [

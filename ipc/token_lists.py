@@ -30,6 +30,10 @@ MAX_BAD_WORD_FORMS = 2 * MAX_BAD_WORDS  # at a text's beginning, and after a spa
 MAX_LISTS_BYTES = MAX_VOCAB_SIZE // 8 + TOKEN_SIZE_BYTES * (
     MAX_BAD_WORD_TOKENS + MAX_BAD_WORD_FORMS + 2 * MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + MAX_LOGPROB_TOKEN_IDS
 )
+_UNPACKED = (
+    *("allowed_token_ids", "stop_token_ids", "logit_bias", "logprob_token_ids", "bad_words", "stop"),
+    *("extra_args", "structured_outputs"),
+)
 
 
 class TokenLists(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -76,15 +80,13 @@ def pack_token_lists(
 
 def drop_packed(params: SamplingParams) -> None:
     """Leave out of `params` what travels beside it, and the texts that only a frontend knows."""
-    params.allowed_token_ids = params.stop_token_ids = params.logit_bias = None
-    params.bad_words = params.stop = params.logprob_token_ids = params.extra_args = None
+    for name in _UNPACKED:
+        setattr(params, name, None)
 
 
 def has_unpacked(params: SamplingParams) -> bool:
     """Whether `params` holds what `drop_packed` leaves out."""
-    has_ids = params.allowed_token_ids or params.stop_token_ids or params.logit_bias
-    has_texts = params.bad_words or params.stop or params.extra_args
-    return bool(has_ids or has_texts or params.logprob_token_ids)
+    return any(getattr(params, name) for name in _UNPACKED)
 
 
 def unpack_bad_words(lists: TokenLists) -> list[bytes]:

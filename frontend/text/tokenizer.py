@@ -79,8 +79,13 @@ class Tokenizer:
     @cached_property
     def all_special_ids(self) -> frozenset[int]:
         """Ids that decoding leaves out when special tokens are skipped."""
+        return frozenset(self.special_token_texts)
+
+    @cached_property
+    def special_token_texts(self) -> dict[int, str]:
+        """By id, the texts of the tokens that decoding leaves out when special tokens are skipped."""
         added = self.backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        return {token_id: token.content for token_id, token in added.items() if token.special}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds BOS and the like where the model wants them.

@@ -1,0 +1,185 @@
+"""GrammarCompiler: takes a grammar text to llguidance, with limits, before a request that has it may run.
+
+The compiler here has a vocabulary of single bytes and the model's special tokens: what a grammar is, and
+what it costs to compile, depends on no others. llguidance is imported by the first grammar.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...ipc.errors import SamplingParamsError
+from ...ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
+from ..text.tokenizer import Tokenizer
+from . import keywords
+from .grammar_text import GrammarText, make_grammar_text, wrap_schema
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+MAX_COMPILE_S = 2.0  # of processor time; a worker compiles what passes once more, with all its rows waiting
+_MAX_TRIES = 100  # schemas within a schema that are compiled to find which one is refused
+_MAX_KEPT = 128
+_MAX_SAID = 400  # characters of a compiler's message
+_PANIC = "PanicException"  # of llguidance's Rust: no Exception, and not to be imported
+# What llguidance says -> what is allowed, where its own words are for others.
+_SAYINGS = {
+    "oneOf constraints are not supported": "oneOf of schemas of which only one can hold, as their types or a "
+    "const in each say; anyOf takes others",
+    "NoExtension": "what some output can satisfy",
+}
+_UNSATISFIABLE = "nsatisfiable"  # "Unsatisfiable schema: ... is unsatisfiable"
+_LIMIT_WORDS = ("too big", "too large", "too complex", "too many", "limit", "fuel")
+
+
+class GrammarCompiler:
+    """Makes and checks the grammars of requests; what was taken once is not compiled again."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._taken: dict[bytes, str] = {}
+
+    def compile(self, params: StructuredOutputsParams, place: str | None = None) -> str:
+        """EngineCoreRequest.grammar of `params`; some milliseconds, and rarely more than MAX_COMPILE_S.
+
+        `place`: the field that they were made of, for errors. Raises SamplingParamsError.
+        """
+        key = make_key(params)
+        if (known := self._taken.get(key)) is not None:
+            return known
+        if params.whitespace_pattern is not None:
+            self._check_alone("structured_outputs.whitespace_pattern", params.whitespace_pattern)
+        grammar = make_grammar_text(params, place)
+        self._check(grammar)
+        if len(self._taken) >= _MAX_KEPT:
+            self._taken.clear()
+        self._taken[key] = grammar.text
+        return grammar.text
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        return _make_vocabulary(self._tokenizer)
+
+    def _check_alone(self, place: str, regex: str) -> None:
+        if (said := self._try(make_grammar_text(StructuredOutputsParams(regex=regex)).text)) is not None:
+            raise SamplingParamsError(place, regex, _explain(said))
+
+    def _check(self, grammar: GrammarText) -> None:
+        _ = self._vocabulary  # with llguidance's import, which is no grammar's work
+        started = time.thread_time()
+        said = self._try(grammar.text)
+        took_s = time.thread_time() - started
+        if said is None and took_s > MAX_COMPILE_S:
+            said = f"it took {took_s:.1f} s to compile, and the limit is {MAX_COMPILE_S:g} s"
+        if said is None:
+            return
+        place, value = grammar.place, grammar.value
+        if grammar.schema is not None:
+            value = grammar.schema
+            if took_s < MAX_COMPILE_S / _MAX_TRIES:
+                place, value = self._find_place(grammar.schema, place, said)
+        raise SamplingParamsError(place, value, _explain(said))
+
+    def _try(self, text: str) -> str | None:
+        """What is wrong with a grammar, None if nothing is."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
+        try:
+            matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
+            if not matcher.is_error() and not matcher.is_accepting():
+                matcher.compute_bitmask()
+            return matcher.get_error() or None
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            return f"llguidance fails: {error}"
+
+    def _find_place(self, schema: dict[str, Any], place: str, said: str) -> tuple[str, Any]:
+        """Place and value of the innermost schema of which alone the compiler says the same."""
+        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        num_left = _MAX_TRIES
+        while True:
+            for where, part in _list_parts(schema):
+                num_left -= 1
+                if num_left < 0:
+                    return place, schema
+                if isinstance(part, dict) and _is_same(self._try(wrap_schema(shared | part)), said):
+                    place, schema = f"{place}.{where}", part
+                    break
+            else:
+                return place, schema
+
+
+def make_key(params: StructuredOutputsParams) -> bytes:
+    """What equal parameters have in common, whatever Python objects they hold. Raises SamplingParamsError."""
+    try:
+        return msgspec.msgpack.encode(msgspec.structs.astuple(params))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SamplingParamsError(f"structured_outputs.{params.kind}", "a value", f"JSON ({error})") from None
+
+
+def _is_same(said_of_part: str | None, said: str) -> bool:
+    """Whether a schema is refused for what is said of its part alone."""
+    if said_of_part is None:
+        return False
+    return said_of_part == said or (_UNSATISFIABLE in said_of_part and _UNSATISFIABLE in said)
+
+
+def _list_parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas directly within one, with their places."""
+    for name, value in schema.items():
+        if name in keywords.SCHEMA:
+            yield name, value
+        elif name in keywords.SCHEMA_LISTS:
+            yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
+        elif name in keywords.SCHEMA_MAPS:
+            yield from ((f"{name}.{key}", one) for key, one in value.items())
+
+
+def _explain(said: str) -> str:
+    """What is allowed instead of a grammar that llguidance does not take, on one line."""
+    text = " ".join(said.split())
+    text = text if len(text) <= _MAX_SAID else f"{text[:_MAX_SAID]}..."
+    for sign, allowed in _SAYINGS.items():
+        if sign in text:
+            return allowed
+    if any(word in text for word in _LIMIT_WORDS):
+        limits = ", ".join(f"{name}={value}" for name, value in GRAMMAR_LIMITS.items())
+        return f"what stays within the limits ({limits}): {text}"
+    return f"what can be compiled: {text}"
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer: every byte, and the special tokens at their ids."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        special = tokenizer.special_token_texts
+        size = max(256 + len(special), tokenizer.vocab_size, max(special, default=0) + 1)
+        self.eos_token_id = size if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+        self.special_token_ids = list(special)
+        self.tokens = [b""] * (size + 1)
+        free = (place for place in range(size) if place not in special)
+        self._ids = [next(free) for _ in range(256)]  # of each byte
+        for byte, place in enumerate(self._ids):
+            self.tokens[place] = bytes([byte])
+        for place, text in special.items():
+            self.tokens[place] = text.encode()
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Token ids of a text, which llguidance asks for where a grammar leaves no choice."""
+        return [self._ids[byte] for byte in text]
+
+
+def _make_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    vocabulary = _Vocabulary(tokenizer)
+    return LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), slices=[])

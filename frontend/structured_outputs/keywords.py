@@ -1,0 +1,98 @@
+"""The keywords of JSON Schema (2020-12, and what older drafts and OpenAPI write) by what becomes of each.
+
+llguidance ignores names that it does not know, so every name is looked up here, and one that would be ignored
+and says something about the output is refused.
+"""
+
+from __future__ import annotations
+
+# Keywords whose value is a schema, a list of schemas, schemas by name.
+SCHEMA = frozenset({"additionalProperties", "items"})
+SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+
+# Keywords whose value is plain.
+COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+VALUES = frozenset({"type", "enum", "const", "required", "pattern", "format", "$ref"})
+
+# Of these nothing follows for the output, so they are left out.
+ANNOTATIONS = frozenset(
+    {
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "discriminator",
+        "externalDocs",
+        "xml",
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$comment",
+    }
+)
+
+# Keywords that cannot be honoured, but say nothing when they have this value.
+NEUTRAL: dict[str, object] = {
+    "uniqueItems": False,
+    "nullable": False,
+    "unevaluatedProperties": True,
+    "unevaluatedItems": True,
+}
+
+# Keywords that are known and cannot be honoured, with what does instead, if something does.
+REFUSED = {
+    "not": "",
+    "if": "",
+    "then": "",
+    "else": "",
+    "contains": "",
+    "minContains": "",
+    "maxContains": "",
+    "uniqueItems": "",
+    "dependencies": "",
+    "dependentRequired": "",
+    "dependentSchemas": "",
+    "propertyNames": "; patternProperties with additionalProperties: false says it of properties",
+    "unevaluatedProperties": "; additionalProperties: false is",
+    "unevaluatedItems": "; items: false is",
+    "nullable": "; type: [..., 'null'] is",
+    "$dynamicRef": "; $ref is",
+    "$dynamicAnchor": "",
+    "$recursiveRef": "; $ref is",
+    "$recursiveAnchor": "",
+    "$vocabulary": "",
+    "extends": "; allOf is",
+    "divisibleBy": "; multipleOf is",
+    "disallow": "",
+    "x-guidance": "; structured_outputs.whitespace_pattern is",
+}
+
+KNOWN = SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS | COUNTS | NUMBERS | VALUES | ANNOTATIONS | REFUSED.keys()
+
+TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
+
+# Formats of texts that llguidance follows.
+FORMATS = (
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+)
+# OpenAPI's formats of numbers say how they are stored, not which there are.
+NUMBER_FORMATS = frozenset({"int32", "int64", "float", "double"})

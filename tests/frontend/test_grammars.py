@@ -1,0 +1,245 @@
+"""Schemas, regular expressions and grammars: which are followed, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from frontend_fakes import make_facts
+from grammar_judge import accepts, find_faults, write
+from quire.frontend.input_processor import InputProcessor
+from quire.frontend.structured_outputs import compiler as module
+from quire.frontend.structured_outputs.compiler import GrammarCompiler
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.errors import SamplingParamsError
+from quire.ipc.messages import MAX_GRAMMAR_LENGTH
+from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.structured_outputs import StructuredOutputsParams
+from schemas import SchemaCase, all_schemas
+
+CASES = all_schemas()
+PAIR = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def compiler(byte_level: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(byte_level)
+
+
+def refuse(compiler: GrammarCompiler, **fields: Any) -> SamplingParamsError:
+    with pytest.raises(SamplingParamsError) as caught:
+        compiler.compile(StructuredOutputsParams(**fields))
+    return caught.value
+
+
+def test_there_are_schemas_enough():
+    assert len(CASES) == len({case.name for case in CASES})
+    assert sum(case.refused is None for case in CASES) >= 300
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if one.refused], ids=lambda case: case.name)
+def test_a_schema_that_cannot_be_honoured_is_refused_at_its_place(
+    compiler: GrammarCompiler, case: SchemaCase
+):
+    assert case.refused is not None
+    assert refuse(compiler, json=case.schema).field.endswith(case.refused)
+
+
+def test_what_follows_a_schema_satisfies_it(compiler: GrammarCompiler):
+    followed = [case for case in CASES if case.refused is None]
+    num_ended = 0
+    for case in followed:
+        grammar = compiler.compile(StructuredOutputsParams(json=case.schema))
+        written = write(grammar, case.name)
+        if written is not None:
+            num_ended += 1
+            assert find_faults(case.schema, json.loads(written)) == [], (case.name, written)
+    assert num_ended > len(followed) * 0.9
+
+
+def test_a_schema_may_be_a_text(compiler: GrammarCompiler):
+    texts = [json.dumps(PAIR), json.dumps(PAIR, indent=4)]
+    grammars = {compiler.compile(StructuredOutputsParams(json=one)) for one in [*texts, PAIR]}
+    assert len(grammars) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"a":1}', True),
+        ('{"a": 1}', True),
+        ('{\n    "a": 1\n}', True),
+        ('{ "a" : 1 }', True),
+        ('{"a":\n' + " " * 40 + "1}", True),
+        ('{"a":  1}', False),
+        ('{"a":\n\n1}', False),
+        ('{"a":\n' + " " * 41 + "1}", False),
+        (' {"a":1}', False),
+        ('{"a":1}\n', False),
+    ],
+)
+def test_whitespace_comes_to_an_end(compiler: GrammarCompiler, text: str, is_allowed: bool):
+    assert accepts(compiler.compile(StructuredOutputsParams(json=PAIR)), text) is is_allowed
+
+
+def test_whitespace_can_be_ruled_out_or_chosen(compiler: GrammarCompiler):
+    none = compiler.compile(StructuredOutputsParams(json=PAIR, disable_any_whitespace=True))
+    assert [accepts(none, text) for text in ('{"a":1}', '{"a": 1}')] == [True, False]
+    own = compiler.compile(StructuredOutputsParams(json_object=True, whitespace_pattern="[ ]{0,2}"))
+    assert [accepts(own, text) for text in ('{"a":  1}', '{"a":\n1}')] == [True, False]
+    error = refuse(compiler, json_object=True, whitespace_pattern="(")
+    assert error.field == "structured_outputs.whitespace_pattern"
+
+
+def test_additional_properties_can_be_ruled_out_where_a_schema_does_not_say(compiler: GrammarCompiler):
+    open_grammar = compiler.compile(StructuredOutputsParams(json=PAIR))
+    closed = compiler.compile(StructuredOutputsParams(json=PAIR, disable_additional_properties=True))
+    said = {**PAIR, "additionalProperties": True}
+    open_anyway = compiler.compile(StructuredOutputsParams(json=said, disable_additional_properties=True))
+    text = '{"a":1,"b":2}'
+    assert [accepts(one, text) for one in (open_grammar, closed, open_anyway)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "yes", "no"),
+    [
+        ({"regex": r"[ab]/\d"}, "a/7", "a7"),
+        ({"regex": 'a\n"b"'}, 'a\n"b"', "a"),
+        ({"choice": ["yes", 'no "really"\n', "é"]}, 'no "really"\n', "ye"),
+        ({"json_object": True}, '{"x": [1, {}]}', "[]"),
+        ({"grammar": 'start: "a" B\nB: /[0-9]+/'}, "a12", "a"),
+        ({"grammar": 'root ::= "a" digit+\ndigit ::= [0-9]'}, "a12", "a"),
+        ({"grammar": 'start: "x" %json {"type": "boolean"}'}, "xtrue", "x1"),
+    ],
+    ids=str,
+)
+def test_each_kind_is_followed(compiler: GrammarCompiler, fields: dict[str, Any], yes: str, no: str):
+    grammar = compiler.compile(StructuredOutputsParams(**fields))
+    assert [accepts(grammar, text) for text in (yes, no)] == [True, False]
+
+
+TAG: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<call=f>", "schema": PAIR, "end": "</call>"}],
+    "triggers": ["<call="],
+}
+
+
+def test_a_structural_tag_is_free_text_with_structures(compiler: GrammarCompiler):
+    for tag in (TAG, json.dumps(TAG)):
+        grammar = compiler.compile(StructuredOutputsParams(structural_tag=tag))
+        followed = ["free", 'so <call=f>{"a":1}</call> and <call=f>{"a": 2}</call>']
+        assert all(accepts(grammar, text) for text in followed)
+        assert not any(accepts(grammar, text) for text in ("<call=g>", "<call=f>{}</call>"))
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"triggers": []}, "triggers"),
+        ({"triggers": ["<other>"]}, "structures[0].begin"),
+        ({"structures": [{"begin": "<call=", "schema": PAIR}]}, "structures[0].end"),
+        ({"structures": [{"begin": "<call=", "schema": {"not": {}}, "end": ""}]}, "structures[0].schema.not"),
+        ({"format": {}}, "format"),
+        ({"type": "other"}, "type"),
+    ],
+)
+def test_a_structural_tag_is_refused_at_its_place(compiler: GrammarCompiler, change: Any, place: str):
+    assert refuse(compiler, structural_tag=TAG | change).field == f"structured_outputs.structural_tag.{place}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"regex": "(?=a)b"}, r"structured_outputs.regex='\(\?=a\)b': what can be compiled: .*look-around"),
+        ({"grammar": "start: nothing"}, "structured_outputs.grammar=.*unknown name"),
+        ({"grammar": '{"grammars": []}'}, "structured_outputs.grammar=.*Lark, or EBNF"),
+        ({"grammar": 'start: %json {"nott": {}}'}, r"grammar.%json\[0\].nott=.*did you mean 'not'"),
+        ({"grammar": "start: <|nothing|>"}, "unknown special token"),
+        ({"json": "{"}, r"structured_outputs.json='{': JSON \("),
+        ({"json": "[1]"}, r"structured_outputs.json=\[1\]: a JSON schema, which is an object"),
+        ({"json": {"$ref": "#/$defs/a"}}, r"json.\$ref='#/\$defs/a': the place of a schema"),
+        ({"json": {"$ref": "#"}}, "what some output can satisfy"),
+        ({"json": {"a": {1, 2}}}, r"json.a=\[1, 2\]: a keyword of JSON Schema"),
+        ({"json": {"multipleOf": 1_000_003}}, "json.multipleOf=1000003: a number above 0 of at most 10000"),
+        ({"json": {"oneOf": [{"maxLength": 2}, {"minLength": 3}]}}, "anyOf takes others"),
+        ({"regex": "a" * MAX_GRAMMAR_LENGTH}, f"at most {MAX_GRAMMAR_LENGTH}"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_compiled_is_refused_in_words(compiler: GrammarCompiler, fields: Any, message: str):
+    error = refuse(compiler, **fields)
+    assert re.search(message, str(error)), str(error)
+
+
+def nest(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+RULES = "start: a0\n" + "\n".join(f"a{place}: a{place + 1}" for place in range(3000))
+DOUBLED = "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(30)) + '\nA30: "x"'
+CHAIN = {str(place): {"$ref": f"#/$defs/{place + 1}"} for place in range(2000)} | {"2000": {}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"json": nest(64)}, "at most 64 levels of nesting"),
+        ({"json": "[" * 100_000}, "at most 64 levels of nesting"),
+        ({"json": {"$ref": "#/$defs/0", "$defs": CHAIN}}, "at most 1000 levels of nesting in all schemas"),
+        ({"grammar": RULES}, "at most 1000 rules"),
+        ({"grammar": DOUBLED}, "within the limits .*initial_lexer_fuel=1000000"),
+        ({"grammar": "root ::= " + "(" * 100_000}, "at most 1000 rules|less depth"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_would_cost_too_much_is_refused_with_the_limit(
+    compiler: GrammarCompiler, fields: Any, limit: str
+):
+    error = refuse(compiler, **fields)
+    assert re.search(limit, str(error)), str(error)
+
+
+def test_a_panic_of_the_library_is_a_refusal(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_args: Any, **_kwargs: Any) -> None:
+        raise PanicException("assertion failed")
+
+    monkeypatch.setattr("llguidance.LLMatcher", panic)
+    assert "llguidance fails: assertion failed" in str(refuse(compiler, regex="panics"))
+
+
+def test_a_grammar_that_was_taken_is_not_compiled_again(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    compiler = GrammarCompiler(byte_level)
+    first = compiler.compile(StructuredOutputsParams(json=PAIR))
+    monkeypatch.setattr(module, "make_grammar_text", None)
+    assert compiler.compile(StructuredOutputsParams(json=dict(PAIR))) == first
+
+
+def test_requests_that_share_params_share_the_grammar(byte_level: Tokenizer):
+    processor = InputProcessor(make_facts(), byte_level)
+    params = SamplingParams(n=2, structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
+    first, second = processor.prepare_each([params] * 2)
+    assert first is second
+    request = processor.process("a", [1], first)
+    assert {one.grammar for one in request.sequences} == {first.grammar}
+    assert accepts(first.grammar, "b")
+    assert request.sequences[0].sampling_params.structured_outputs is None
+    assert processor.takes_long("a", params)
+    assert not processor.takes_long("a", first)
+    assert processor.prepare_params(SamplingParams()).grammar == ""
+
+
+def test_without_a_tokenizer_no_grammar_can_be_followed():
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    with pytest.raises(SamplingParamsError, match="structured_outputs='regex': None: there is no tokenizer"):
+        InputProcessor(make_facts(), None).prepare_params(params)
