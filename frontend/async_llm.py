@@ -231,7 +231,6 @@ class AsyncLLM(AsyncUtilityCalls):
         self,
         params: SamplingParams,
         encoded_bad_words: list[list[int]] | None = None,
-        grammar: str | None = None,
         *,
         search: BeamSearch | None = None,
     ) -> PreparedParams:
@@ -243,7 +242,7 @@ class AsyncLLM(AsyncUtilityCalls):
         self._running_client()
         if search is not None:
             return self._input_processor.prepare_beam_search(params, search, "n")
-        return self._input_processor.prepare_params(params, encoded_bad_words, grammar)
+        return self._input_processor.prepare_params(params, encoded_bad_words)
 
     async def wait_until_dead(self) -> None:
         """Returns when the engine is gone for good, with `dead_error` set, or after `shutdown`."""

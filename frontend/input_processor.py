@@ -180,15 +180,12 @@ class InputProcessor:
         return words is not None and sum(map(len, words)) > _LONG_TEXT // 2  # each is encoded twice
 
     def prepare_params(
-        self,
-        params: SamplingParams,
-        encoded_bad_words: list[list[int]] | None = None,
-        grammar: str | None = None,
+        self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
     ) -> PreparedParams:
         """Check parameters once for all requests that they are given to.
 
         `encoded_bad_words`: token ids of `list_bad_word_texts`, where they have been encoded elsewhere.
-        `grammar`: of structured_outputs, where it has been compiled elsewhere. Raises SamplingParamsError.
+        Raises SamplingParamsError.
         """
         if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SamplingParamsError("sampling_params", params, "a SamplingParams")
@@ -199,7 +196,7 @@ class InputProcessor:
         return PreparedParams(
             params,
             pack_token_lists(params, bad_words, self._facts.vocab_size),
-            self._compile(params) if grammar is None else grammar,
+            self._compile(params),
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
             truncation=find_truncation(params, self._facts),
         )

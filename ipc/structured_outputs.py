@@ -27,9 +27,8 @@ class GrammarLimits(TypedDict):
     max_grammar_size: int
 
 
-# In the frontend that checks a grammar and in the worker that follows it: fuel of making the lexer and of a
-# step
-# (1 M is some 20 ms), what a step may parse, and sizes.
+# For the frontend that checks a grammar and for the worker that follows it: fuel of making the lexer and of a
+# step (1 M is some 20 ms), what a step may parse, and sizes.
 GRAMMAR_LIMITS: GrammarLimits = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,

@@ -22,6 +22,7 @@ from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
 from ..input_processor import PreparedParams
 from ..outputs import RequestOutput
+from ..structured_outputs.grammar_cache import GrammarCache
 from ..text.tokenizer import Tokenizer
 from .bodies.schema import ResponsesRequest, SamplingFields
 from .errors import ApiError, FieldError, unavailable
@@ -74,6 +75,7 @@ class Serving:
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
         self.room = Room(options.limits.max_total_logprobs_bytes)  # what the requests under way take
         self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
+        self.grammars = GrammarCache()
         self._text: TextService | None = None
 
     def open(self) -> None:

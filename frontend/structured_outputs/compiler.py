@@ -7,7 +7,6 @@ what it costs to compile, depends on no others. llguidance is imported by the fi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,15 @@ import msgspec
 from ...ipc.errors import SamplingParamsError
 from ...ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
 from ..text.tokenizer import Tokenizer
-from . import keywords
+from .grammar_cache import GrammarCache
 from .grammar_text import GrammarText, make_grammar_text, wrap_schema
+from .strict_schema import list_parts
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MAX_COMPILE_S = 2.0  # of processor time; a worker compiles what passes once more, with all its rows waiting
 _MAX_TRIES = 100  # schemas within a schema that are compiled to find which one is refused
-_MAX_KEPT = 128
 _MAX_SAID = 400  # characters of a compiler's message
 _PANIC = "PanicException"  # of llguidance's Rust: no Exception, and not to be imported
 # What llguidance says -> what is allowed, where its own words are for others.
@@ -42,23 +41,24 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._taken: dict[bytes, str] = {}
+        self._taken = GrammarCache()
 
-    def compile(self, params: StructuredOutputsParams, place: str | None = None) -> str:
+    def compile(
+        self, params: StructuredOutputsParams, place: str | None = None, is_strict: bool = False
+    ) -> str:
         """EngineCoreRequest.grammar of `params`; some milliseconds, and rarely more than MAX_COMPILE_S.
 
-        `place`: the field that they were made of, for errors. Raises SamplingParamsError.
+        `place`: the field that they were made of, for errors. is_strict: a JSON schema has to keep OpenAI's
+        rules as well. Raises SamplingParamsError.
         """
-        key = make_key(params)
-        if (known := self._taken.get(key)) is not None:
+        key = make_key(params, is_strict)
+        if (known := self._taken.find(key)) is not None:
             return known
         if params.whitespace_pattern is not None:
             self._check_alone("structured_outputs.whitespace_pattern", params.whitespace_pattern)
-        grammar = make_grammar_text(params, place)
+        grammar = make_grammar_text(params, place, is_strict)
         self._check(grammar)
-        if len(self._taken) >= _MAX_KEPT:
-            self._taken.clear()
-        self._taken[key] = grammar.text
+        self._taken.keep(key, grammar.text)
         return grammar.text
 
     @cached_property
@@ -105,7 +105,7 @@ class GrammarCompiler:
         shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         num_left = _MAX_TRIES
         while True:
-            for where, part in _list_parts(schema):
+            for where, part in list_parts(schema):
                 num_left -= 1
                 if num_left < 0:
                     return place, schema
@@ -116,10 +116,10 @@ class GrammarCompiler:
                 return place, schema
 
 
-def make_key(params: StructuredOutputsParams) -> bytes:
+def make_key(params: StructuredOutputsParams, is_strict: bool = False) -> bytes:
     """What equal parameters have in common, whatever Python objects they hold. Raises SamplingParamsError."""
     try:
-        return msgspec.msgpack.encode(msgspec.structs.astuple(params))
+        return msgspec.msgpack.encode((is_strict, *msgspec.structs.astuple(params)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise SamplingParamsError(f"structured_outputs.{params.kind}", "a value", f"JSON ({error})") from None
 
@@ -129,17 +129,6 @@ def _is_same(said_of_part: str | None, said: str) -> bool:
     if said_of_part is None:
         return False
     return said_of_part == said or (_UNSATISFIABLE in said_of_part and _UNSATISFIABLE in said)
-
-
-def _list_parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas directly within one, with their places."""
-    for name, value in schema.items():
-        if name in keywords.SCHEMA:
-            yield name, value
-        elif name in keywords.SCHEMA_LISTS:
-            yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
-        elif name in keywords.SCHEMA_MAPS:
-            yield from ((f"{name}.{key}", one) for key, one in value.items())
 
 
 def _explain(said: str) -> str:

@@ -39,10 +39,13 @@ class GrammarText(NamedTuple):
     schema: dict[str, Any] | None = None
 
 
-def make_grammar_text(params: StructuredOutputsParams, place: str | None = None) -> GrammarText:
+def make_grammar_text(
+    params: StructuredOutputsParams, place: str | None = None, is_strict: bool = False
+) -> GrammarText:
     """The grammar of `params`. `place`: the field that they were made of, if it is not one of theirs.
 
-    Raises SamplingParamsError for what is no schema, or has keywords that cannot be honoured.
+    is_strict: a JSON schema has to keep OpenAI's rules as well. Raises SamplingParamsError for what is no
+    schema, or has keywords that cannot be honoured.
     """
     kind = params.kind
     value: Any = make_plain(getattr(params, kind))
@@ -51,7 +54,7 @@ def make_grammar_text(params: StructuredOutputsParams, place: str | None = None)
     schema: dict[str, Any] | None = None
     match kind:
         case "json":
-            schema = make_schema(place, value, params.disable_additional_properties)
+            schema = make_schema(place, value, params.disable_additional_properties, is_strict)
         case "json_object":
             schema = {"type": "object"}
         case "regex":

@@ -18,6 +18,7 @@ import msgspec
 from ...ipc.errors import SamplingParamsError, did_you_mean
 from ...ipc.sampling_params import make_plain
 from . import keywords
+from .strict_schema import check_strict
 
 MAX_NESTING = 64  # of objects and lists, as vLLM has it
 # Of the root and all schemas that are referred to, summed: llguidance follows references recursively, and
@@ -64,17 +65,21 @@ def _list_containers(value: Any) -> list[Any]:
     return [item for item in items if isinstance(item, (dict, list))]
 
 
-def make_schema(place: str, value: str | dict[str, Any], closes_objects: bool = False) -> dict[str, Any]:
+def make_schema(
+    place: str, value: str | dict[str, Any], closes_objects: bool = False, is_strict: bool = False
+) -> dict[str, Any]:
     """The schema to be followed. `place`: what it is called in errors.
 
     closes_objects: objects whose properties are named have no others unless the schema says so.
-    Raises SamplingParamsError.
+    is_strict: it has to keep OpenAI's rules. Raises SamplingParamsError.
     """
     decoded = read_json(place, value)
     if not isinstance(decoded, dict):
         raise SamplingParamsError(place, decoded, "a JSON schema, which is an object")
     walk = _Walk(place, closes_objects)
     made = walk.visit(decoded, place, "#")
+    if is_strict:
+        check_strict(place, cast(dict[str, Any], decoded))
     walk.check_references()
     return cast(dict[str, Any], made)
 

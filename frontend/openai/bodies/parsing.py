@@ -15,7 +15,9 @@ import msgspec
 from starlette.requests import Request
 
 from ....ipc.errors import did_you_mean, shorten, shorten_name
+from ....ipc.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError
+from .formats import KINDS_OF_FORMATS
 from .json_cost import MAX_CHEAP_BYTES, check_json_cost
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
@@ -23,6 +25,7 @@ BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection lo
 _AT = " - at `$"  # and a path, at the end of msgspec's messages
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
+_INVALID = "Invalid value "
 _MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
@@ -101,12 +104,18 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
     path = path.removeprefix(".").removesuffix("`")
     if what.startswith(_UNKNOWN):
         name = _join(path, what[len(_UNKNOWN) : -1])
+        if not path and name in RENAMED_FIELDS:
+            return _make_field_error(
+                name, find, f"no such field: it is {RENAMED_FIELDS[name]}", "unknown_field"
+            )
         # Only the request's own fields are close enough to a typing mistake to guess from.
         allowed = f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}"
         return _make_field_error(name, find, allowed, "unknown_field")
     if what.startswith(_MISSING):
         name = _join(path, what[len(_MISSING) : -1])
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
+    if what.startswith(_INVALID):  # and the value follows
+        return _make_field_error(path, find, KINDS_OF_FORMATS.get(path, "one of the values in /openapi.json"))
     return _make_field_error(path or "body", find, what[:1].lower() + what[1:_MAX_SAID])
 
 

@@ -24,7 +24,9 @@ from ....ipc.sampling_params import (
     Temperature,
     TopP,
 )
+from ....ipc.structured_outputs import StructuredOutputsFields
 from ..limits import MAX_TOP_LOGPROBS
+from .formats import ResponseFormat, ResponsesText
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -54,7 +56,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
-_NOT_REQUESTED = ("detokenize", "output_kind", "logprobs", "extra_args")
+_NOT_REQUESTED = ("detokenize", "output_kind", "logprobs", "extra_args", "structured_outputs")
 _SharedFields: type[msgspec.Struct] = msgspec.defstruct(
     "_SharedFields",
     [
@@ -87,7 +89,8 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     cache_salt: CacheSalt | None = None
     timeout_s: Timeout | None = None
     queue_timeout_s: QueueTimeout | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsFields | None = None
     vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
     user: User | None = None
     use_beam_search: Annotated[bool, Meta(description="the n best sequences by beam search")] | None = None
@@ -188,7 +191,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     seed: Seed | None = None
     stop: Stops | None = None
-    text: dict[str, Any] | None = None
+    text: ResponsesText | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: dict[str, Any] | None = None

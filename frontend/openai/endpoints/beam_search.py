@@ -8,6 +8,7 @@ from ....ipc.beam_search import BeamSearch
 from ....ipc.sampling_params import SAMPLING_FIELDS, SamplingParams
 from ..bodies.schema import ChatCompletionRequest, CompletionRequest
 from ..errors import FieldError
+from .formats import find_format
 
 # Fields of SamplingParams that a search goes by. temperature and seed change nothing of it, as in vLLM.
 _USED_FIELDS = (
@@ -16,7 +17,6 @@ _USED_FIELDS = (
 )
 _ALLOWED_FIELDS = {*_USED_FIELDS, "temperature", "seed"}
 _DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))
-_NO_FORMAT = {"type": "text"}
 
 
 def read_beam_search(request: CompletionRequest | ChatCompletionRequest) -> BeamSearch | None:
@@ -36,8 +36,9 @@ def read_beam_search(request: CompletionRequest | ChatCompletionRequest) -> Beam
         is_off = value is None or value is False or value == _DEFAULTS[name]
         if name not in _ALLOWED_FIELDS and not is_off:
             raise FieldError(name, value, "not given with use_beam_search=true")
-    if request.response_format not in (None, _NO_FORMAT):
-        raise FieldError("response_format", request.response_format, "not given with use_beam_search=true")
+    if (source := find_format(request)) is not None:
+        name = source.place or "structured_outputs"
+        raise FieldError(name, "given", "not given with use_beam_search=true")
     penalty = 1.0 if request.length_penalty is None else request.length_penalty
     width: int | None = getattr(request, "n", None)
     return BeamSearch(width or 1, penalty, request.early_stopping or False)

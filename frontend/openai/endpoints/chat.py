@@ -25,6 +25,7 @@ from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
 from ..stream import DONE, encode_event, respond
 from .beam_search import read_beam_search
+from .formats import find_format
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .prompts import make_render_job, prepare_params, render_chat
 from .sampling import make_chat_params
@@ -43,7 +44,10 @@ async def create_chat_completion(
     serving.check_model(request.model)
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
-    prepared = await prepare_params(serving, params, caller, search, "top_logprobs")
+    source = find_format(request)
+    prepared = await prepare_params(
+        serving, params, caller, source, search=search, logprobs_name="top_logprobs"
+    )
     max_model_len = serving.llm.facts.max_model_len
     echoed = _find_echo(request)
     job = make_render_job(request, max_model_len, prepared.truncation)

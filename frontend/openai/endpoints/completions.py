@@ -27,6 +27,7 @@ from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
 from ..stream import DONE, cancel_and_wait, encode_event, respond
 from .beam_search import read_beam_search
+from .formats import find_format
 from .logprobs import (
     Top,
     as_json,
@@ -71,7 +72,7 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
     truncation = find_truncation(params, facts)
     prompts = split_prompts(request.prompt, max_prompts, facts.max_model_len, truncation)
     serving.check_room(params, caller, len(prompts))
-    prepared = await prepare_params(serving, params, caller, search)
+    prepared = await prepare_params(serving, params, caller, find_format(request), search=search)
     inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller, truncation)
     if len(prompts) > 1:  # each alone is checked when it is generated from
         serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))

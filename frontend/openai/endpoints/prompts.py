@@ -7,6 +7,7 @@ the server's text processes.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
@@ -21,6 +22,7 @@ from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
 from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
 from .beam_search import make_search_params
+from .formats import FormatSource, compile_format
 
 # Characters of texts that are tokenized in the event loop: half a millisecond of the usual tokenizers.
 MAX_INLINE_LENGTH = 2000
@@ -94,24 +96,29 @@ async def prepare_params(
     serving: Serving,
     params: SamplingParams,
     caller: Caller,
+    source: FormatSource | None,
+    *,
     search: BeamSearch | None = None,
     logprobs_name: str = "logprobs",
 ) -> PreparedParams:
     """Parameters that fit the engine, for all prompts of a request. Raises InputErrors and ApiErrors.
 
-    logprobs_name: the request's field that has become `logprobs`.
+    `source`: what the output has to look like. logprobs_name: the request's field that has become `logprobs`.
     """
     if search is not None:
         return serving.llm.prepare_params(make_search_params(params), search=search)
     try:
-        return await _prepare_params(serving, params, caller)
+        prepared = await _prepare(serving, params, caller)
     except SamplingParamsError as error:
         if error.field != "logprobs":
             raise
         raise SamplingParamsError(logprobs_name, error.value, error.allowed) from None
+    if source is None:
+        return prepared
+    return dataclasses.replace(prepared, grammar=await compile_format(serving, source, caller))
 
 
-async def _prepare_params(serving: Serving, params: SamplingParams, caller: Caller) -> PreparedParams:
+async def _prepare(serving: Serving, params: SamplingParams, caller: Caller) -> PreparedParams:
     if serving.llm.tokenizer is None or not params.bad_words:
         return serving.llm.prepare_params(params)
     texts = list_bad_word_texts(params.bad_words)

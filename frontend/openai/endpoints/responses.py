@@ -12,11 +12,13 @@ import msgspec
 from starlette.responses import Response
 
 from ...outputs import CompletionOutput, RequestOutput
+from ..bodies.formats import ResponsesText, TextFormat
 from ..bodies.schema import ChatMessage, ResponsesRequest, TokenLogprob
 from ..errors import FieldError, as_api_error
 from ..serving import Caller, Serving, make_id
 from ..stream import encode_named_event, respond
 from ..text.jobs import RenderJob
+from .formats import find_format
 from .logprobs import as_json, make_beside, make_chat_logprobs
 from .prompts import prepare_params, render_chat
 from .sampling import make_responses_params
@@ -98,7 +100,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
-    text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
+    text: ResponsesText = ResponsesText(TextFormat())
     tool_choice: str = "auto"
     tools: list[Any] = []
     truncation: str = "disabled"
@@ -130,7 +132,8 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
     answer = _Answer(request, serving)
     params = make_responses_params(serving, request, answer.wants_logprobs)
     serving.check_room(params, caller)
-    prepared = await prepare_params(serving, params, caller, logprobs_name="top_logprobs")
+    source = find_format(request)
+    prepared = await prepare_params(serving, params, caller, source, logprobs_name="top_logprobs")
     max_model_len = serving.llm.facts.max_model_len
     job = RenderJob(
         messages=_messages_of(request),
@@ -187,6 +190,8 @@ class _Answer:
             truncation=request.truncation or "disabled",
             user=request.user,
         )
+        if request.text is not None and request.text.format is not None:
+            self.response.text = request.text
 
     async def complete(self, outputs: AsyncGenerator[RequestOutput, None]) -> ResponsesResponse:
         """The whole answer."""

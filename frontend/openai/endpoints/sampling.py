@@ -14,7 +14,7 @@ from ..serving import Serving
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions; a chat's is what is left of the context
 
 # Fields that each route reads in its own way, though requests name them as SamplingParams does.
-_OF_ROUTES = ("max_tokens", "logprobs")
+_OF_ROUTES = ("max_tokens", "logprobs", "structured_outputs")
 
 
 def make_completion_params(serving: Serving, request: CompletionRequest) -> SamplingParams:

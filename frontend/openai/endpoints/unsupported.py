@@ -14,10 +14,6 @@ def _is_off(value: Any) -> bool:
     return value is None or value is False or value in ([], {}, "")
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"  # pyright: ignore[reportUnknownMemberType]
-
-
 # Field -> (what is allowed, whether a value is).
 _Rule = tuple[str, Callable[[Any], bool]]
 _NO_TOOLS: _Rule = ("none: tools are not supported", _is_off)
@@ -25,13 +21,10 @@ _NO_TOOL_CHOICE: _Rule = (
     "'none' or 'auto': tools are not supported",
     lambda value: value in ("none", "auto"),
 )
-_TEXT_ONLY: _Rule = ("{'type': 'text'}: structured output is not supported", _is_text_format)
 COMPLETION_RULES: dict[str, _Rule] = {
-    "response_format": _TEXT_ONLY,
     "suffix": ("none: filling in the middle is not supported", _is_off),
 }
 CHAT_RULES: dict[str, _Rule] = {
-    "response_format": _TEXT_ONLY,
     "chat_template": ("none: the template is the model's own", lambda _: False),
     "tools": _NO_TOOLS,
     "tool_choice": _NO_TOOL_CHOICE,
@@ -45,10 +38,6 @@ CHAT_RULES: dict[str, _Rule] = {
     "verbosity": ("'medium': verbosity is not supported", lambda value: value == "medium"),
 }
 RESPONSES_RULES: dict[str, _Rule] = {
-    "text": (
-        "{'format': {'type': 'text'}}: structured output is not supported",
-        lambda value: set(value) <= {"format"} and _is_text_format(value.get("format", {"type": "text"})),
-    ),
     "previous_response_id": ("none: responses are not stored", _is_off),
     "conversation": ("none: conversations are not stored", _is_off),
     "prompt": ("none: prompt templates are not stored", _is_off),

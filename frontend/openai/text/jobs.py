@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ....ipc.structured_outputs import StructuredOutputsFields
 from ...truncation import Truncation
 from ..bodies.schema import ChatMessage
 
@@ -75,7 +76,19 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
     token_ids: bytes
 
 
-TextJob = RenderJob | EncodeJob | TokenizeJob | DetokenizeJob | DecodeJob
+class GrammarJob(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
+    """The grammar text of structured outputs, once it compiles.
+
+    place: the request's field that they were made of, None for structured_outputs. is_strict: their JSON
+    schema has to keep OpenAI's rules.
+    """
+
+    fields: StructuredOutputsFields
+    place: str | None
+    is_strict: bool
+
+
+TextJob = RenderJob | EncodeJob | TokenizeJob | DetokenizeJob | DecodeJob | GrammarJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -95,7 +108,7 @@ class Body(msgspec.Struct, frozen=True, tag="body"):
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
-    """What was decoded."""
+    """What was decoded, or a grammar."""
 
     text: str
 

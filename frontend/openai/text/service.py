@@ -6,7 +6,18 @@ import functools
 from http import HTTPStatus
 
 from ..errors import ApiError, overloaded, unavailable
-from .jobs import Body, Refused, RenderJob, Text, TextAnswer, TextJob, TokenIds, TokenizeJob, encode_body
+from .jobs import (
+    Body,
+    GrammarJob,
+    Refused,
+    RenderJob,
+    Text,
+    TextAnswer,
+    TextJob,
+    TokenIds,
+    TokenizeJob,
+    encode_body,
+)
 from .lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextUnavailableError
 from .process import TextProcess
 from .turns import TurnQueueFullError
@@ -19,7 +30,8 @@ _LONG_LANE_IDLE_S = 5.0  # then its process, and with it what memory it has take
 
 
 class TextService:
-    """Renders and tokenizes for one server, in processes that can be ended. For one event loop.
+    """Renders, tokenizes and compiles grammars for one server, in processes that can be ended. For one
+    event loop.
 
     Two lanes, each with a process of its own: short jobs, and long ones at a low priority, whose process is
     started for the first one. `tokenizer`: the model's folder. max_render_s: processor time of a long job.
@@ -62,7 +74,8 @@ class TextService:
         try:
             answer = await self._try(job, body, tenant)
         except JobEndedError as error:
-            raise self._blame(name, len(body), error) from None
+            done = "compiled" if isinstance(job, GrammarJob) else "rendered and tokenized"
+            raise self._blame(name, len(body), done, error) from None
         except TurnQueueFullError as error:
             raise overloaded(f"{name}={len(body)} bytes: of this client's texts {error}") from None
         except TextUnavailableError as error:
@@ -85,11 +98,11 @@ class TextService:
                 raise
         return await self._long.run(body, tenant)
 
-    def _blame(self, name: str, size_bytes: int, error: JobEndedError) -> ApiError:
+    def _blame(self, name: str, size_bytes: int, done: str, error: JobEndedError) -> ApiError:
         allowed = {
-            EndedBy.TIME: f"what is rendered and tokenized in {self._max_render_s:g} s (max_render_s)",
+            EndedBy.TIME: f"what is {done} in {self._max_render_s:g} s (max_render_s)",
             EndedBy.MEMORY: MEMORY_ALLOWED,
-            EndedBy.LOSS: f"what can be rendered and tokenized; twice the process that did ended: {error}",
+            EndedBy.LOSS: f"what can be {done}; twice the process that did ended: {error}",
         }[error.by]
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}={size_bytes} bytes: {allowed}", param=name)
 

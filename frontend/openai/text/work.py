@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
 
 from ....ipc.errors import InputError, PromptError, describe_refusal
+from ....ipc.structured_outputs import StructuredOutputsParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
+from ...structured_outputs.compiler import GrammarCompiler
 from ...text.tokenizer import Tokenizer
 from ..bodies.schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
@@ -16,6 +19,7 @@ from .jobs import (
     DecodeJob,
     DetokenizeJob,
     EncodeJob,
+    GrammarJob,
     Refused,
     RenderJob,
     Text,
@@ -38,7 +42,7 @@ def do_job(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
         if isinstance(error.__cause__, MemoryError):  # as the template's failure
             return _refuse(error.field, error.value, MEMORY_ALLOWED)
         code = "context_length_exceeded" if "max_model_len" in error.allowed else None
-        return Refused(str(error), error.field, code)
+        return Refused(describe_refusal(error.field, error.value, error.allowed), error.field, code)
     except MemoryError:
         return _refuse(name_of(job), "a text", MEMORY_ALLOWED)
     except RecursionError:
@@ -64,6 +68,8 @@ def name_of(job: TextJob) -> str:
             return "tokens"
         case DecodeJob():
             return "prompt"
+        case GrammarJob():
+            return job.place or "structured_outputs"
 
 
 def _refuse(field: str, value: object, allowed: str) -> Refused:
@@ -80,6 +86,14 @@ def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
             return _detokenize(tokenizer, job)
         case DecodeJob():
             return Text(tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False))
+        case GrammarJob():
+            params = StructuredOutputsParams(**msgspec.structs.asdict(job.fields))
+            return Text(_make_compiler(tokenizer).compile(params, job.place, job.is_strict))
+
+
+@functools.lru_cache(maxsize=1)
+def _make_compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer)
 
 
 def _tokenize(tokenizer: Tokenizer, job: TokenizeJob) -> TextAnswer:

@@ -36,6 +36,7 @@ class Call:
     params: SamplingParams
     request_id: str
     keywords: dict[str, Any]
+    grammar: str = ""
 
 
 class FakeLLM:
@@ -130,7 +131,7 @@ class FakeLLM:
         self, prompt: dict[str, Any], prepared: PreparedParams, request_id: str, **keywords: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         params = prepared.params
-        self.calls.append(Call(prompt, params, request_id, keywords))
+        self.calls.append(Call(prompt, params, request_id, keywords, prepared.grammar))
         self._has_changed.set()
         try:
             ids = prompt.get("prompt_token_ids") or self.tokenizer.encode(prompt["prompt"])

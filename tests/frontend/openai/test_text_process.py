@@ -163,3 +163,20 @@ def test_sigterm_is_heard_while_a_template_runs_without_end_and_nothing_is_left(
             await main()
 
     asyncio.run(with_deadline())
+
+
+def test_a_grammar_that_takes_too_long_is_one_refused_request():
+    rules = "\n".join(f"A{place}: A{place + 1} A{place + 1}" for place in range(30))
+    costly = f'start: A0\n{rules}\nA30: "x"'
+
+    async def scenario(client: AsgiClient, _: Serving) -> None:
+        def ask(grammar: str) -> Awaitable[Any]:
+            body = {"prompt": "Hi", "structured_outputs": {"grammar": grammar}}
+            return client.post("/v1/completions", body)
+
+        bad, good = await asyncio.gather(ask(costly), ask('start: "a"+'))
+        assert (bad.status, good.status) == (400, 200), (bad.body, good.body)
+        assert "max_render_s" in bad.error["message"]
+        assert bad.error["param"] == "structured_outputs"
+
+    run_with_processes(scenario, pocket_folder(), max_render_s=0.5)

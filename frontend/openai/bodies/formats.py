@@ -1,0 +1,78 @@
+"""What requests say of how the answer has to look: OpenAI's response_format and text.format."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+SchemaName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$", max_length=64)]
+
+
+class _Format(msgspec.Struct, tag_field="type", frozen=True, forbid_unknown_fields=True):
+    """One of the kinds, which `type` names."""
+
+
+class TextFormat(_Format, tag="text", frozen=True):
+    """Any text."""
+
+
+class JsonObjectFormat(
+    msgspec.Struct, tag_field="type", tag="json_object", frozen=True, forbid_unknown_fields=True
+):
+    """Any JSON object."""
+
+
+class JsonSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """JSON that satisfies a schema. strict: the schema keeps OpenAI's rules, or is refused."""
+
+    name: SchemaName
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(
+    msgspec.Struct, tag_field="type", tag="json_schema", frozen=True, forbid_unknown_fields=True
+):
+    """As `json_schema` says."""
+
+    json_schema: JsonSchema
+
+
+class StructuralTagFormat(
+    msgspec.Struct,
+    tag_field="type",
+    tag="structural_tag",
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+):
+    """Free text with structures (begin, schema, end), each of which begins with a trigger."""
+
+    structures: list[dict[str, Any]]
+    triggers: list[str]
+
+
+class ResponsesJsonSchemaFormat(
+    JsonSchema, tag_field="type", tag="json_schema", frozen=True, forbid_unknown_fields=True
+):
+    """A schema as /v1/responses has it."""
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
+ResponsesFormat = TextFormat | JsonObjectFormat | ResponsesJsonSchemaFormat
+
+
+class ResponsesText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the text of a response has to look."""
+
+    format: ResponsesFormat | None = None
+
+
+# The kinds there are, by the field that says which it is.
+KINDS_OF_FORMATS = {
+    "response_format.type": "text, json_object, json_schema or structural_tag",
+    "text.format.type": "text, json_object or json_schema",
+}

@@ -1,0 +1,94 @@
+"""A request's response_format, structured_outputs or text.format -> the grammar that its answer follows.
+
+Grammars are compiled in a text process, where what takes too long or kills the library ends one request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ....ipc.messages import MAX_GRAMMAR_LENGTH
+from ....ipc.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
+from ...structured_outputs.compiler import make_key
+from ..bodies.formats import (
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    ResponsesFormat,
+    StructuralTagFormat,
+)
+from ..bodies.schema import ResponsesRequest, SamplingFields
+from ..errors import FieldError
+from ..serving import Caller, Serving
+from ..text.jobs import GrammarJob, Text
+
+_MAX_SOURCE_BYTES = 4 * MAX_GRAMMAR_LENGTH  # more than that makes no grammar that may be sent
+
+
+class FormatSource(NamedTuple):
+    """What a grammar is made of. `place`: the field of the request that says so, None for structured_outputs.
+
+    is_strict: its JSON schema has to keep OpenAI's rules.
+    """
+
+    params: StructuredOutputsParams
+    place: str | None = None
+    is_strict: bool = False
+
+
+def find_format(request: SamplingFields | ResponsesRequest) -> FormatSource | None:
+    """What the request's answer has to look like; None for any text. Raises InputErrors."""
+    if isinstance(request, ResponsesRequest):
+        return _read_format(request.text.format if request.text else None, "text.format")
+    source = _read_format(request.response_format, "response_format")
+    given = request.structured_outputs
+    if given is None:
+        return source
+    if source is not None:
+        raise FieldError("structured_outputs", "given", "none beside a response_format that is not text")
+    return FormatSource(StructuredOutputsParams(**_as_fields(given)))
+
+
+async def compile_format(serving: Serving, source: FormatSource, caller: Caller) -> str:
+    """The grammar's text. Raises ApiError."""
+    key = make_key(source.params, source.is_strict)
+    if len(key) > _MAX_SOURCE_BYTES:
+        place = source.place or f"structured_outputs.{source.params.kind}"
+        raise FieldError(place, f"{len(key)} bytes", f"at most {_MAX_SOURCE_BYTES}")
+    if (known := serving.grammars.find(key)) is not None:
+        return known
+    fields = StructuredOutputsFields(**_as_fields(source.params))
+    job = GrammarJob(fields=fields, place=source.place, is_strict=source.is_strict)
+    answer = await serving.text.run(job, caller.tenant)
+    assert isinstance(answer, Text)
+    serving.grammars.keep(key, answer.text)
+    return answer.text
+
+
+def _as_fields(fields: StructuredOutputsFields) -> dict[str, Any]:
+    return {name: getattr(fields, name) for name in StructuredOutputsFields.__struct_fields__}
+
+
+def _read_format(
+    given: JsonSchemaFormat | StructuralTagFormat | ResponsesFormat | None, place: str
+) -> FormatSource | None:
+    match given:
+        case JsonObjectFormat():
+            return FormatSource(StructuredOutputsParams(json_object=True), place)
+        case JsonSchemaFormat():
+            return _read_schema(given.json_schema, f"{place}.json_schema.schema")
+        case JsonSchema():
+            return _read_schema(given, f"{place}.schema")
+        case StructuralTagFormat():
+            tag = msgspec.to_builtins(given)
+            return FormatSource(StructuredOutputsParams(structural_tag=tag), place)
+        case _:
+            return None
+
+
+def _read_schema(given: JsonSchema, place: str) -> FormatSource:
+    if not given.schema:
+        raise FieldError(place, given.schema, "a JSON schema that is not empty")
+    return FormatSource(StructuredOutputsParams(json=given.schema), place, bool(given.strict))

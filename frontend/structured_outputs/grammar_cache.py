@@ -1,0 +1,24 @@
+"""GrammarCache: grammars that were taken, by what they were made of."""
+
+from __future__ import annotations
+
+_MAX_KEPT = 128
+_MAX_SIZE = 64 * 1024  # of key and text; the few that are larger are compiled again
+
+
+class GrammarCache:
+    """A bounded dict that threads may share: when it is full it is emptied."""
+
+    def __init__(self) -> None:
+        self._texts: dict[bytes, str] = {}
+
+    def find(self, key: bytes) -> str | None:
+        """The grammar made of this, None if it is not known."""
+        return self._texts.get(key)
+
+    def keep(self, key: bytes, text: str) -> None:
+        """Remember a grammar that has been checked."""
+        if len(self._texts) >= _MAX_KEPT:
+            self._texts.clear()
+        if len(key) + len(text) <= _MAX_SIZE:
+            self._texts[key] = text
