@@ -33,6 +33,7 @@ from ..ipc.sampling_params import (
     count_alternatives,
     make_plain,
 )
+from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .structured_outputs.compiler import GrammarCompiler
@@ -209,6 +210,7 @@ class InputProcessor:
             raise SamplingParamsError(
                 "structured_outputs", params.structured_outputs.kind, "None: there is no tokenizer"
             )
+        check_has_end(self._facts, params.structured_outputs)
         return self._grammars.compile(params.structured_outputs)
 
     def prepare_beam_search(
@@ -382,6 +384,13 @@ class InputProcessor:
             wrong = next(one for one in itertools.chain(*found) if one >= self._facts.vocab_size)
             raise SamplingParamsError("bad_words", wrong, "texts within the model's vocabulary")
         return found
+
+
+def check_has_end(facts: EngineFacts, wanted: StructuredOutputsParams) -> None:
+    """Only an end of sequence says that an output which follows a grammar is complete."""
+    if not facts.eos_token_ids:
+        allowed = "None: this model names no end of sequence"
+        raise SamplingParamsError("structured_outputs", wanted.kind, allowed)
 
 
 def list_bad_word_texts(words: Sequence[str]) -> list[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,3 +246,15 @@ def test_without_a_tokenizer_no_grammar_can_be_followed():
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     with pytest.raises(SamplingParamsError, match="structured_outputs='regex': None: there is no tokenizer"):
         InputProcessor(make_facts(), None).prepare_params(params)
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [(0, 500), pytest.param(500, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
+def test_whatever_is_asked_for_is_taken_or_refused(byte_level_folder: Path, seed: int, count: int):
+    fuzz = Path(__file__).parent / "grammar_fuzz.py"
+    words = [sys.executable, str(fuzz), str(byte_level_folder), str(seed), str(count)]
+    child = subprocess.run(words, capture_output=True, check=False)
+    assert child.returncode == 0, child.stderr[-3000:]
+    assert int(child.stdout) > count / 20  # were all refused, nothing would be tried

@@ -11,6 +11,7 @@ import msgspec
 
 from ....ipc.messages import MAX_GRAMMAR_LENGTH
 from ....ipc.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
+from ...input_processor import check_has_end
 from ...structured_outputs.compiler import make_key
 from ..bodies.formats import (
     JsonObjectFormat,
@@ -53,6 +54,7 @@ def find_format(request: SamplingFields | ResponsesRequest) -> FormatSource | No
 
 async def compile_format(serving: Serving, source: FormatSource, caller: Caller) -> str:
     """The grammar's text. Raises ApiError."""
+    check_has_end(serving.llm.facts, source.params)
     key = make_key(source.params, source.is_strict)
     if len(key) > _MAX_SOURCE_BYTES:
         place = source.place or f"structured_outputs.{source.params.kind}"
