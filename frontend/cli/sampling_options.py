@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from ...ipc.errors import SamplingParamsError
 from ...ipc.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
+from ...ipc.structured_outputs import StructuredOutputsParams
 
 # One sequence is printed, without logprobs.
 _NOT_PRINTED = ("n", "best_of", "logprobs", "prompt_logprobs")
@@ -22,22 +25,49 @@ NUMBERS = [
 
 
 def add_sampling_options(group: Any) -> None:
-    """Add `--max-tokens`, `--temperature`, ... `--stop` to an argument group; nothing has a default here."""
+    """Add `--max-tokens`, ... `--stop`, `--json-schema`, ... to an argument group, without defaults."""
     for field in NUMBERS:
         # The destination has a prefix because the engine's arguments have a `seed` as well.
         flag, text = f"--{field.name.replace('_', '-')}", field.meta.description
         group.add_argument(flag, dest=f"sampling_{field.name}", type=field.kind, metavar="N", help=text)
     text = f"{SAMPLING_FIELDS['stop'].meta.description} (repeatable)"
     group.add_argument("--stop", dest="sampling_stop", action="append", metavar="TEXT", help=text)
+    text = "JSON that satisfies this schema, or the one in this file"
+    group.add_argument("--json-schema", metavar="FILE|TEXT", help=text)
+    group.add_argument("--regex", metavar="REGEX", help="text that all of this regular expression matches")
+    text = "one of these texts (repeatable)"
+    group.add_argument("--choice", action="append", metavar="TEXT", help=text)
 
 
 def read_sampling_options(options: argparse.Namespace) -> dict[str, Any]:
     """The fields that the user gave, checked. Raises SamplingParamsError."""
     names = [*(field.name for field in NUMBERS), "stop"]
     given = {name: getattr(options, f"sampling_{name}") for name in names}
+    given["structured_outputs"] = _read_structured(options)
     given = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**given)
     return given
+
+
+def _read_structured(options: argparse.Namespace) -> StructuredOutputsParams | None:
+    """What the output has to look like, None for any text."""
+    given = {"json": options.json_schema, "regex": options.regex, "choice": options.choice}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    schema = given.get("json")
+    if schema is not None and not schema.lstrip().startswith("{"):
+        given["json"] = _read_file(schema)
+    return StructuredOutputsParams(**given)
+
+
+def _read_file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SamplingParamsError(
+            "--json-schema", name, f"a JSON schema, or a file with one ({error})"
+        ) from None
 
 
 def make_sampling_params(

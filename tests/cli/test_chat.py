@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,8 +16,9 @@ from quire.frontend.cli.conversation import AnswerRates, Conversation, interrupt
 from quire.frontend.cli.sampling_options import add_sampling_options, read_sampling_options
 from quire.frontend.cli.session import Session
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.ipc.errors import PromptError, RequestFailedError
+from quire.ipc.errors import PromptError, RequestFailedError, SamplingParamsError
 from quire.ipc.sampling_params import SAMPLING_FIELDS, SamplingParams
+from quire.ipc.structured_outputs import StructuredOutputsParams
 
 
 class FakeSession:
@@ -211,6 +213,24 @@ def test_rates_leave_out_cached_tokens_and_the_wait_for_the_first(monkeypatch: p
     assert rates.describe() == (
         "[30 tokens in, 10 cached, 40 tokens/s; first token after 0.500 s; 4 out, 3 tokens/s]"
     )
+
+
+def test_the_output_can_be_a_schema_a_regular_expression_or_a_choice(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser)
+
+    def read(*words: str) -> StructuredOutputsParams:
+        return read_sampling_options(parser.parse_args(words))["structured_outputs"]
+
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    assert read("--json-schema", str(tmp_path / "schema.json")).json == '{"type": "object"}'
+    assert read("--json-schema", ' {"type": "array"}').json == ' {"type": "array"}'
+    assert read("--regex", "a+").regex == "a+"
+    assert read("--choice", "yes", "--choice", "no").choice == ["yes", "no"]
+    with pytest.raises(SamplingParamsError, match="--json-schema='nowhere': a JSON schema, or a file"):
+        read("--json-schema", "nowhere")
+    with pytest.raises(SamplingParamsError, match="exactly one of"):
+        read("--regex", "a", "--choice", "b")
 
 
 def test_every_number_of_one_sequence_is_an_option_and_can_be_set() -> None:
