@@ -97,7 +97,7 @@ def _escape_regex(regex: str) -> str:
     """A regular expression between slashes on one line."""
     from llguidance import regex_to_lark
 
-    return regex_to_lark(regex, "")
+    return regex_to_lark(regex, "dw")
 
 
 def _read_grammar(place: str, text: str, options: dict[str, Any]) -> str:

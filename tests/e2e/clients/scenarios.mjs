@@ -17,6 +17,13 @@ const ENDLESS = { max_tokens: 1900, ignore_eos: true };
 const TIMEOUT_MS = 60_000;
 const IDLE_WITHIN_MS = 1000; // what is promised after a disconnect
 const NUM_STREAMS = 32;
+// Short enough to be whole whatever the model writes.
+const ANSWER = {
+  type: 'object',
+  properties: { kind: { enum: ['sum', 'difference'] }, value: { type: 'integer', minimum: 0, maximum: 999 } },
+  required: ['kind', 'value'],
+  additionalProperties: false,
+};
 
 const [baseURL, apiKey] = process.argv.slice(2);
 const root = baseURL.replace(/\/v1$/, '');
@@ -250,6 +257,31 @@ const scenarios = {
     assert.equal(cut.usage.output_tokens, 1);
   },
 
+  async chat_parse() {
+    const response_format = { type: 'json_schema', json_schema: { name: 'answer', strict: true, schema: ANSWER } };
+    const fields = { model: MODEL, messages: SUM, response_format };
+    const { choices } = await client.chat.completions.parse(fields);
+    assert.equal(choices[0].finish_reason, 'stop');
+    assert.ok(Number.isInteger(JSON.parse(choices[0].message.content).value));
+  },
+
+  async chat_structured_outputs() {
+    const wanted = [
+      [{ choice: ['yes', 'no'] }, /^(yes|no)$/],
+      [{ regex: '[a-c]{3}' }, /^[a-c]{3}$/],
+    ];
+    for (const [structured_outputs, pattern] of wanted) {
+      const { choices } = await chat({ n: 3, structured_outputs });
+      for (const choice of choices) assert.match(choice.message.content, pattern);
+    }
+  },
+
+  async responses_parse() {
+    const format = { type: 'json_schema', name: 'answer', strict: true, schema: ANSWER };
+    const answer = await client.responses.parse({ model: MODEL, input: SUM[0].content, text: { format } });
+    assert.ok(Number.isInteger(JSON.parse(answer.output_text).value));
+  },
+
   async responses_stream() {
     const fields = { model: MODEL, input: SUM[0].content, temperature: 0 };
     const whole = await client.responses.create(fields);
@@ -301,7 +333,7 @@ const scenarios = {
       stop: Array(99).fill('x'),
       logit_bias: { 99999999: 1 },
       tools: [{ type: 'function', function: { name: 'f' } }],
-      response_format: { type: 'json_object' },
+      response_format: { type: 'json_schema', json_schema: { name: 'x', schema: { not: {} } } },
       no_such_field: 1,
     };
     for (const [name, value] of Object.entries(bad)) {

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 
 MODEL = "pocket"
 STORY = "Once upon a time"
@@ -340,6 +342,40 @@ def responses_stream(client: openai.OpenAI) -> None:
         assert helped.get_final_response().output_text == text
 
 
+class Answer(pydantic.BaseModel):
+    """Short enough to be whole whatever the model writes."""
+
+    kind: Literal["sum", "difference"]
+    value: int = pydantic.Field(ge=0, le=999)
+    is_sure: bool | None
+
+
+@scenario
+def chat_parse(client: openai.OpenAI) -> None:
+    for seed in range(4):
+        parsed = client.chat.completions.parse(model=MODEL, messages=SUM, seed=seed, response_format=Answer)
+        assert parsed.choices[0].finish_reason == "stop"
+        assert isinstance(parsed.choices[0].message.parsed, Answer)
+    with client.chat.completions.stream(model=MODEL, messages=SUM, response_format=Answer) as stream:
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Answer)
+
+
+@scenario
+def chat_structured_outputs(client: openai.OpenAI) -> None:
+    for wanted, pattern in (({"choice": ["yes", "no"]}, "yes|no"), ({"regex": "[a-c]{3}"}, "[a-c]{3}")):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=SUM, n=3, extra_body={"structured_outputs": wanted}
+        )
+        assert all(re.fullmatch(pattern, choice.message.content or "") for choice in answer.choices)
+
+
+@scenario
+def responses_parse(client: openai.OpenAI) -> None:
+    answer = client.responses.parse(model=MODEL, input=SUM[0]["content"], text_format=Answer)
+    assert answer.status == "completed"
+    assert isinstance(answer.output_parsed, Answer)
+
+
 @scenario
 def models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
@@ -383,7 +419,7 @@ def error_bad_fields(client: openai.OpenAI) -> None:
         "stop": ["x"] * 99,
         "logit_bias": {"99999999": 1},
         "tools": [{"type": "function", "function": {"name": "f"}}],
-        "response_format": {"type": "json_object"},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}},
         "no_such_field": 1,
     }
     for name, value in bad.items():
