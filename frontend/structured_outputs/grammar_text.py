@@ -21,7 +21,8 @@ WHITESPACE_PATTERN = r"( |\n[ \t]{0,40})"
 # llguidance follows rules recursively; at twice as many, one below the other, an 8 MB stack was full.
 _MAX_RULE_NESTING = 1000
 _RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_][\w-]*[^\n:\"/]*:", re.MULTILINE)
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*')
+# Literals, regular expressions and comments; one that is not closed goes to the end of its line.
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?![/*])(?:\\.|[^/\\\n])+/?|//[^\n]*')
 _EMBEDDED_JSON = re.compile(r"%json\s*(?=\{)")
 _STRUCTURE_FIELDS = ("begin", "schema", "end")
 _TAG_FIELDS = ("type", "structures", "triggers")
@@ -50,6 +51,8 @@ def make_grammar_text(
     kind = params.kind
     value: Any = make_plain(getattr(params, kind))
     place = place or f"structured_outputs.{kind}"
+    if isinstance(value, str):
+        _check_length(place, "a text", value)
     options = _make_options(params)
     schema: dict[str, Any] | None = None
     match kind:
@@ -67,10 +70,14 @@ def make_grammar_text(
             lark = _make_tags(place, value, options, params.disable_additional_properties)
     grammar = {"json_schema": schema | options} if schema is not None else {"lark_grammar": lark}  # pyright: ignore[reportPossiblyUnboundVariable]
     text = _to_json({"grammars": [grammar]})
+    _check_length(place, "a grammar", text)
+    return GrammarText(text, place, value, schema)
+
+
+def _check_length(place: str, what: str, text: str) -> None:
     if len(text) > MAX_GRAMMAR_LENGTH:
         allowed = f"at most {MAX_GRAMMAR_LENGTH} (MAX_GRAMMAR_LENGTH)"
-        raise SamplingParamsError(place, f"a grammar of {len(text)} characters", allowed)
-    return GrammarText(text, place, value, schema)
+        raise SamplingParamsError(place, f"{what} of {len(text)} characters", allowed)
 
 
 def wrap_schema(schema: Schema) -> str:
