@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
 
 QUESTION = "What is 12 plus 30?"
+
+
+class Answer(BaseModel):
+    """Short enough to be whole whatever the model writes."""
+
+    kind: Literal["sum", "difference"]
+    value: int = Field(ge=0, le=999)
 
 
 def main() -> None:
@@ -26,6 +35,8 @@ def main() -> None:
     assert "".join(chunk.content for chunk in again) == answer.content
     batched = model.batch([QUESTION] * 4)
     assert [one.content for one in batched] == [answer.content] * 4
+    parsed = model.with_structured_output(Answer).invoke(QUESTION)
+    assert isinstance(parsed, Answer), parsed
 
 
 if __name__ == "__main__":

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import litellm
+from pydantic import BaseModel, Field
 
 MESSAGES = [{"role": "user", "content": "What is 12 plus 30?"}]
+
+
+class Answer(BaseModel):
+    """Short enough to be whole whatever the model writes."""
+
+    kind: Literal["sum", "difference"]
+    value: int = Field(ge=0, le=999)
 
 
 def main() -> None:
@@ -30,6 +38,8 @@ def main() -> None:
         chunks = list(litellm.completion(**fields, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
         assert chunks[-1].choices[0].finish_reason == "stop"
+        parsed = litellm.completion(**fields, response_format=Answer)
+        Answer.model_validate_json(parsed.choices[0].message.content)
     completed = litellm.text_completion(
         model="text-completion-openai/pocket",
         prompt="Once upon a time",
