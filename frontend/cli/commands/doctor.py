@@ -39,6 +39,7 @@ REQUIRED_PACKAGES = (
     "prometheus_client",
     "rich",
     "tqdm",
+    "llguidance",
 )
 OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
