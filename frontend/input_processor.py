@@ -36,12 +36,13 @@ from ..ipc.sampling_params import (
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
-from .structured_outputs.compiler import GrammarCompiler
 from .text.tokenizer import Tokenizer
 from .truncation import Truncation, find_truncation
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+    from .structured_outputs.compiler import GrammarCompiler
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -107,7 +108,7 @@ class InputProcessor:
     def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
         self._facts = facts
         self._tokenizer = tokenizer
-        self._grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
+        self._grammars: GrammarCompiler | None = None  # made for the first grammar
 
     def process(
         self,
@@ -206,11 +207,15 @@ class InputProcessor:
         """The grammar that the output follows, empty for none."""
         if params.structured_outputs is None:
             return ""
-        if self._grammars is None:
+        if self._tokenizer is None:
             raise SamplingParamsError(
                 "structured_outputs", params.structured_outputs.kind, "None: there is no tokenizer"
             )
         check_has_end(self._facts, params.structured_outputs)
+        if self._grammars is None:
+            from .structured_outputs.compiler import GrammarCompiler
+
+            self._grammars = GrammarCompiler(self._tokenizer)
         return self._grammars.compile(params.structured_outputs)
 
     def prepare_beam_search(

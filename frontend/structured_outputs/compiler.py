@@ -10,12 +10,10 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ...ipc.errors import SamplingParamsError
 from ...ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
 from ..text.tokenizer import Tokenizer
-from .grammar_cache import GrammarCache
+from .grammar_cache import GrammarCache, make_key
 from .grammar_text import GrammarText, make_grammar_text, wrap_schema
 from .strict_schema import list_parts
 
@@ -114,14 +112,6 @@ class GrammarCompiler:
                     break
             else:
                 return place, schema
-
-
-def make_key(params: StructuredOutputsParams, is_strict: bool = False) -> bytes:
-    """What equal parameters have in common, whatever Python objects they hold. Raises SamplingParamsError."""
-    try:
-        return msgspec.msgpack.encode((is_strict, *msgspec.structs.astuple(params)))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise SamplingParamsError(f"structured_outputs.{params.kind}", "a value", f"JSON ({error})") from None
 
 
 def _is_same(said_of_part: str | None, said: str) -> bool:

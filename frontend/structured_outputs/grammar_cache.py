@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from ...ipc.errors import SamplingParamsError
+from ...ipc.structured_outputs import StructuredOutputsParams
+
 _MAX_KEPT = 128
 _MAX_SIZE = 64 * 1024  # of key and text; the few that are larger are compiled again
 
@@ -22,3 +27,11 @@ class GrammarCache:
             self._texts.clear()
         if len(key) + len(text) <= _MAX_SIZE:
             self._texts[key] = text
+
+
+def make_key(params: StructuredOutputsParams, is_strict: bool = False) -> bytes:
+    """What equal parameters have in common, whatever Python objects they hold. Raises SamplingParamsError."""
+    try:
+        return msgspec.msgpack.encode((is_strict, *msgspec.structs.astuple(params)))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SamplingParamsError(f"structured_outputs.{params.kind}", "a value", f"JSON ({error})") from None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.structured_outputs import StructuredOutputsParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
-from ...structured_outputs.compiler import GrammarCompiler
 from ...text.tokenizer import Tokenizer
 from ..bodies.schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
@@ -28,6 +27,9 @@ from .jobs import (
     TokenIds,
     TokenizeJob,
 )
+
+if TYPE_CHECKING:
+    from ...structured_outputs.compiler import GrammarCompiler
 
 _SILENT_PARTS = ("image_url", "input_audio", "file")
 _PANIC = "PanicException"  # of the tokenizers library's Rust: no Exception, and not to be imported
@@ -93,6 +95,8 @@ def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
 
 @functools.lru_cache(maxsize=1)
 def _make_compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    from ...structured_outputs.compiler import GrammarCompiler
+
     return GrammarCompiler(tokenizer)
 
 

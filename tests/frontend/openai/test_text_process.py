@@ -165,7 +165,7 @@ def test_sigterm_is_heard_while_a_template_runs_without_end_and_nothing_is_left(
     asyncio.run(with_deadline())
 
 
-def test_a_grammar_that_takes_too_long_is_one_refused_request():
+def test_a_grammar_that_costs_too_much_is_one_refused_request():
     rules = "\n".join(f"A{place}: A{place + 1} A{place + 1}" for place in range(30))
     costly = f'start: A0\n{rules}\nA30: "x"'
 
@@ -176,7 +176,8 @@ def test_a_grammar_that_takes_too_long_is_one_refused_request():
 
         bad, good = await asyncio.gather(ask(costly), ask('start: "a"+'))
         assert (bad.status, good.status) == (400, 200), (bad.body, good.body)
-        assert "max_render_s" in bad.error["message"]
-        assert bad.error["param"] == "structured_outputs"
+        # Which of the limits is met first depends on the machine.
+        assert any(limit in bad.error["message"] for limit in ("max_render_s", "initial_lexer_fuel"))
+        assert bad.error["param"].startswith("structured_outputs")
 
     run_with_processes(scenario, pocket_folder(), max_render_s=0.5)
