@@ -19,9 +19,9 @@ from msgspec import structs
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.config import ModelConfig
-from quire.ipc.grammar_limits import GRAMMAR_LIMITS
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
+from quire.ipc.structured_outputs import GRAMMAR_LIMITS
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import pack_token_lists
 from quire.worker.sampling import grammars as grammars_module
@@ -220,7 +220,6 @@ def test_an_output_that_does_not_follow_the_grammar_fails_its_row(grammars: Gram
         ("step_lexer_fuel", regex("([a-z]{1,100}(foo|bar)[0-9]){1,100}")),
         ("step_max_items", LLMatcher.grammar_from_json_schema("{}")),
         ("initial_lexer_fuel", LLMatcher.grammar_from_json_schema("{}")),
-        ("max_items_in_row", LLMatcher.grammar_from_json_schema("{}")),
     ],
 )
 def test_a_row_that_goes_beyond_a_limit_fails_with_its_name(
