@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire import LLM, RequestOutput, SamplingParams
+from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.input_processor import PreparedParams
 from quire.ipc.beam_search import BeamSearch
 
@@ -226,3 +226,15 @@ def searched(i: int) -> tuple[str, PreparedParams]:
     width = 2 + i % 3
     sampling = SamplingParams(n=width, temperature=0.0, max_tokens=8 + i % 4)
     return make_prompt(i), PreparedParams(sampling, beam_search=BeamSearch(width, 1.0, "never"))
+
+
+@kind
+def constrained(i: int) -> tuple[str, SamplingParams]:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    outputs = (
+        StructuredOutputsParams(json=schema | {"required": ["name", "age"]}),
+        StructuredOutputsParams(regex="([a-z]{2,5} ){3,9}[0-9]{2}"),
+        StructuredOutputsParams(choice=["red", "green", "redder", "a colour that takes more tokens"]),
+    )
+    fields = {"presence_penalty": 0.7, "logit_bias": {300 + i: 2.0}} if i > 2 else {}
+    return make_prompt(i), params(i, structured_outputs=outputs[i % 3], **fields)
