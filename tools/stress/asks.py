@@ -14,6 +14,7 @@ import msgspec
 
 from ...frontend.input_processor import Prompt
 from ...ipc.sampling_params import RequestOutputKind, SamplingParams
+from ...ipc.structured_outputs import StructuredOutputsParams
 
 ClientKind = Literal["http", "async", "llm"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("http", "async", "llm")
@@ -28,15 +29,31 @@ _BEGINNINGS = (
     "Tom had a red ball. He",
 )
 _FIRST_PLAIN_TOKEN, _LAST_PLAIN_TOKEN = 16, 1000  # every vocabulary has that many
+_CONSTRAINED_SHARE = 0.3
+# Fields of StructuredOutputsParams: outputs that go on for long, and one that ends soon.
+_PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "is_kind": {"type": "boolean"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+_CONSTRAINTS: tuple[dict[str, Any], ...] = (
+    {"json": {"type": "array", "items": _PERSON, "minItems": 20}},
+    {"regex": "([a-z]{2,9} ){30}[0-9]+"},
+    {"choice": ["a red ball", "a red fox and a little bear who lived in the woods"]},
+)
 _LONG_SHARE = 0.2  # of the prompts that are token ids: long enough to be prefilled in chunks beside others
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose tokens depend on nothing but itself: greedy or seeded, of a length known before."""
+    """A request whose tokens depend on nothing but itself: greedy or seeded, and of a length known before
+    if nothing constrains it.
+    """
 
     prompt: str | list[int]
     max_tokens: int
     seed: int | None  # None: greedy
+    constraint: dict[str, Any] | None = None  # fields of StructuredOutputsParams
 
     @property
     def engine_prompt(self) -> Prompt:
@@ -51,6 +68,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             max_tokens=self.max_tokens,
             ignore_eos=True,
             output_kind=output_kind,
+            structured_outputs=StructuredOutputsParams(**self.constraint) if self.constraint else None,
         )
 
     def make_body(self, model: str) -> dict[str, Any]:
@@ -63,6 +81,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             "seed": self.seed,
             "top_p": 1.0,
             "ignore_eos": True,
+            "structured_outputs": self.constraint,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -103,13 +122,14 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_pool(seed: int, size: int, max_tokens: int) -> list[Ask]:
-    """Distinct requests: texts and ids, short and long, half of them greedy."""
+    """Distinct requests: texts and ids, short and long, half of them greedy, some of them constrained."""
     rng = random.Random(f"pool/{seed}")
     return [
         Ask(
             prompt=_draw_prompt(rng),
             max_tokens=rng.randint(max(1, max_tokens // 4), max_tokens),
             seed=None if index % 2 else rng.randrange(1 << 31),
+            constraint=rng.choice(_CONSTRAINTS) if rng.random() < _CONSTRAINED_SHARE else None,
         )
         for index in range(size)
     ]
