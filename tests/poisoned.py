@@ -1,7 +1,8 @@
 """`python -m poisoned ROLE`: the real engine core and the real worker, which some prompts do harm to.
 
 A step that computes a request whose prompt begins with RAISES raises; with KILLS, it ends its worker by a
-segmentation fault, each time.
+segmentation fault, each time. A grammar with the text HANGS never compiles, one with PANICS makes the library
+panic.
 """
 
 from __future__ import annotations
@@ -9,8 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+from typing import Any
 
 RAISES, KILLS = 7, 8  # token ids that no test begins another prompt with
+HANGS, PANICS = "never compiled", "a panic"
+
+
+class PanicException(BaseException):
+    """As the one of llguidance's Rust, which it does not export."""
 
 
 def run_core() -> None:
@@ -43,11 +51,30 @@ def poison_steps() -> None:
     GPUModelRunner.launch = launch_poisoned
 
 
+def poison_grammars() -> None:
+    """Watch what this process's worker compiles."""
+    import llguidance
+
+    make = llguidance.LLMatcher
+
+    def make_poisoned(
+        tokenizer: llguidance.LLTokenizer, grammar: str, **options: Any
+    ) -> llguidance.LLMatcher:
+        if HANGS in grammar:
+            threading.Event().wait()
+        if PANICS in grammar:
+            raise PanicException("called `Option::unwrap()` on a `None` value")
+        return make(tokenizer, grammar, **options)
+
+    llguidance.LLMatcher = make_poisoned  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def run_worker() -> None:
     """The worker, watched."""
     from quire.worker import worker_process
 
     poison_steps()
+    poison_grammars()
     worker_process.main()
 
 

@@ -326,12 +326,12 @@ def test_a_row_that_the_worker_fails_ends_with_the_reason_and_the_others_go_on(r
 
 
 def test_under_a_grammar_the_end_of_sequence_counts_before_min_tokens():
-    fourth = tokens_of([1, 2, 3], 4)[3]
-    fields: dict[str, Any] = {"max_tokens": 10, "min_tokens": 8, "eos_token_ids": [fourth]}
-    ends = [
-        run_one(make_request("r", [1, 2, 3], grammar=grammar, **fields)).finals["r"].finish_reason
-        for grammar in ("start: /a/", "")
-    ]
+    ends: list[FinishReason | None] = []
+    for grammar in ("start: /a/", ""):
+        fourth = token_at(encode_token_ids([1, 2, 3]), 3, grammar)
+        fields: dict[str, Any] = {"max_tokens": 10, "min_tokens": 8, "eos_token_ids": [fourth]}
+        finals = run_one(make_request("r", [1, 2, 3], grammar=grammar, **fields)).finals
+        ends.append(finals["r"].finish_reason)
     assert ends == [FinishReason.STOP, FinishReason.LENGTH]
 
 

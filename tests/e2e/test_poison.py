@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poisoned import KILLS, RAISES, poison_steps
-from quire import LLM, SamplingParams
+from poisoned import HANGS, KILLS, PANICS, RAISES, poison_steps
+from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.client import engines
 from quire.worker.model_runner import GPUModelRunner
 
@@ -91,3 +91,32 @@ def test_a_logits_processor_that_raises_costs_its_own_request_alone(
     assert "LookupError: what this processor needs is not there" in (outputs[2].error or "")
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     assert tokens == [*golden[:2], golden[2][:5], golden[3]]
+
+
+def make_choice(text: str) -> SamplingParams:
+    return SamplingParams(temperature=0.0, structured_outputs=StructuredOutputsParams(choice=[text]))
+
+
+def test_a_panic_over_a_grammar_is_one_requests(llm: LLM, golden: list[list[int]]) -> None:
+    epoch = llm.llm_engine.facts.pids["worker"]
+    params = [make_choice(PANICS), *PARAMS[1:6], make_choice("red")]
+    outputs = llm.generate(make_prompts({}, 7), params, use_tqdm=False)
+    assert outputs[0].error_code == "bad_grammar"
+    assert "llguidance panicked: called `Option" in (outputs[0].error or "")
+    assert [list(output.outputs[0].token_ids) for output in outputs[1:6]] == golden[1:6]
+    assert outputs[6].outputs[0].text == "red"
+    assert llm.llm_engine.facts.pids["worker"] == epoch, "it lives on"
+
+
+@pytest.mark.slow
+def test_a_grammar_that_never_compiles_fails_alone(
+    golden: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+    monkeypatch.setattr(engines, "CORE_MODULE", "poisoned")
+    with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, step_timeout_s=3.0) as llm:
+        params = [*PARAMS[:3], make_choice(HANGS)]
+        outputs = llm.generate(make_prompts({}, 4), params, use_tqdm=False)
+    assert outputs[3].error_code == "poison_request"
+    assert "step" in (outputs[3].error or "")
+    assert [list(output.outputs[0].token_ids) for output in outputs[:3]] == golden[:3]

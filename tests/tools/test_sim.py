@@ -41,8 +41,8 @@ def test_many_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0, out
     assert f"{NUM_SEEDS:,} seeds" in out
     # Every end that a request can have is met, or the scenarios have become harmless.
-    ends = ("length", "stop", "abort", "poison_request", "bad_logits", "out_of_memory", "overloaded")
-    assert [end for end in (*ends, "queue_timeout") if end not in out] == []
+    ends = ("length", "stop", "abort", "poison_request", "bad_logits", "bad_grammar", "out_of_memory")
+    assert [end for end in (*ends, "overloaded", "queue_timeout") if end not in out] == []
 
 
 @pytest.mark.slow
@@ -64,6 +64,7 @@ def test_every_fault_is_drawn() -> None:
         ("death", "poison_request"),
         ("core", "poison_request"),
         ("logits", "bad_logits"),
+        ("grammar", "bad_grammar"),
         ("memory", "out_of_memory"),
     ],
 )

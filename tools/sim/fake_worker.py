@@ -19,7 +19,15 @@ from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from ...ipc.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock
 from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
 from ...ipc.sampling_params import SamplingParams
-from ...ipc.step import ModelRunnerOutput, NewRequestData, RowFork, RowLogprobs, SchedulerOutput, StepFailed
+from ...ipc.step import (
+    ModelRunnerOutput,
+    NewRequestData,
+    RowFailure,
+    RowFork,
+    RowLogprobs,
+    SchedulerOutput,
+    StepFailed,
+)
 from ...ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
 from ...ipc.token_lists import drop_packed, pack_token_lists
 
@@ -100,9 +108,13 @@ def make_request(
     )
 
 
-def token_at(prompt: bytes, position: int) -> int:
-    """The token that every FakeWorker samples for output `position` of this prompt."""
-    return zlib.crc32(position.to_bytes(4, "little"), zlib.crc32(prompt)) % VOCAB_SIZE
+def token_at(prompt: bytes, position: int, grammar: str = "") -> int:
+    """The token that every FakeWorker samples for output `position` of this prompt under this grammar."""
+    return zlib.crc32(position.to_bytes(4, "little"), _digest(prompt, grammar)) % VOCAB_SIZE
+
+
+def _digest(prompt: bytes, grammar: str) -> int:
+    return zlib.crc32(grammar.encode(), zlib.crc32(prompt))
 
 
 def expected_output(request: EngineCoreRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -118,7 +130,7 @@ def expected_output(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
             return tokens, FinishReason.STOP
         if len(tokens) >= limit:
             return tokens, FinishReason.LENGTH
-        tokens.append(token_at(request.prompt_token_ids, len(tokens)))
+        tokens.append(token_at(request.prompt_token_ids, len(tokens), request.grammar))
 
 
 class FakeClock:
@@ -141,7 +153,7 @@ class FakeRow:
 
     request_id: str
     prompt: bytes
-    prompt_crc: int
+    digest: int  # of prompt and grammar
     num_prompt_tokens: int
     params: SamplingParams
     tokens: array[int]  # prompt + output, the worker's own samples included
@@ -160,7 +172,8 @@ class FakeWorker:
     """A worker whose forward pass is bookkeeping. Raises AssertionError when a step breaks the contract.
 
     verify: check KV contents; off for timing. poisoned: request ids whose presence makes a step fail.
-    bad: request ids whose logits are not finite. fail_next: the cause with which the next step fails.
+    bad: request ids whose logits are not finite. stuck: those whose grammar cannot be followed.
+    fail_next: the cause with which the next step fails.
     """
 
     config: EngineConfig
@@ -168,6 +181,7 @@ class FakeWorker:
     verify: bool = True
     poisoned: set[str] = field(default_factory=set[str])
     bad: set[str] = field(default_factory=set[str])
+    stuck: set[str] = field(default_factory=set[str])
     fail_next: str | None = None
     rows: dict[int, FakeRow] = field(default_factory=dict[int, FakeRow])
     slots: dict[int, int] = field(default_factory=dict[int, int])  # slot -> digest
@@ -254,7 +268,7 @@ class FakeWorker:
         row = FakeRow(
             request_id=new.request_id,
             prompt=new.prompt_token_ids,
-            prompt_crc=zlib.crc32(new.prompt_token_ids),
+            digest=_digest(new.prompt_token_ids, new.grammar),
             num_prompt_tokens=num_prompt,
             params=new.sampling_params,
             tokens=tokens,
@@ -319,7 +333,7 @@ class FakeWorker:
             assert (row in samples) == (state.num_computed == len(state.tokens)), "who samples"
             if row in samples:
                 position = len(state.tokens) - state.num_prompt_tokens
-                token_id = zlib.crc32(position.to_bytes(4, "little"), state.prompt_crc) % VOCAB_SIZE
+                token_id = zlib.crc32(position.to_bytes(4, "little"), state.digest) % VOCAB_SIZE
                 rows.append(row)
                 token_ids.append(token_id)
                 state.tokens.append(token_id)
@@ -331,7 +345,15 @@ class FakeWorker:
                 logprobs.append(RowLogprobs(row, sample, prompt))
         assert rows == sampled_rows, "in the order of rows"
         bad_rows = [row for row in rows if self.rows[row].request_id in self.bad] if self.bad else []
-        return ModelRunnerOutput(step.step_id, rows, token_ids, logprobs, bad_rows)
+        stuck = [row for row in rows if self.rows[row].request_id in self.stuck] if self.stuck else []
+        return ModelRunnerOutput(
+            step.step_id,
+            rows,
+            token_ids,
+            logprobs,
+            bad_rows,
+            failed_rows=[RowFailure(row, "stuck") for row in stuck],
+        )
 
     def _prompt_logprobs(self, state: FakeRow, start: int) -> LogprobsBlock | None:
         if state.params.prompt_logprobs is None:

@@ -172,6 +172,7 @@ class _Run:
                 tenant=plan.tenant,
                 timeout_s=plan.timeout_s,
                 queue_timeout_s=plan.queue_timeout_s,
+                grammar=plan.grammar,
                 max_tokens=plan.max_tokens,
                 stop_token_ids=list(range(VOCAB_SIZE - plan.num_stops, VOCAB_SIZE)),
                 output_kind=RequestOutputKind.DELTA,
@@ -278,6 +279,8 @@ class _Run:
                 is_right = plan.poison == "logits"
             case "refused":
                 is_right = plan.beam_width is not None  # too wide, or with too few blocks
+            case "bad_grammar":
+                is_right = plan.poison == "grammar"
             case "overloaded":
                 is_right = not self._was_accepted[plan.name]
             case "queue_timeout":

@@ -37,7 +37,7 @@ class FaultKind(Enum):
 
 
 # A step with it raises, kills the worker, has no finite logits, runs out of memory, kills the core.
-PoisonKind = Literal["step", "death", "logits", "memory", "core"]
+PoisonKind = Literal["step", "death", "logits", "memory", "core", "grammar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class SimRequest:
     abort_at: float | None = None
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
+    grammar: str = ""  # its tokens depend on it
     poison: PoisonKind | None = None
     poison_from: int = 0  # output position from which the poison works
     beam_width: int | None = None  # of a beam search
@@ -175,6 +176,7 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
         abort_at=at + rng.uniform(0.0, 0.4) if rng.random() < 0.15 else None,
         timeout_s=rng.uniform(0.05, 1.0) if rng.random() < 0.1 else None,
         queue_timeout_s=rng.uniform(0.05, 1.0) if rng.random() < 0.1 else None,
+        grammar=rng.choice(["", "", "", "start: /a/", "start: /b/"]),
         poison=poison,
         poison_from=rng.choice([0, 3]) if poison else 0,
         beam_width=searches.choice([None] * 5 + [1, 2, 3]),

@@ -55,6 +55,8 @@ class PoisonedWorker(FakeWorker):
                     return StepFailed(step.step_id, f"poisoned by {row.request_id}")
                 case "memory":
                     return _run_short(step, f"{row.request_id} is too large")
+                case "grammar":
+                    self.stuck.add(row.request_id)
                 case _:
                     self.bad.add(row.request_id)
         return None
