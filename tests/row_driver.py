@@ -129,6 +129,7 @@ class Driver:
         self._freed: list[int] = []
         self._num_steps = 0
         self.bad_rows: list[int] = []
+        self.failed_rows: list[int] = []
 
     def enter(
         self,
@@ -139,6 +140,7 @@ class Driver:
         output: list[int] | None = None,
         eos: list[int] | None = None,
         bad_words: list[list[int]] | None = None,
+        grammar: str = "",
     ) -> None:
         """The request enters `row` with the next step that computes it."""
         output = output or []
@@ -158,6 +160,7 @@ class Driver:
                 token_lists=lists,
                 block_ids=[],
                 num_computed_tokens=0,
+                grammar=grammar,
             )
         )
 
@@ -198,6 +201,7 @@ class Driver:
         for logprobs in output.logprobs:
             self.requests[self._names[logprobs.row]].logprobs.append(logprobs)
         self.bad_rows += output.bad_rows
+        self.failed_rows += [failure.row for failure in output.failed_rows]
         return output
 
     def step(self, num_tokens: dict[str, int]) -> ModelRunnerOutput:
