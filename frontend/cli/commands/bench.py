@@ -24,6 +24,7 @@ kinds:
   core      what the engine core's scheduling costs a step, with a fake worker
   attach    what attaching to a daemon takes, and what HTTP adds to its engine
   fair      what a flood by one client of a daemon costs another, in time to first token
+  grammar   what JSON schemas cost who has one and who has none, and how fast they compile
   http      chunks/s and CPU a chunk of one HTTP process, with a fake engine
   serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
 
@@ -166,6 +167,18 @@ def _run_fair(argv: Sequence[str]) -> int:
     return run_fair(options.rounds, options.requests, options.model)
 
 
+def _run_grammar(argv: Sequence[str]) -> int:
+    from ....tools.bench.grammar import WORKLOAD_OF, run_grammar
+
+    parser = Parser("quire bench grammar", "JSON schemas beside no schema, in rounds of alternating order.")
+    add = parser.add_argument
+    add("--model", nargs="+", choices=tuple(WORKLOAD_OF), default=["tiny"], metavar="M", help="tiny, small")
+    add("--rounds", type=int, default=7, metavar="N", help="of everything (7)")
+    options = parser.parse(argv)
+    _check_counts(options, "rounds")
+    return run_grammar(options.model, options.rounds)
+
+
 def _run_http(argv: Sequence[str]) -> int:
     from ....tools.bench.http import NUM_STREAMS, run_http
 
@@ -280,6 +293,7 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "core": _run_core,
     "attach": _run_attach,
     "fair": _run_fair,
+    "grammar": _run_grammar,
     "http": _run_http,
     "serve": _run_serve,
 }
