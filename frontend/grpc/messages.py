@@ -80,7 +80,9 @@ def _read_fields(message: Message) -> dict[str, Any]:
 
 
 def _make_plain(value: Any) -> Any:
-    """Lists and maps as Python's own, cut where they are too long for any field."""
+    """Messages, lists and maps as Python's own, cut where they are too long for any field."""
+    if isinstance(value, Message):
+        return _read_fields(value)
     if isinstance(value, Mapping):
         return {str(key): number for key, number in islice(value.items(), _MAX_ITEMS)}
     if isinstance(value, Sequence) and not isinstance(value, str):
