@@ -336,15 +336,15 @@ class EngineCore:
 
     def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
         """End requests whose logits cannot be sampled. Their K and V may be bad: nobody finds them again."""
-        failed = list(_find_live(step, bad_rows).values())
+        failed = list(_find_live(step, bad_rows))
         for holder in (holder for request in failed for holder in request.holders):
             self._manager.forget_contents(holder)
         self._finish(failed, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
 
     def _fail_rows(self, step: Step, failures: list[RowFailure]) -> None:
-        """End requests whose grammar cannot be followed."""
+        """End requests that the worker cannot do, such as those whose grammar goes beyond its limits."""
         reasons = {failure.row: failure.reason for failure in failures}
-        for row, request in _find_live(step, reasons).items():
+        for request, row in _find_live(step, reasons).items():
             self._finish([request], FinishReason.ERROR, reasons[row], ErrorCode.BAD_GRAMMAR)
 
     def _refuse(self, client: bytes, request: EngineCoreRequest, error: str, code: ErrorCode) -> None:
@@ -397,7 +397,7 @@ class EngineCore:
                 del self._ids_of[request.client]
 
 
-def _find_live(step: Step, rows: Collection[int]) -> dict[int, Request]:
-    """Of a step's requests those that sampled in `rows` and go on, by row."""
+def _find_live(step: Step, rows: Collection[int]) -> dict[Request, int]:
+    """Of a step's requests those that sampled in `rows` and go on, each with one of these rows."""
     sampled = zip(step.sampled_rows, step.sampled, strict=True)
-    return {row: request for row, request in sampled if row in rows and request.finish_reason is None}
+    return {request: row for row, request in sampled if row in rows and request.finish_reason is None}

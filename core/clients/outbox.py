@@ -41,12 +41,12 @@ class Outbox:
         """Queue outputs; one of a request that is still waiting grows instead."""
         waiting = self._outputs
         for output in outputs:
+            if output.logprobs is not None or output.prompt_logprobs is not None:
+                self._logprobs_bytes += _count_bytes(output.logprobs) + _count_bytes(output.prompt_logprobs)
             request_id = output.request_id
             if request_id in waiting:
                 output = merge_outputs(waiting[request_id], output)
             waiting[request_id] = output
-            if output.logprobs is not None or output.prompt_logprobs is not None:
-                self._logprobs_bytes += _count_bytes(output.logprobs) + _count_bytes(output.prompt_logprobs)
         if self._logprobs_bytes > MAX_MERGED_BYTES:
             self._full.append(list(waiting.values()))
             self._outputs, self._logprobs_bytes = {}, 0

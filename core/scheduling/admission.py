@@ -29,8 +29,8 @@ def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: i
         or _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
         or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
         or _find_bad_parameter(request, vocab_size)
-        or find_bad_logprobs(request, config)
         or _find_bad_search(request, config)
+        or find_bad_logprobs(request, config)
         or _find_lack_of_blocks(request, config, num_blocks)
     )
 

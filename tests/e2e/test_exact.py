@@ -101,7 +101,7 @@ def test_no_size_of_chunks_changes_a_bit(
 
 
 def test_preemptions_change_no_bit(model: Model, asks: list[Ask], alone: dict[str, Answer]) -> None:
-    pool = {"num_gpu_blocks_override": 16, "block_size": 8, "max_model_len": 128}
+    pool = {"num_gpu_blocks_override": 24, "block_size": 8, "max_model_len": 128}
     with make_llm(model, **pool) as llm:
         assert answer(llm, asks) == alone
         assert llm.stats().num_preemptions_total > 8

@@ -14,6 +14,7 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.input_processor import InputProcessor
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
+from quire.ipc.beam_search import BeamSearchParams
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
 from quire.ipc.sampling_params import SamplingParams
 
@@ -26,6 +27,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "abort_request": ("x",),
     "abort": ("x",),
     "prepare_params": (SamplingParams(),),
+    "beam_search": ([5], BeamSearchParams(beam_width=2, max_tokens=2)),
+    "abort_named": (["x"],),
 }
 # What another engine could do as well, or what has to go through when this one has ended, with the reason.
 ANSWERS_AFTER_CLOSE = {

@@ -198,6 +198,7 @@ class _BenchFacts:
     tokenizer = ""  # the folder
     max_model_len = 2**20
     max_num_seqs = 2**20
+    vocab_size = 2048
 
 
 def _serve(fd: int) -> int:

@@ -383,7 +383,7 @@ def make_candidates(tokens: array[int], count: int) -> LogprobsBlock:
     seed = zlib.crc32(tokens)
     first, step = seed % VOCAB_SIZE, 1 + seed % (VOCAB_SIZE - 1)  # the vocabulary's size is prime
     ids = [(first + i * step) % VOCAB_SIZE for i in range(count)]
-    drops = [1 + zlib.crc32(bytes((i,)), seed) % 64 for i in range(count)]
+    drops = [1 + zlib.crc32(i.to_bytes(4, "little"), seed) % 64 for i in range(count)]
     values = list(itertools.accumulate(-drop / 64 for drop in drops))
     return LogprobsBlock(
         num_positions=1,

@@ -25,7 +25,11 @@ BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection lo
 _AT = " - at `$"  # and a path, at the end of msgspec's messages
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
-_INVALID = "Invalid value "
+_INVALID = ("Invalid value ", "Invalid enum value ")
+_CHOICES = KINDS_OF_FORMATS | {
+    "early_stopping": 'true, false or "never"',
+    "truncation_side": '"left" or "right"',
+}
 _MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
@@ -115,7 +119,7 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
         name = _join(path, what[len(_MISSING) : -1])
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
     if what.startswith(_INVALID):  # and the value follows
-        return _make_field_error(path, find, KINDS_OF_FORMATS.get(path, "one of the values in /openapi.json"))
+        return _make_field_error(path, find, _CHOICES.get(path, "one of the values in /openapi.json"))
     return _make_field_error(path or "body", find, what[:1].lower() + what[1:_MAX_SAID])
 
 

@@ -53,12 +53,19 @@ def make_live(output: list[int], **params: object) -> Request:
     return Request.from_message(message, b"client", tenant, (0, 0.0, 0), 128, 0.0)
 
 
+def add_token(request: Request, token: int) -> None:
+    request.output_token_ids.append(token)
+    request.num_tokens += 1
+    assert request.repetition is not None
+    request.repetition.append(request.output_token_ids)
+
+
 def test_a_request_ends_as_soon_as_it_repeats_itself_and_no_other_end_comes_first() -> None:
     request = make_live([7, 5, 6, 5, 6], max_tokens=50)
     assert request.find_finish() is None
-    request.append(5)
+    add_token(request, 5)
     assert request.find_finish() is None
-    request.append(6)
+    add_token(request, 6)
     assert request.find_finish() is FinishReason.REPETITION
     assert request.stop_reason is None
     assert make_live([5, 5, 5], max_tokens=50).find_finish() is FinishReason.REPETITION

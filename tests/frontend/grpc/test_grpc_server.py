@@ -88,6 +88,8 @@ def test_a_text_is_answered_at_once_or_piece_by_piece() -> None:
         assert [len(piece.prompt_logprobs) > 0 for piece in pieces] == [True, False, False]
         kinds = [call.params.output_kind for call in llm.calls]
         assert kinds == [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA]
+        names = llm.calls[0].keywords.pop("names")
+        assert [name.split("-")[0] for name in names] == ["grpc"]
         assert llm.calls[0].keywords == {"priority": -2, "tenant": "127.0.0.1"}
         assert llm.calls[0].prompt == {"prompt": "Hi there", "cache_salt": "s"}
 
