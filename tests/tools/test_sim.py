@@ -79,7 +79,8 @@ def test_without_accidents_exactly_the_culprit_fails(poison: PoisonKind, end: st
         scenario = replace(scenario, requests=requests, faults=(), max_num_queued_reqs=None)
         ends = Counter(run_scenario(scenario).ends)
         assert ends.pop(end) == 1, scenario.describe()
-        assert ends["length"] + ends["stop"] == ends.total() == len(requests) - 1, scenario.describe()
+        good = ends["length"] + ends["stop"] + ends["refused"]  # searches that are too wide for the engine
+        assert good == ends.total() == len(requests) - 1, scenario.describe()
 
 
 def test_a_seed_replays_in_another_process_with_other_hashes() -> None:
