@@ -75,7 +75,8 @@ def test_without_accidents_exactly_the_culprit_fails(poison: PoisonKind, end: st
             replace(one, poison=None, abort_at=None, timeout_s=None, queue_timeout_s=None)
             for one in scenario.requests
         ]
-        requests = (replace(harmless[0], poison=poison, poison_from=0), *harmless[1:])
+        culprit = replace(harmless[0], poison=poison, poison_from=0, beam_width=None)
+        requests = (culprit, *harmless[1:])
         scenario = replace(scenario, requests=requests, faults=(), max_num_queued_reqs=None)
         ends = Counter(run_scenario(scenario).ends)
         assert ends.pop(end) == 1, scenario.describe()
