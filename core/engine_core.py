@@ -398,6 +398,6 @@ class EngineCore:
 
 
 def _find_live(step: Step, rows: Collection[int]) -> dict[Request, int]:
-    """Of a step's requests those that sampled in `rows` and go on, each with one of these rows."""
+    """Of a step's requests those that sampled in `rows` and go on, and one such row of each."""
     sampled = zip(step.sampled_rows, step.sampled, strict=True)
     return {request: row for row, request in sampled if row in rows and request.finish_reason is None}

@@ -145,12 +145,16 @@ def test_a_culprit_that_searches_fails_alone():
     assert engine.core.check_integrity() == []
 
 
-def test_bad_logits_end_a_search_once():
+@pytest.mark.parametrize("num_turns", [0, 4])  # the prompt's row, or those of all beams
+@pytest.mark.parametrize("code", [ErrorCode.BAD_LOGITS, ErrorCode.BAD_GRAMMAR])
+def test_bad_rows_end_a_search_once(num_turns: int, code: ErrorCode):
     engine = make_engine(max_num_seqs=8)
-    engine.worker.bad.add("beam 0")
     engine.add(make_search())
+    for _ in range(num_turns):
+        engine.turn()
+    (engine.worker.bad if code is ErrorCode.BAD_LOGITS else engine.worker.stuck).add("beam 0")
     engine.run()
-    assert engine.finals["beam 0"].error_code is ErrorCode.BAD_LOGITS
+    assert engine.finals["beam 0"].error_code is code
     assert engine.core.check_integrity() == []
 
 
