@@ -75,13 +75,12 @@ def test_without_accidents_exactly_the_culprit_fails(poison: PoisonKind, end: st
             replace(one, poison=None, abort_at=None, timeout_s=None, queue_timeout_s=None)
             for one in scenario.requests
         ]
-        culprit = replace(harmless[0], poison=poison, poison_from=0, beam_width=None)
-        requests = (culprit, *harmless[1:])
+        width = harmless[0].beam_width and 1  # a wide search may be refused
+        requests = (replace(harmless[0], poison=poison, poison_from=0, beam_width=width), *harmless[1:])
         scenario = replace(scenario, requests=requests, faults=(), max_num_queued_reqs=None)
         ends = Counter(run_scenario(scenario).ends)
         assert ends.pop(end) == 1, scenario.describe()
-        good = ends["length"] + ends["stop"] + ends["refused"]  # searches that are too wide for the engine
-        assert good == ends.total() == len(requests) - 1, scenario.describe()
+        assert ends["length"] + ends["stop"] + ends["refused"] == len(requests) - 1, scenario.describe()
 
 
 def test_a_seed_replays_in_another_process_with_other_hashes() -> None:
@@ -275,20 +274,20 @@ def break_second_try(patch: pytest.MonkeyPatch) -> None:
 
 # Each with the seed at which to begin: where it was found before, so that the hundreds before need not run.
 BREAKS = [
-    (break_journal, 14),
-    (break_wait_of_search, 164),
-    (break_second_try, 2),
-    (break_reset_of_rows, 2),
-    (break_wait_for_worker, 7),
-    (break_leases, 7),
-    (break_retry, 1),
-    (break_number_check, 60),
+    (break_journal, 25),
+    (break_wait_of_search, 780),
+    (break_second_try, 1),
+    (break_reset_of_rows, 1),
+    (break_wait_for_worker, 9),
+    (break_leases, 1),
+    (break_retry, 2),
+    (break_number_check, 360),
     (break_loss_of_number, 0),
-    (break_look_before_sending, 387),
-    (break_mark_of_resumed, 169),
-    (break_resumption, 14),
-    (break_merge_in_ledger, 145),
-    (break_merge_by_position, 23),
+    (break_look_before_sending, 854),
+    (break_mark_of_resumed, 488),
+    (break_resumption, 5),
+    (break_merge_in_ledger, 34),
+    (break_merge_by_position, 0),
     (break_block_free, 0),
     (break_progress, 0),
 ]
@@ -313,7 +312,7 @@ def test_what_is_broken_on_purpose_is_found(
 
 def test_a_failing_seed_is_shrunk_and_printed_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     break_merge_by_position(monkeypatch)
-    seed, _ = find_failing_seed(23)
+    seed, _ = find_failing_seed(0)
     scenario = draw_scenario(seed)
     small = shrink(scenario)
     assert find_violation(small) is not None

@@ -163,9 +163,7 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
     shared = (7,) * rng.choice([0, 0, 8, 11, 16])
     own = tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 8)))
     poison = rng.choice(get_args(PoisonKind)) if rng.random() < 0.08 else None
-    grammar = rng.choice(["", "", "", "start: /a/", "start: /b/"])
-    searches = random.Random(f"{index} {at}")  # apart from the rest, which other seeds rely on
-    width = searches.choice([None] * 5 + [1, 2, 3])
+    beam_width = rng.choice([None] * 5 + [1, 2, 3])
     return SimRequest(
         name=f"r{index}",
         client=rng.randrange(num_clients),
@@ -177,11 +175,11 @@ def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimReques
         tenant=rng.choice(["", "", "a", "b"]),
         abort_at=at + rng.uniform(0.0, 0.4) if rng.random() < 0.15 else None,
         timeout_s=rng.uniform(0.05, 1.0) if rng.random() < 0.1 else None,
-        queue_timeout_s=rng.uniform(0.05, 1.0) if rng.random() < 0.1 else None,
-        grammar="" if width else grammar,
+        queue_timeout_s=rng.uniform(0.02, 0.2) if rng.random() < 0.1 else None,
+        grammar=rng.choice(["", "", "", "start: /a/", "start: /b/"]) if beam_width is None else "",
         poison=poison,
         poison_from=rng.choice([0, 3]) if poison else 0,
-        beam_width=width,
+        beam_width=beam_width,
     )
 
 
