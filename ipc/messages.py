@@ -253,6 +253,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 0  # its price: what the core holds for it (request_price.py)
     num_cached_tokens: int = 0  # of its prompt, found when it began
     prefix_miss: str = ""  # no such prefix, evicted, other salt, not looked up; empty: all was found
+    kind: str = ""  # "grammar" or "beams" and their number; empty: neither
 
 
 class ClientView(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +308,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     stats: SchedulerStats
     histograms: dict[str, Histogram]
     finished_total: dict[str, int]  # finish reason -> requests
+    finished_by_kind_total: dict[str, int] = {}  # plain, grammar or beam_search -> requests
 
 
 class UtilityResult(msgspec.Struct, array_like=True, frozen=True):

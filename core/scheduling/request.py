@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from ...ipc.messages import EngineCoreRequest, FinishReason, RequestTimes
 from ...ipc.request_price import find_held_bytes
@@ -28,6 +28,7 @@ from .tenant import Tenant
 # (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
 QueueOrder = tuple[int, float, int]
 
+RequestKind = Literal["plain", "grammar", "beam_search"]
 NEVER = sys.maxsize
 _LONG_PROMPT_BYTES = 4096  # of a prompt that sequences share
 
@@ -180,6 +181,13 @@ class Request:
     def num_output_tokens(self) -> int:
         """Generated tokens whose values are known; of a beam search those of its longest beams."""
         return len(self.output_token_ids) if self.group is None else self.group.search.num_rounds
+
+    @property
+    def kind(self) -> RequestKind:
+        """What it is counted as."""
+        if self.group is not None:
+            return "beam_search"
+        return "grammar" if self.grammar else "plain"
 
     @property
     def num_rows(self) -> int:

@@ -11,11 +11,11 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from ...ipc.messages import FinishReason, Histogram
 from ..kv.prefix_misses import PrefixMiss
-from ..scheduling.request import Request
+from ..scheduling.request import Request, RequestKind
 
 WINDOW_S = 5.0  # what rates are taken over
 _SAMPLE_PERIOD_S = 0.5
@@ -162,6 +162,7 @@ class Observations:
         }
         self._histograms = {name: HistogramCounts(values) for name, values in bounds.items()}
         self._finished = dict.fromkeys(FinishReason, 0)
+        self._finished_by_kind: dict[str, int] = dict.fromkeys(get_args(RequestKind), 0)
 
     def observe_step(self, num_tokens: int) -> None:
         """A step's result is in; it computed `num_tokens`."""
@@ -183,6 +184,7 @@ class Observations:
         """A live request has its finish_reason."""
         assert request.finish_reason is not None
         self._finished[request.finish_reason] += 1
+        self._finished_by_kind[request.kind] += 1
         observed: dict[str, float] = {
             "request_prompt_tokens": request.num_prompt_tokens,
             "request_generation_tokens": request.num_output_tokens,
@@ -203,6 +205,11 @@ class Observations:
     def finished_total(self) -> dict[str, int]:
         """Finish reason -> requests, every reason present."""
         return {str(reason): count for reason, count in self._finished.items()}
+
+    @property
+    def finished_by_kind_total(self) -> dict[str, int]:
+        """Kind -> requests that were live, every kind present."""
+        return self._finished_by_kind.copy()
 
     def to_messages(self) -> dict[str, Histogram]:
         """Every histogram under its name."""

@@ -95,6 +95,7 @@ class StatsCollector:
             stats=stats,
             histograms=self.observations.to_messages(),
             finished_total=self.observations.finished_total,
+            finished_by_kind_total=self.observations.finished_by_kind_total,
         )
 
     def snapshot(
@@ -148,6 +149,7 @@ class StatsCollector:
             held_bytes=request.held_bytes,
             num_cached_tokens=request.num_cached_tokens or 0,
             prefix_miss=request.prefix_miss,
+            kind=_describe_kind(request),
         )
 
     def _why_waiting(self, request: Request) -> str:
@@ -180,6 +182,12 @@ class StatsCollector:
             )
             for identity, client in clients.items()
         ]
+
+
+def _describe_kind(request: Request) -> str:
+    if request.group is not None:
+        return f"beams {request.num_rows}"
+    return "grammar" if request.grammar else ""
 
 
 def _name_clients(clients: Mapping[bytes, AttachedClient]) -> dict[bytes, str]:

@@ -107,6 +107,9 @@ class _EngineCollector(Collector):
         yield self._fill(
             CounterMetricFamily, "request_success", "Requests that have ended.", ends, "finished_reason"
         )
+        text = "Requests that have ended, by what their outputs were found with."
+        kinds = self._metrics.finished_by_kind_total
+        yield self._fill(CounterMetricFamily, "requests_by_kind", text, kinds, "kind")
         times = {
             "schedule": stats.schedule_s_total,
             "update": stats.update_s_total,

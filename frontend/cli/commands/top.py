@@ -256,8 +256,8 @@ def _describe(view: RequestView) -> tuple[str | Text, ...]:
 
 
 def _describe_prefix(view: RequestView) -> str:
-    """What was found of its prompt when it began, and why no more."""
-    return f"{view.num_cached_tokens:,} tokens" + (f", {view.prefix_miss}" if view.prefix_miss else "")
+    """What was found of its prompt when it began, and why no more; first of all what kind it is."""
+    return ", ".join(filter(None, (view.kind, f"{view.num_cached_tokens:,} tokens", view.prefix_miss)))
 
 
 def _make_table(width: int) -> Table:

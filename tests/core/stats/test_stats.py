@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 import pytest
 from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.stats import WINDOW_S, EngineCounters, HistogramCounts, RateWindow
+from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason, Histogram
 
@@ -227,3 +228,13 @@ def test_every_end_is_counted_under_its_reason():
     engine.run()
     expected = {"stop": 0, "length": 1, "abort": 1, "error": 2, "repetition": 0}
     assert engine.core.metrics().finished_total == expected
+
+
+def test_ends_are_counted_by_what_was_asked_for():
+    engine = make_engine()
+    engine.add(make_request("plain", [1], max_tokens=1))
+    engine.add(make_request("grammar", [1], max_tokens=1, grammar="start: /a/"))
+    engine.add(make_request("beams", [1], max_tokens=1, beam_search=BeamSearch(2)))
+    engine.run()
+    counts = {"plain": 1, "grammar": 1, "beam_search": 1}
+    assert engine.core.metrics().finished_by_kind_total == counts

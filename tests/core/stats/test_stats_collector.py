@@ -16,6 +16,7 @@ from quire.core.stats.stats_collector import (
     Surroundings,
     _name_clients,
 )
+from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import EngineSnapshot, UtilityCall, UtilityMethod
 
@@ -48,6 +49,14 @@ def test_a_request_is_shown_with_what_it_has_and_what_it_may_get():
     assert (view.num_blocks, view.age_s) == (2, 2.5)  # a turn of the fake takes 1 s
     engine.run()
     assert look(engine).requests == []
+
+
+def test_what_is_not_plain_is_shown_as_such():
+    engine = make_engine()
+    engine.add(make_request("plain", [1], max_tokens=9))
+    engine.add(make_request("grammar", [1], max_tokens=9, grammar="start: /a/"))
+    engine.add(make_request("beams", [1], max_tokens=9, beam_search=BeamSearch(2)))
+    assert [view.kind for view in look(engine).requests] == ["", "grammar", "beams 2"]
 
 
 def test_the_waiting_are_shown_in_the_order_in_which_they_will_run_and_say_what_for():

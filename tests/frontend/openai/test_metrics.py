@@ -32,7 +32,12 @@ def make_metrics(kv_blocks_total: int = 80) -> EngineMetrics:
         "time_to_first_token_seconds": Histogram(bounds=(0.5, 1.0), counts=[2, 3, 1], sum=7.5),
         "iteration_tokens_total": Histogram(bounds=(1, 8), counts=[0, 9, 0], sum=45.0),
     }
-    return EngineMetrics(stats=stats, histograms=histograms, finished_total={"stop": 7, "error": 0})
+    return EngineMetrics(
+        stats=stats,
+        histograms=histograms,
+        finished_total={"stop": 7, "error": 0},
+        finished_by_kind_total={"plain": 4, "grammar": 3},
+    )
 
 
 def read(metrics: EngineMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -67,6 +72,11 @@ def test_ends_are_counted_by_reason_also_those_that_never_came():
     found = read(make_metrics())
     assert found["quire:request_success_total", frozenset({("finished_reason", "stop")})] == 7
     assert found["quire:request_success_total", frozenset({("finished_reason", "error")})] == 0
+
+
+def test_ends_are_counted_by_what_was_asked_for():
+    found = read(make_metrics())
+    assert found["quire:requests_by_kind_total", frozenset({("kind", "grammar")})] == 3
 
 
 def test_prefix_misses_are_counted_by_reason() -> None:
