@@ -260,6 +260,8 @@ def _check_format(made: dict[str, Any], schema: dict[str, Any], place: str) -> N
         return
     if not isinstance(value, str) or value not in keywords.FORMATS:
         raise SamplingParamsError(f"{place}.format", value, f"one of {', '.join(keywords.FORMATS)}")
+    if value in keywords.FORMAT_BOUNDS:
+        made["allOf"] = [*made.get("allOf", []), *keywords.FORMAT_BOUNDS[value]]
 
 
 def _keep(_place: str, value: Any) -> Any:

@@ -6,6 +6,8 @@ and says something about the output is refused.
 
 from __future__ import annotations
 
+from typing import Any
+
 # Keywords whose value is a schema, a list of schemas, schemas by name.
 SCHEMA = frozenset({"additionalProperties", "items"})
 SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
@@ -94,5 +96,18 @@ FORMATS = (
     "uuid",
     "uri",
 )
+# What a format means besides llguidance's rule for it, by which every year has a 29 February, every minute a
+# second 60, and a name any length (RFC 3339, RFC 1123). Python and jsonschema read no year 0000.
+_PAIR = "(?:0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR = f"(?:[0-9]{{2}}{_PAIR}|{_PAIR}00)"
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_DAY = {"pattern": f"^(?:{_LEAP_YEAR}-|{_YEAR}-(?:0[13-9]|1|02-(?:[01]|2[0-8])))"}
+_SECOND = {"pattern": "^[^:]*:[^:]*:[0-5]"}
+FORMAT_BOUNDS: dict[str, list[dict[str, Any]]] = {
+    "date": [_DAY],
+    "date-time": [_DAY, _SECOND],
+    "time": [_SECOND],
+    "hostname": [{"maxLength": 253}],
+}
 # OpenAPI's formats of numbers say how they are stored, not which there are.
 NUMBER_FORMATS = frozenset({"int32", "int64", "float", "double"})

@@ -62,6 +62,38 @@ def test_what_follows_a_schema_satisfies_it(compiler: GrammarCompiler):
     assert num_ended > len(followed) * 0.9
 
 
+@pytest.mark.parametrize("year", [0, 1, 4, 100, 400, 1000, 1900, 2000, 2023, 2024, 2096, 9999])
+def test_a_date_is_one_of_the_calendar(compiler: GrammarCompiler, year: int):
+    schema = {"type": "string", "format": "date"}
+    grammar = compiler.compile(StructuredOutputsParams(json=schema))
+    for day in ("01-01", "02-28", "02-29", "02-30", "04-31", "10-31", "12-31", "13-01"):
+        date = f"{year:04}-{day}"
+        assert accepts(grammar, json.dumps(date)) == (not find_faults(schema, date)), date
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "is_allowed"),
+    [
+        ({"format": "time"}, "23:59:59Z", True),
+        ({"format": "time"}, "12:30:60Z", False),
+        ({"format": "date-time"}, "2024-02-29T00:00:00.5+01:30", True),
+        ({"format": "date-time"}, "2023-02-29T00:00:00Z", False),
+        ({"format": "date-time"}, "2023-02-28T00:00:60Z", False),
+        ({"format": "date", "allOf": [{"pattern": "^19"}]}, "1904-02-29", True),
+        ({"format": "date", "allOf": [{"pattern": "^19"}]}, "1905-02-29", False),
+        ({"format": "date", "allOf": [{"pattern": "^19"}]}, "2004-02-29", False),
+        ({"format": "hostname"}, "a." * 126 + "a", True),
+        ({"format": "hostname"}, "a." * 126 + "aa", False),
+    ],
+    ids=str,
+)
+def test_a_format_means_what_its_rfc_says(
+    compiler: GrammarCompiler, schema: dict[str, Any], value: str, is_allowed: bool
+):
+    grammar = compiler.compile(StructuredOutputsParams(json=schema))
+    assert accepts(grammar, json.dumps(value)) is is_allowed
+
+
 def test_a_schema_may_be_a_text(compiler: GrammarCompiler):
     texts = [json.dumps(PAIR), json.dumps(PAIR, indent=4)]
     grammars = {compiler.compile(StructuredOutputsParams(json=one)) for one in [*texts, PAIR]}
