@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from served import Served
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "frontend"))
 
 API_KEY = "sk-shared"
 

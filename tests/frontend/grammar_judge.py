@@ -48,9 +48,15 @@ def write(grammar: str, seed: object) -> bytes | None:
 
 def accepts(grammar: str, text: str) -> bool:
     """Whether all of a text follows the grammar."""
+    return follows(grammar, text, is_whole=True)
+
+
+def follows(grammar: str, text: str, is_whole: bool) -> bool:
+    """Whether a text follows the grammar as far as it goes, and comes to an end of it if it `is_whole`."""
     matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
     tokens = list(text.encode())
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+    is_prefix = matcher.try_consume_tokens(tokens) == len(tokens)
+    return is_prefix and (matcher.is_accepting() or not is_whole)
 
 
 def find_faults(schema: dict[str, Any], value: object) -> list[str]:

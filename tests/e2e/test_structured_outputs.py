@@ -1,0 +1,147 @@
+"""Structured output of the whole engine: what ends by itself is valid, whatever else a request asks for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from checkpoints import RECIPES, make_checkpoint
+from crowd import read_answer
+from grammar_judge import find_faults, follows
+from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire.frontend.models.model_folder import POCKET, pocket_folder
+from schemas import all_schemas
+
+FOLLOWED = [case for case in all_schemas() if case.refused is None]
+LOAD = pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
+
+
+@pytest.fixture(scope="module", params=["random", POCKET])
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder, dtype = POCKET, "bfloat16"
+    if request.param == "random":
+        folder, dtype = tmp_path_factory.mktemp("structured") / "random", "float32"
+        make_checkpoint(folder, replace(RECIPES["llama"], vocab_size=2048, rope="default"))
+        shutil.copy(pocket_folder() / "tokenizer.json", folder)
+    # Blocks for less than all requests at once, so that some are preempted.
+    sizes = {"max_model_len": 128, "num_gpu_blocks_override": 40, "block_size": 8}
+    with LLM(str(folder), dtype=dtype, distributed_executor_backend="uni", **sizes) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("count", [64, LOAD])
+def test_what_ends_by_itself_satisfies_its_schema(llm: LLM, count: int) -> None:
+    cases = random.Random(count).sample(FOLLOWED, min(count, len(FOLLOWED)))
+    asked = [cases[number % len(cases)] for number in range(count)]
+    params = [
+        SamplingParams(
+            max_tokens=96, seed=number, structured_outputs=StructuredOutputsParams(json=case.schema)
+        )
+        for number, case in enumerate(asked)
+    ]
+    outputs = llm.generate(["Once"] * count, params, use_tqdm=False)
+    num_ended = 0
+    for case, output in zip(asked, outputs, strict=True):
+        [one] = output.outputs
+        assert one.finish_reason in ("stop", "length"), output.error
+        if one.finish_reason == "stop":
+            num_ended += 1
+            assert find_faults(case.schema, json.loads(one.text)) == [], (case.name, one.text)
+    print(f"{num_ended} of {count} ended with stop")
+    assert num_ended > count / 2
+
+
+# -- beside everything else that a request may ask for
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,6}$"}, "age": {"enum": [1, 12, 99]}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ANY_LENGTH = "[a-e ]*"
+ASKED: dict[str, list[Any]] = {
+    "structured_outputs": [
+        StructuredOutputsParams(json=SCHEMA),
+        StructuredOutputsParams(regex=ANY_LENGTH),
+        StructuredOutputsParams(choice=["red", "reddish", "a colour"]),
+    ],
+    "n": [1, 3],
+    "temperature": [1.0, 0.0],
+    "presence_penalty": [0.0, 1.5],
+    "repetition_penalty": [1.0, 1.8],
+    "logit_bias": [None, {300: 30.0, 0: -100.0, 2: -100.0}],
+    "min_tokens": [0, 6],
+    "max_tokens": [9, 48],
+    "stop": [None, ["e", "dis"]],
+    "ignore_eos": [False, True],
+    "logprobs": [None, 0, 4],
+    "prompt_logprobs": [None, 1],
+}
+
+
+def make_pairwise() -> list[dict[str, Any]]:
+    """Random requests in which each value of a field meets each of every other."""
+    rng = random.Random(3)
+    requests = [{name: rng.randrange(len(values)) for name, values in ASKED.items()} for _ in range(48)]
+    for one, other in itertools.combinations(ASKED, 2):
+        assert len({(r[one], r[other]) for r in requests}) == len(ASKED[one]) * len(ASKED[other])
+    return [{name: ASKED[name][place] for name, place in request.items()} for request in requests]
+
+
+def test_a_grammar_holds_beside_all_other_fields(llm: LLM) -> None:
+    asked = make_pairwise()
+    for fields in asked:
+        fields["n"] = 1 if fields["temperature"] == 0 else fields["n"]
+    params = [SamplingParams(seed=number, **fields) for number, fields in enumerate(asked)]
+    prompts = [f"Day {number}" for number in range(len(asked))]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    again = llm.generate(prompts[::-1], params[::-1], use_tqdm=False)[::-1]
+    for fields, one, output, other in zip(asked, params, outputs, again, strict=True):
+        assert read_answer(output) == read_answer(other)
+        grammar = llm.llm_engine.input_processor.prepare_params(one).grammar
+        check_output(fields, grammar, output)
+    check_logprobs(llm, asked, outputs)
+    assert llm.stats().num_preemptions_total > 0
+
+
+def check_output(fields: dict[str, Any], grammar: str, output: RequestOutput) -> None:
+    """That every sequence follows the grammar as far as it goes, and whole where nothing has cut it."""
+    assert len(output.outputs) == fields["n"], output.error
+    for one in output.outputs:
+        is_whole = one.finish_reason == "stop" and one.stop_reason is None
+        assert follows(grammar, one.text, is_whole), (fields, one)
+        assert len(one.token_ids) <= fields["max_tokens"]
+        if fields["structured_outputs"].regex:
+            assert re.fullmatch(ANY_LENGTH, one.text)
+            assert len(one.token_ids) >= min(fields["min_tokens"], fields["max_tokens"])
+        elif is_whole and fields["structured_outputs"].json:
+            assert find_faults(SCHEMA, json.loads(one.text)) == []
+        if fields["stop"] and not fields["min_tokens"]:  # before which no stop string is looked for
+            assert not re.search("e|dis", one.text)
+
+
+def check_logprobs(llm: LLM, asked: list[dict[str, Any]], outputs: list[RequestOutput]) -> None:
+    """That logprobs are those of a prompt with the same tokens, which nothing constrains."""
+    chosen = [(output, one) for output in outputs for one in output.outputs if one.logprobs and one.token_ids]
+    assert len(chosen) > len(asked) / 2
+    prompts: list[Any] = [
+        {"prompt_token_ids": [*output.prompt_token_ids, *one.token_ids]} for output, one in chosen
+    ]
+    plain = llm.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=4), use_tqdm=False)
+    for (_, one), forced in zip(chosen, plain, strict=True):
+        assert one.logprobs is not None
+        assert forced.prompt_logprobs is not None
+        steps = forced.prompt_logprobs[-len(one.token_ids) :]
+        for found, expected in zip(one.logprobs, steps, strict=True):
+            assert found is not None
+            assert expected is not None
+            for token_id in found.keys() & expected.keys():
+                assert found[token_id].logprob == expected[token_id].logprob
+            assert len(found.keys() & expected.keys()) == len(found)
