@@ -27,7 +27,7 @@ _PANIC = "PanicException"  # of llguidance's Rust: no Exception, and not to be i
 # What llguidance says -> what is allowed, where its own words are for others.
 _SAYINGS = {
     "oneOf constraints are not supported": "oneOf of schemas of which only one can hold, as their types or a "
-    "const in each say; anyOf takes others",
+    "required property with a const in each say; anyOf takes others",
     "NoExtension": "what some output can satisfy",
 }
 _UNSATISFIABLE = "nsatisfiable"  # "Unsatisfiable schema: ... is unsatisfiable"

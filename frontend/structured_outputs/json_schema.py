@@ -18,6 +18,7 @@ import msgspec
 from ...ipc.errors import SamplingParamsError, did_you_mean
 from ...ipc.sampling_params import make_plain
 from . import keywords
+from .exclusive import replace_exclusive_one_of
 from .strict_schema import check_strict
 
 MAX_NESTING = 64  # of objects and lists, as vLLM has it
@@ -81,6 +82,7 @@ def make_schema(
     if is_strict:
         check_strict(place, cast(dict[str, Any], decoded))
     walk.check_references()
+    replace_exclusive_one_of(cast(dict[str, Any], made))
     return cast(dict[str, Any], made)
 
 
@@ -249,13 +251,14 @@ def _check_multiple(place: str, value: Any) -> Any:
 
 
 def _check_format(made: dict[str, Any], schema: dict[str, Any], place: str) -> None:
-    """A format is one of a text that is followed, or OpenAPI's of a number, which says nothing of it."""
+    """A format is one of a text that is followed, or one that says nothing about the output."""
     if "format" not in schema:
         return
     value = schema["format"]
     types = schema.get("type")
     has_texts = types is None or "string" in types
-    if not has_texts and isinstance(value, str) and value in keywords.NUMBER_FORMATS:
+    hints = keywords.TEXT_HINTS if has_texts else keywords.NUMBER_FORMATS
+    if isinstance(value, str) and value in hints:
         made.pop("format", None)
         return
     if not isinstance(value, str) or value not in keywords.FORMATS:

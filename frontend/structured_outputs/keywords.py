@@ -109,5 +109,7 @@ FORMAT_BOUNDS: dict[str, list[dict[str, Any]]] = {
     "time": [_SECOND],
     "hostname": [{"maxLength": 253}],
 }
+# Formats that say what a text is for, not which there are: OpenAPI's, and pydantic's of secrets and paths.
+TEXT_HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
 # OpenAPI's formats of numbers say how they are stored, not which there are.
 NUMBER_FORMATS = frozenset({"int32", "int64", "float", "double"})

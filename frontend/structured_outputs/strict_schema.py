@@ -10,22 +10,24 @@ from . import keywords
 
 
 def check_strict(place: str, schema: dict[str, Any]) -> None:
-    """The root is an object; every object has all of its properties required, and no others.
+    """The root is an object; every object has all of its properties required, and says which others it has.
+
+    Which others, OpenAI's own server wants to be none; here dict[str, int] in a model is followed too.
 
     `schema`: as `read_json` gives it. Raises SamplingParamsError with the place within the schema.
     """
     if schema.get("type") != "object" or "anyOf" in schema:
         allowed = "'object', and no anyOf beside it, with strict=true"
         raise SamplingParamsError(f"{place}.type", schema.get("type"), allowed)
-    for where, part in _list_schemas(place, schema):
+    for where, part in list_schemas(place, schema):
         if part.get("type") == "object" or "properties" in part:
             _check_object(where, part)
 
 
 def _check_object(place: str, schema: dict[str, Any]) -> None:
-    if schema.get("additionalProperties") is not False:
-        value = schema.get("additionalProperties")
-        raise SamplingParamsError(f"{place}.additionalProperties", value, "false with strict=true")
+    if "additionalProperties" not in schema:
+        allowed = "false with strict=true, or a schema of other properties"
+        raise SamplingParamsError(f"{place}.additionalProperties", None, allowed)
     names = schema.get("properties") or {}
     required = schema.get("required") or []
     if isinstance(names, dict) and isinstance(required, list):
@@ -36,13 +38,13 @@ def _check_object(place: str, schema: dict[str, Any]) -> None:
             raise SamplingParamsError(f"{place}.required", required, allowed)
 
 
-def _list_schemas(place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def list_schemas(place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schema and all within it, with their places."""
     if not isinstance(schema, dict):
         return
     yield place, cast(dict[str, Any], schema)
     for where, part in list_parts(cast(dict[str, Any], schema)):
-        yield from _list_schemas(f"{place}.{where}", part)
+        yield from list_schemas(f"{place}.{where}", part)
 
 
 def list_parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -23,6 +23,7 @@ STRICT: dict[str, Any] = {
     "required": ["a"],
     "additionalProperties": False,
 }
+COUNTS = STRICT | {"properties": {"a": {"type": "object", "additionalProperties": {"type": "integer"}}}}
 OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
@@ -47,6 +48,7 @@ TAG = {
     ("path", "fields", "yes", "no"),
     [
         (CHAT, schema_format(STRICT, strict=True), '{"a": 1}', "{}"),
+        (CHAT, schema_format(COUNTS, strict=True), '{"a": {"b": 1}}', '{"a": {"b": "1"}}'),
         (CHAT, schema_format(OPEN, strict=None, description="any"), '{"b": 1}', '{"a": "1"}'),
         (CHAT, {"response_format": {"type": "json_object"}}, '{"a": [1]}', "[1]"),
         (CHAT, {"response_format": TAG}, 'so <f>{"a": 1}</f>', '<f>{"a": "1"}</f>'),
