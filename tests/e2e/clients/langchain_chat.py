@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
+import openai
+import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
@@ -35,8 +37,11 @@ def main() -> None:
     assert "".join(chunk.content for chunk in again) == answer.content
     batched = model.batch([QUESTION] * 4)
     assert [one.content for one in batched] == [answer.content] * 4
-    parsed = model.with_structured_output(Answer).invoke(QUESTION)
-    assert isinstance(parsed, Answer), parsed
+    parsing = model.with_structured_output(Answer)
+    assert isinstance(parsing.invoke(QUESTION), Answer)
+    assert isinstance(list(parsing.stream(QUESTION))[-1], Answer)
+    with pytest.raises(openai.BadRequestError, match="tools are not supported"):
+        model.with_structured_output(Answer, method="function_calling").invoke(QUESTION)
 
 
 if __name__ == "__main__":

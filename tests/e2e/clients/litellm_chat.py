@@ -40,6 +40,8 @@ def main() -> None:
         assert chunks[-1].choices[0].finish_reason == "stop"
         parsed = litellm.completion(**fields, response_format=Answer)
         Answer.model_validate_json(parsed.choices[0].message.content)
+        chunks = litellm.completion(**fields, response_format=Answer, stream=True)
+        Answer.model_validate_json("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
     completed = litellm.text_completion(
         model="text-completion-openai/pocket",
         prompt="Once upon a time",

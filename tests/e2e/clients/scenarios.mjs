@@ -263,6 +263,8 @@ const scenarios = {
     const { choices } = await client.chat.completions.parse(fields);
     assert.equal(choices[0].finish_reason, 'stop');
     assert.ok(Number.isInteger(JSON.parse(choices[0].message.content).value));
+    const streamed = await client.chat.completions.stream(fields).finalContent();
+    assert.ok(Number.isInteger(JSON.parse(streamed).value));
   },
 
   async chat_structured_outputs() {
@@ -280,6 +282,10 @@ const scenarios = {
     const format = { type: 'json_schema', name: 'answer', strict: true, schema: ANSWER };
     const answer = await client.responses.parse({ model: MODEL, input: SUM[0].content, text: { format } });
     assert.ok(Number.isInteger(JSON.parse(answer.output_text).value));
+    const streamed = await client.responses
+      .stream({ model: MODEL, input: SUM[0].content, text: { format } })
+      .finalResponse();
+    assert.ok(Number.isInteger(JSON.parse(streamed.output_text).value));
   },
 
   async responses_stream() {

@@ -7,6 +7,8 @@ key and prints a JSON line for each: name, ok, seconds, and error when it failed
 from __future__ import annotations
 
 import asyncio
+import datetime
+import enum
 import json
 import math
 import re
@@ -14,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import openai
 import pydantic
@@ -350,12 +352,51 @@ class Answer(pydantic.BaseModel):
     is_sure: bool | None
 
 
+Digit = Annotated[int, pydantic.Field(ge=0, le=9)]
+
+
+class Color(enum.Enum):
+    """An enum becomes a schema that is referred to."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+class Cat(pydantic.BaseModel):
+    """One branch of a union that a property tells apart."""
+
+    kind: Literal["cat"]
+    lives: Digit
+
+
+class Dog(pydantic.BaseModel):
+    """The other one, which is recursive."""
+
+    kind: Literal["dog"]
+    born: datetime.date
+    puppy: Dog | None = None
+
+
+class Zoo(pydantic.BaseModel):
+    """What OpenAI's library makes of pydantic's ways to say things."""
+
+    first: Cat | Dog = pydantic.Field(discriminator="kind", description="the oldest")
+    others: list[Cat | Dog] = pydantic.Field(max_length=2)
+    size: tuple[Digit, Digit]
+    color: Color
+    food: dict[str, Digit]
+    secret: pydantic.SecretStr = pydantic.Field(max_length=4)
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+
 @scenario
 def chat_parse(client: openai.OpenAI) -> None:
-    for seed in range(4):
-        parsed = client.chat.completions.parse(model=MODEL, messages=SUM, seed=seed, response_format=Answer)
+    kinds: list[type[pydantic.BaseModel]] = [Answer, Answer, Zoo, Zoo]
+    for seed, kind in enumerate(kinds):
+        parsed = client.chat.completions.parse(model=MODEL, messages=SUM, seed=seed, response_format=kind)
         assert parsed.choices[0].finish_reason == "stop"
-        assert isinstance(parsed.choices[0].message.parsed, Answer)
+        assert isinstance(parsed.choices[0].message.parsed, kind)
     with client.chat.completions.stream(model=MODEL, messages=SUM, response_format=Answer) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Answer)
 
@@ -374,6 +415,8 @@ def responses_parse(client: openai.OpenAI) -> None:
     answer = client.responses.parse(model=MODEL, input=SUM[0]["content"], text_format=Answer)
     assert answer.status == "completed"
     assert isinstance(answer.output_parsed, Answer)
+    with client.responses.stream(model=MODEL, input=SUM[0]["content"], text_format=Answer) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Answer)
 
 
 @scenario
