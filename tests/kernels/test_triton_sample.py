@@ -162,7 +162,7 @@ def test_penalties_and_logprobs_are_those_of_the_torch_operations(monkeypatch: p
     request = NewRequestData(0, "r", b"", b"", params, [], lists, [], 0)
     edits = make_logit_edits(RowStart(request, prompt, output, 200))
     batch = make_batch(3, 200, temperature=0.5)
-    batch.edited = [EditedRow(1, edits, np.concatenate((prompt, output)), 3)]
+    batch.edited = [EditedRow(1, edits, np.concatenate((prompt, output)), len(prompt) + len(output), 3)]
     batch.logprob_groups = [LogprobGroup(0, [0]), LogprobGroup(4, [1, 2])]
     logits = make_logits(3, 200)
     ours, theirs = logits.to(DEVICE, copy=True), logits.clone()

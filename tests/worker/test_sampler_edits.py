@@ -38,7 +38,8 @@ def _make(
 
 
 def _row(index: int, edits: list[LogitEdit[Any]], prompt: list[int], output: list[int]) -> EditedRow:
-    return EditedRow(index, edits, np.array(prompt + output, dtype=np.int32), len(output))
+    tokens = np.array(prompt + output, dtype=np.int32)
+    return EditedRow(index, edits, tokens, len(tokens), len(output))
 
 
 def _reference(

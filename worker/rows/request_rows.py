@@ -43,6 +43,7 @@ class RequestRows:
         self._processors = processors
         # calloc'ed: pages that no token has reached cost nothing.
         self.token_ids: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + _SLACK), dtype=np.int32)
+        self._token_rows: list[NDArray[np.int32]] = list(self.token_ids)  # a view each: steps make none
         self.num_prompt: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_known: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
@@ -139,9 +140,10 @@ class RequestRows:
         self._note_history(rows, token_ids)
 
     def _note_history(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        for place in np.flatnonzero(self.needs_history[rows]).tolist():
-            for edit in self.edits[int(rows[place])]:
-                edit.append(int(token_ids[place]))
+        places = np.flatnonzero(self.needs_history[rows])
+        for row, token_id in zip(rows[places].tolist(), token_ids[places].tolist(), strict=True):
+            for edit in self.edits[row]:
+                edit.append(token_id)
 
     def history(self, row: int) -> NDArray[np.int32]:
         """Prompt and output tokens of `row`, a view."""
@@ -152,9 +154,10 @@ class RequestRows:
         num_output = self.num_known[row_ids] - self.num_prompt[row_ids]
         batch = SamplingBatch(**self.sampling.take(row_ids), output_positions=num_output)
         edited = np.flatnonzero(self.has_edits[row_ids])
-        own = row_ids[edited].tolist(), num_output[edited].tolist()
-        for index, row, count in zip(edited.tolist(), *own, strict=True):
-            batch.edited.append(EditedRow(index, self.edits[row], self.history(row), count))
+        rows = row_ids[edited]
+        columns = (edited, rows, self.num_known[rows], num_output[edited])
+        for index, row, known, count in zip(*(column.tolist() for column in columns), strict=True):
+            batch.edited.append(EditedRow(index, self.edits[row], self._token_rows[row], known, count))
         batch.logprob_groups = self._group_logprobs(row_ids)
         return batch
 

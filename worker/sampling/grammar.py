@@ -60,8 +60,10 @@ class Grammar(LogitEdit["Grammar"]):
                 followed[place] = False
                 logits[row.index].fill_(-torch.inf)
                 logits[row.index, grammars.eos_token_ids[0]] = 0.0
-        if followed.any():
-            indexes = np.array([row.index for row, _ in rows], dtype=np.int64)
+        indexes = np.array([row.index for row, _ in rows], dtype=np.int64)
+        if followed.all():
+            keep_only(logits, masks, indexes)
+        elif followed.any():
             keep_only(logits, masks[followed], indexes[followed])
 
     def _find_matcher(self) -> Matcher:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,28 +46,48 @@ class Matcher:
     __slots__ = ("failure", "inner")
 
     def __init__(self, inner: LLMatcher | None, failure: str = "") -> None:
-        self.inner = inner
+        self.inner = inner  # None with a failure
         self.failure = failure
 
     def consume(self, token_id: int) -> None:
         """The row's output goes on with this, or ends."""
-        self.attempt(lambda inner: inner.consume_token(token_id))
+        # This and `fill_mask` are run for each token: no more Python than this, 0.3 us a call.
+        try:
+            if self.inner is not None and not self.inner.consume_token(token_id):
+                self._fail(self.inner.get_error())
+        except BaseException as error:
+            self._fail(_describe_panic(error))
+
+    def consume_all(self, token_ids: list[int]) -> None:
+        """The same for several."""
+        try:
+            if self.inner is not None and not self.inner.consume_tokens(token_ids):
+                self._fail(self.inner.get_error())
+        except BaseException as error:
+            self._fail(_describe_panic(error))
+
+    def fill_mask(self, address: int, num_bytes: int) -> None:
+        """Write there which tokens may come next; with a failure nothing."""
+        try:
+            if self.inner is not None:
+                self.inner.unsafe_compute_mask_ptr(address, num_bytes)
+                self.check()
+        except BaseException as error:
+            self._fail(_describe_panic(error))
+
+    def check(self) -> None:
+        """Take note of what has gone wrong with the inner matcher."""
+        if self.inner is not None and self.inner.is_error():
+            self._fail(self.inner.get_error())
 
     @property
     def is_accepting(self) -> bool:
         """Whether the output may end here."""
         return self.inner is not None and self.inner.is_accepting()
 
-    def attempt(self, act: Callable[[LLMatcher], object]) -> None:
-        """Do something with the inner matcher and note its failure; nothing after a failure."""
-        if self.inner is None or self.failure:
-            return
-        try:
-            act(self.inner)
-            if self.inner.is_error():
-                self.failure = f"its grammar cannot be followed: {_describe(self.inner.get_error())}"
-        except BaseException as error:
-            self.failure = f"its grammar cannot be followed: {_describe_panic(error)}"
+    def _fail(self, error: str) -> None:
+        self.failure = f"its grammar cannot be followed: {_describe(error)}"
+        self.inner = None
 
 
 class Grammars:
@@ -98,7 +118,7 @@ class Grammars:
             return Matcher(None, str(error)[:_MAX_REASON])
         matcher = Matcher(compiled.deep_copy())  # its lexer, too: what other rows cost is not counted here
         if output:
-            matcher.attempt(lambda inner: inner.consume_tokens(output))
+            matcher.consume_all(output)
         return matcher
 
     def compute_masks(self, matchers: Sequence[Matcher]) -> NDArray[np.int32]:
@@ -138,7 +158,7 @@ class Grammars:
     def _compute_in_turn(self, matchers: Sequence[Matcher]) -> None:
         place, size = self._masks.ctypes.data, self._masks.strides[0]
         for matcher in matchers:
-            matcher.attempt(lambda inner, place=place: inner.unsafe_compute_mask_ptr(place, size))
+            matcher.fill_mask(place, size)
             place += size
 
     def _compute_together(self, matchers: Sequence[Matcher]) -> bool:
@@ -157,7 +177,7 @@ class Grammars:
             _describe_panic(error)
             return False
         for matcher in matchers:
-            matcher.attempt(bool)
+            matcher.check()
         return True
 
     def _compile(self, grammar: str) -> LLMatcher:

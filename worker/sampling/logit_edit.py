@@ -74,11 +74,15 @@ class EditedRow:
 
     index: int  # in the logits
     edits: Sequence[LogitEdit[Any]]
-    history: NDArray[
-        np.int32
-    ]  # prompt and output tokens; the last one may be missing without `needs_history`
+    token_ids: NDArray[np.int32]  # prompt and output, then room for more
+    num_known: int  # of token_ids; the last one may be missing without `needs_history`
     num_output: int
     failure: str = ""  # why this row alone cannot be sampled, if an edit has found that out
+
+    @property
+    def history(self) -> NDArray[np.int32]:
+        """Prompt and output tokens, a view."""
+        return self.token_ids[: self.num_known]
 
 
 # The rows of a step that have one kind of edit, each with its own.

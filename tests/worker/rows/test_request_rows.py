@@ -71,7 +71,7 @@ def test_tokens_that_come_late_are_not_given_to_the_rows_next_request() -> None:
     _append(rows, 0, 60, generation=old)
     assert rows.token_ids[0, :3].tolist() == [3, 4, 50]  # the place still holds what was there before
     logits = torch.ones(1, 100)
-    apply_logit_edits(logits, [EditedRow(0, rows.edits[0], rows.history(0), 0)])
+    apply_logit_edits(logits, [EditedRow(0, rows.edits[0], rows.token_ids[0], int(rows.num_known[0]), 0)])
     assert torch.equal(logits, torch.ones(1, 100))
 
 

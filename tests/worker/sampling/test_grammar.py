@@ -101,7 +101,7 @@ class Row:
 def apply(rows: list[Row]) -> tuple[Tensor, list[EditedRow]]:
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     edited = [
-        EditedRow(i, row.edits, np.array(row.output, dtype=np.int32), len(row.output))
+        EditedRow(i, row.edits, np.array(row.output, dtype=np.int32), len(row.output), len(row.output))
         for i, row in enumerate(rows)
     ]
     apply_logit_edits(logits, edited)
