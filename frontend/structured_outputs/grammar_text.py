@@ -63,7 +63,8 @@ def make_grammar_text(
         case "regex":
             lark = f"start: /{_escape_regex(value)}/"
         case "choice":
-            lark = f"start: {' | '.join(_quote(text) for text in value)}"
+            # One terminal: as alternatives of a rule they would be an item of the parser each.
+            lark = f"start: CHOICE\nCHOICE: {' | '.join(_quote(text) for text in value)}"
         case "grammar":
             lark = _read_grammar(place, value, options)
         case "structural_tag":

@@ -240,6 +240,13 @@ def test_what_would_cost_too_much_is_refused_with_the_limit(
     assert re.search(limit, str(error)), str(error)
 
 
+def test_thousands_of_choices_are_one_terminal(compiler: GrammarCompiler):
+    choices = [f"number {i}" for i in range(9_000)]
+    grammar = compiler.compile(StructuredOutputsParams(choice=choices))
+    assert accepts(grammar, choices[8_765])
+    assert not accepts(grammar, "number x")
+
+
 def test_a_panic_of_the_library_is_a_refusal(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
     class PanicException(BaseException):
         pass
