@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...ipc.config import ModelConfig
-from ...ipc.structured_outputs import GRAMMAR_LIMITS
+from ...ipc.structured_outputs import GRAMMAR_LIMITS, make_limits
 from ..threads import count_cores
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _SAYINGS = {
     "too many expressions": "step_lexer_fuel",
     "too many states": "max_lexer_states",
     "too many items": "step_max_items",
+    "current row has": "max_items_in_row",
     "initial lexer configuration": "initial_lexer_fuel",
     "grammar size": "max_grammar_size",
 }
@@ -227,7 +228,7 @@ class Grammars:
             return f"no grammar can be followed with this model's tokenizer: {error}"
         except BaseException as error:
             return f"no grammar can be followed with this model's tokenizer: {_describe_panic(error)}"
-        self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
+        self._limits = LLParserLimits(**make_limits(self._vocab_size), verbose_errors=False)
         return ""
 
 
@@ -240,7 +241,7 @@ def _describe(error: str) -> str:
     text = " ".join(error.removesuffix("<non-verbose/>").split())
     name = next((name for words, name in _SAYINGS.items() if words in text.lower()), None)
     if name is not None:
-        text = f"{name}={GRAMMAR_LIMITS.get(name)} is not enough: {text}"
+        text = f"{name}={GRAMMAR_LIMITS[name]} is not enough: {text}"
     return text[:_MAX_REASON]
 
 

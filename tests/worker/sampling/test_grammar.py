@@ -21,7 +21,7 @@ from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.config import ModelConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
-from quire.ipc.structured_outputs import GRAMMAR_LIMITS
+from quire.ipc.structured_outputs import GRAMMAR_LIMITS, make_limits
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import pack_token_lists
 from quire.worker.sampling import grammars as grammars_module
@@ -234,6 +234,22 @@ def test_a_row_that_goes_beyond_a_limit_fails_with_its_name(
             break
         row.append(text)
     assert f"{limit}=5 is not enough" in (failure or row.failure())
+
+
+@pytest.mark.parametrize("rule", ['s s | "a" | "b"', 's s s s | /[a-z ]/ | ""', "s s | s s s | /[a-z ]/"])
+def test_an_ambiguous_grammar_ends_at_a_limit_before_all_rows_wait_for_it(rule: str) -> None:
+    row = Row(Grammars(make_model()), LLMatcher.grammar_from_lark(f"start: s\ns: {rule}"))
+    for _ in range(1_000):
+        if failure := row.failure():
+            assert re.search("step_max_items|max_items_in_row", failure)
+            return
+        row.append("a")
+    pytest.fail("it goes on")
+
+
+def test_a_large_vocabulary_may_take_more_items() -> None:
+    assert make_limits(2_048) == GRAMMAR_LIMITS
+    assert make_limits(151_936)["step_max_items"] == 9 * GRAMMAR_LIMITS["step_max_items"]
 
 
 class PanicException(BaseException):
