@@ -20,8 +20,9 @@ from .strict_schema import list_parts
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MAX_COMPILE_S = 2.0  # of processor time; a worker compiles what passes once more, with all its rows waiting
-_MAX_TRIES = 100  # schemas within a schema that are compiled to find which one is refused
+MAX_COMPILE_S = 0.1  # of processor time; a worker compiles what passes once more, with all its rows waiting
+_MAX_TRIES = 100  # schemas within a schema that are compiled to find which one is refused, and
+_MAX_TRY_S = 0.02  # the longest that each may take
 _MAX_SAID = 400  # characters of a compiler's message
 _PANIC = "PanicException"  # of llguidance's Rust: no Exception, and not to be imported
 # What llguidance says -> what is allowed, where its own words are for others.
@@ -72,14 +73,15 @@ class GrammarCompiler:
         started = time.thread_time()
         said = self._try(grammar.text)
         took_s = time.thread_time() - started
+        place, value = grammar.place, grammar.value
         if said is None and took_s > MAX_COMPILE_S:
-            said = f"it took {took_s:.1f} s to compile, and the limit is {MAX_COMPILE_S:g} s"
+            allowed = f"what compiles in {MAX_COMPILE_S:g} s (it took {took_s:.2f} s)"
+            raise SamplingParamsError(place, value, allowed)
         if said is None:
             return
-        place, value = grammar.place, grammar.value
         if grammar.schema is not None:
             value = grammar.schema
-            if took_s < MAX_COMPILE_S / _MAX_TRIES:
+            if took_s < _MAX_TRY_S:
                 place, value = self._find_place(grammar.schema, place, said)
         raise SamplingParamsError(place, value, _explain(said))
 
@@ -123,7 +125,7 @@ def _is_same(said_of_part: str | None, said: str) -> bool:
 
 def _explain(said: str) -> str:
     """What is allowed instead of a grammar that llguidance does not take, on one line."""
-    text = " ".join(said.split())
+    text = " ".join(said.partition("<backtrace>")[0].split())
     text = text if len(text) <= _MAX_SAID else f"{text[:_MAX_SAID]}..."
     for sign, allowed in _SAYINGS.items():
         if sign in text:

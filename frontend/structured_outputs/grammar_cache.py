@@ -8,7 +8,9 @@ from ...ipc.errors import SamplingParamsError
 from ...ipc.structured_outputs import StructuredOutputsParams
 
 _MAX_KEPT = 128
-_MAX_SIZE = 64 * 1024  # of key and text; the few that are larger are compiled again
+# Of key and text; the few that are larger are compiled again. A worker keeps 4 MB of texts: what is known
+# here is known there, too, where rows would wait for a compile.
+_MAX_SIZE = 32 * 1024
 
 
 class GrammarCache:
