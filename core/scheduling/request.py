@@ -21,7 +21,7 @@ from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import NewRequestData
 from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.token_lists import NO_LISTS, TokenLists
-from .beam_search import BeamSearchState, Candidate
+from .beam_search import BeamSearchState, Candidates
 from .repetition import RepetitionDetector
 from .tenant import Tenant
 
@@ -68,7 +68,7 @@ class BeamGroup:
     )  # beside the request's own, as the worker knows them
     beams: list[Request] = field(default_factory=list["Request"])  # as search.running; none yet: empty
     forks: dict[int, Fork] = field(default_factory=dict[int, Fork])  # of rows that no step was told of
-    results: dict[int, list[Candidate]] = field(default_factory=dict[int, list[Candidate]])  # by row
+    results: dict[int, Candidates] = field(default_factory=dict[int, Candidates])  # by row
 
     @property
     def num_rows(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from fakes import VOCAB_SIZE, FakeEngine, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.core.scheduling.beam_search import BeamSearchState, Candidate
+from quire.core.scheduling.beam_search import Beam, BeamSearchState, Candidates
 from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreRequest, ErrorCode, FinishReason
@@ -52,8 +52,32 @@ def run_search(table: Logprobs, search: BeamSearch, eos: list[int], num_tokens: 
     return {tuple(array("i", one.logprobs.token_ids)): one.score for one in state.to_hypotheses()}
 
 
-def list_candidates(values: list[float]) -> list[Candidate]:
-    return sorted(map(Candidate, range(len(values)), values), key=lambda one: (-one.logprob, one.token_id))
+def list_candidates(values: list[float]) -> Candidates:
+    ids = sorted(range(len(values)), key=lambda token_id: (-values[token_id], token_id))
+    return Candidates(array("i", ids), array("f", [values[token_id] for token_id in ids]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), width=st.integers(1, 6))
+def test_those_that_go_on_are_the_best_of_all_and_of_equals_the_first(data: st.DataObject, width: int):
+    # Beside 2^20 float32 is in eighths: logprobs that differ by less make equal sums.
+    totals = data.draw(st.lists(st.sampled_from([0.0, -1.0, -(2.0**20)]), min_size=width, max_size=width))
+    logprob = st.integers(-6, -1).map(lambda value: value / 16)
+    candidates = [
+        list_candidates(data.draw(st.lists(logprob, min_size=2 * width, max_size=2 * width))) for _ in totals
+    ]
+    state = BeamSearchState(BeamSearch(width), [99], 9)
+    state.running = [Beam(cumulative_logprob=total) for total in totals]
+    every = sorted(
+        (-array("f", [total + logprob])[0], parent, token_id)
+        for parent, (total, own) in enumerate(zip(totals, candidates, strict=True))
+        for token_id, logprob in zip(*own, strict=True)
+    )
+    parents = state.advance(candidates)
+    assert [
+        (-beam.cumulative_logprob, parent, beam.token_ids[0])
+        for parent, beam in zip(parents, state.running, strict=True)
+    ] == every[:width]
 
 
 def test_early_stopping_says_when_a_search_ends():
