@@ -117,7 +117,7 @@ class EngineArgs:
     )
     enforce_eager: bool = _arg(False, "model", "no captured graphs; a CPU has none, so no effect there")
     logits_processors: Sequence[Any] | None = _arg(
-        None, "model", "classes that edit logits, as module:Class (quire.LogitsProcessor); their code is run"
+        None, "model", "a class that edits logits (quire.LogitsProcessor), whose code is run; repeatable"
     )
     distributed_executor_backend: str | None = _arg(
         None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
@@ -350,7 +350,7 @@ def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], t
     if type_name.startswith("bool"):
         options["action"] = argparse.BooleanOptionalAction
     elif type_name.startswith("Sequence"):
-        options |= {"nargs": "+", "metavar": name.rsplit("_", 1)[-1].upper()}
+        options |= {"action": "append", "metavar": "MODULE:CLASS"}  # one each: a prompt or model may follow
     elif metadata["choices"]:
         options["choices"] = metadata["choices"]
     elif type_name.startswith(("int", "float")) and "str" not in type_name:

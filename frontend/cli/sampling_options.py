@@ -32,11 +32,13 @@ def add_sampling_options(group: Any) -> None:
         group.add_argument(flag, dest=f"sampling_{field.name}", type=field.kind, metavar="N", help=text)
     text = f"{SAMPLING_FIELDS['stop'].meta.description} (repeatable)"
     group.add_argument("--stop", dest="sampling_stop", action="append", metavar="TEXT", help=text)
+    structured = group.add_mutually_exclusive_group()
     text = "JSON that satisfies this schema, or the one in this file"
-    group.add_argument("--json-schema", metavar="FILE|TEXT", help=text)
-    group.add_argument("--regex", metavar="REGEX", help="text that all of this regular expression matches")
+    structured.add_argument("--json-schema", metavar="FILE|TEXT", help=text)
+    text = "text that all of this regular expression matches"
+    structured.add_argument("--regex", metavar="REGEX", help=text)
     text = "one of these texts (repeatable)"
-    group.add_argument("--choice", action="append", metavar="TEXT", help=text)
+    structured.add_argument("--choice", action="append", metavar="TEXT", help=text)
 
 
 def read_sampling_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -215,7 +215,9 @@ def test_rates_leave_out_cached_tokens_and_the_wait_for_the_first(monkeypatch: p
     )
 
 
-def test_the_output_can_be_a_schema_a_regular_expression_or_a_choice(tmp_path: Path) -> None:
+def test_the_output_can_be_a_schema_a_regular_expression_or_a_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser = argparse.ArgumentParser()
     add_sampling_options(parser)
 
@@ -229,8 +231,9 @@ def test_the_output_can_be_a_schema_a_regular_expression_or_a_choice(tmp_path: P
     assert read("--choice", "yes", "--choice", "no").choice == ["yes", "no"]
     with pytest.raises(SamplingParamsError, match="--json-schema='nowhere': a JSON schema, or a file"):
         read("--json-schema", "nowhere")
-    with pytest.raises(SamplingParamsError, match="exactly one of"):
+    with pytest.raises(SystemExit):
         read("--regex", "a", "--choice", "b")
+    assert "--choice: not allowed with argument --regex" in capsys.readouterr().err
 
 
 def test_every_number_of_one_sequence_is_an_option_and_can_be_set() -> None:

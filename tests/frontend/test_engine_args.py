@@ -191,6 +191,10 @@ def test_sizes_may_have_units(text: Any, expected: int | None):
 def test_the_command_line_offers_every_field_and_gives_the_same_arguments():
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs()
+    line = "--model m --logits-processors a:A --logits-processors b:B the prompt"
+    parser.add_argument("prompt", nargs="*")
+    assert parser.parse_args(shlex.split(line)).prompt == ["the", "prompt"]
+    assert EngineArgs.from_cli_args(parser.parse_args(shlex.split(line))).logits_processors == ["a:A", "b:B"]
     line = "--model m --max-model-len 5 --no-enable-prefix-caching --kv-cache-memory-bytes 1GiB"
     line += " --gpu-memory-utilization 0.3 --async-scheduling --scheduling-policy priority"
     given = parser.parse_args(shlex.split(line))

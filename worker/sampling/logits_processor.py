@@ -22,12 +22,17 @@ from ...ipc.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class LogitsRequest:
-    """What a processor may know of the sequence that it is made for."""
+    """What a processor may know of the sequence that it is made for.
 
-    params: SamplingParams  # without lists of token ids and texts
-    extra_args: dict[str, Any]  # SamplingParams.extra_args, over HTTP vllm_xargs; empty: none were given
+    params: without lists of token ids and texts.
+    extra_args: SamplingParams.extra_args, over HTTP vllm_xargs; empty: none were given.
+    output_token_ids: not empty for one that goes on after a preemption or a restart.
+    """
+
+    params: SamplingParams
+    extra_args: dict[str, Any]
     prompt_token_ids: list[int]
-    output_token_ids: list[int]  # not empty for one that goes on after a preemption or a restart
+    output_token_ids: list[int]
     vocab_size: int
 
 
