@@ -367,7 +367,9 @@ class InputProcessor:
         if asked > size:
             raise SamplingParamsError(name, asked, f"at most {size}, the vocabulary, or -1 for all of it")
         if cap != -1 and (asked > cap or (asked == -1 and size > cap)):
-            raise SamplingParamsError(name, asked, f"at most max_logprobs={cap} (an engine argument)")
+            raise SamplingParamsError(
+                name, asked, f"at most max_logprobs={cap} (an engine argument; -1: no bound)"
+            )
 
     def _pair_bad_words(self, words: list[str], encoded: list[list[int]] | None) -> list[list[int]]:
         """Each word as it is at a text's beginning, and after a space where that gives other tokens."""

@@ -48,7 +48,7 @@ def make_limits(vocab_size: int) -> GrammarLimits:
     return {**GRAMMAR_LIMITS, "step_max_items": GRAMMAR_LIMITS["step_max_items"] * scale}
 
 
-# The fields that vLLM had before `structured_outputs`, by name.
+# Names that are none, but that of a field of `structured_outputs`: those of older vLLM, and the fields alone.
 RENAMED_FIELDS = {
     "guided_json": "structured_outputs.json",
     "guided_regex": "structured_outputs.regex",
@@ -59,6 +59,9 @@ RENAMED_FIELDS = {
     "guided_decoding": "structured_outputs",
     "guided_decoding_backend": "structured_outputs, without a backend",
     "structural_tag": "structured_outputs.structural_tag",
+    "regex": "structured_outputs.regex",
+    "choice": "structured_outputs.choice",
+    "grammar": "structured_outputs.grammar",
 }
 
 GrammarKind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
@@ -143,7 +146,7 @@ class StructuredOutputsParams(StructuredOutputsFields, kw_only=True, frozen=True
 
 
 def check_renamed(fields: Iterable[str]) -> None:
-    """Raise SamplingParamsError for a field that vLLM once had and that is another's part today."""
+    """Raise SamplingParamsError for a field that is another's part, as some were not in older vLLM."""
     for name in fields:
         if name in RENAMED_FIELDS:
             raise SamplingParamsError(name, "given", f"no such field: it is {RENAMED_FIELDS[name]}")

@@ -74,7 +74,10 @@ def test_logprobs_of_ids_need_no_other_field():
         assert [call.params.logprob_token_ids for call in llm.calls] == [[8]] * 3
         answer = await client.post("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": -1})
         assert answer.status == 400
-        assert answer.error["message"] == "top_logprobs=-1: at most max_logprobs=5 (an engine argument)"
+        assert (
+            answer.error["message"]
+            == "top_logprobs=-1: at most max_logprobs=5 (an engine argument; -1: no bound)"
+        )
 
     run_with_app(scenario)
 
