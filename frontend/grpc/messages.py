@@ -11,10 +11,11 @@ from http import HTTPStatus
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from ...ipc.errors import PromptError
-from ...ipc.sampling_params import MAX_ALLOWED_TOKEN_IDS, SAMPLING_FIELDS
+from ...ipc.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, SAMPLING_FIELDS
 from ..logprobs import Logprob
 from ..openai.bodies.parsing import make_struct
 from ..openai.bodies.schema import CompletionRequest
@@ -52,6 +53,8 @@ def read_generate_request(data: bytes, max_model_len: int, is_stream: bool) -> G
     values.update({name: value for name, value in _read_fields(message).items() if name not in _OWN_FIELDS})
     if values.get("max_tokens") == 0:
         raise FieldError("max_tokens", 0, SAMPLING_FIELDS["max_tokens"].describe_allowed(0))
+    if "vllm_xargs" in values:
+        values["vllm_xargs"] = _read_object("vllm_xargs", values["vllm_xargs"])
     values["prompt"] = _read_prompt(message, max_model_len)
     values["stream"] = is_stream
     return GenerateFields(_read_request_id(message), make_struct(values, CompletionRequest))
@@ -88,6 +91,16 @@ def _make_plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return list(islice(value, _MAX_ITEMS))
     return value
+
+
+def _read_object(name: str, text: str) -> dict[str, Any]:
+    """What the text of a field has, in which no type of protobuf's would do."""
+    try:
+        if len(text) <= MAX_EXTRA_ARGS_BYTES:
+            return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        pass
+    raise FieldError(name, text, f"a JSON object of at most {MAX_EXTRA_ARGS_BYTES} bytes, as text")
 
 
 def _read_prompt(message: pb.GenerateRequest, max_model_len: int) -> str | list[int]:

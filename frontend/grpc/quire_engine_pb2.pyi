@@ -13,7 +13,7 @@ class TokenizedInput(_message.Message):
     def __init__(self, input_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "tokenized", "sampling_params", "model", "add_special_tokens", "priority", "cache_salt", "timeout_s", "queue_timeout_s")
+    __slots__ = ("request_id", "text", "tokenized", "sampling_params", "model", "add_special_tokens", "priority", "cache_salt", "timeout_s", "queue_timeout_s", "vllm_xargs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    VLLM_XARGS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     tokenized: TokenizedInput
@@ -34,7 +35,8 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     timeout_s: float
     queue_timeout_s: float
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., model: _Optional[str] = ..., add_special_tokens: bool = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_s: _Optional[float] = ..., queue_timeout_s: _Optional[float] = ...) -> None: ...
+    vllm_xargs: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., model: _Optional[str] = ..., add_special_tokens: bool = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_s: _Optional[float] = ..., queue_timeout_s: _Optional[float] = ..., vllm_xargs: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("n", "best_of", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "logprob_token_ids", "repetition_detection", "skip_reading_prefix_cache", "truncate_prompt_tokens", "truncation_side", "use_beam_search", "length_penalty", "early_stopping")

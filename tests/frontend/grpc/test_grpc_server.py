@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 from grpc_client import make_client, with_key
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -115,8 +116,12 @@ def test_fields_mean_what_they_mean_in_sampling_params() -> None:
         llm.defaults.temperature = 0.3
         llm.defaults.top_p = 0.8
         tokens = pb.TokenizedInput(input_ids=[1, 2, 3])
-        await stub.Generate(pb.GenerateRequest(tokenized=tokens, sampling_params=pb.SamplingParams(**given)))
+        llm.facts = msgspec.structs.replace(llm.facts, logits_processors=("some:Class",))
+        sampling = pb.SamplingParams(**given)
+        request = pb.GenerateRequest(tokenized=tokens, sampling_params=sampling, vllm_xargs='{"ban": [1]}')
+        await stub.Generate(request)
         (call,) = llm.calls
+        assert call.params.extra_args == {"ban": [1]}
         assert {name: getattr(call.params, name) for name in given} == given
         assert call.params.max_tokens == 9
         assert call.prompt["prompt_token_ids"] == [1, 2, 3]
@@ -141,6 +146,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], dict[str, Any], grpc.StatusCode, str, str
     ({}, {"n": 4}, EXHAUSTED, "3 sequences are under way", None),
     ({"timeout_s": -1.0}, {}, INVALID, "timeout_s=-1.0: ", "timeout_s"),
     ({"request_id": "x" * 201}, {}, INVALID, "request_id=", "request_id"),
+    ({"vllm_xargs": "[1]"}, {}, INVALID, "vllm_xargs='[1]': a JSON object", "vllm_xargs"),
+    ({"vllm_xargs": '{"a":' * 1500}, {}, INVALID, "vllm_xargs=", "vllm_xargs"),
+    ({"vllm_xargs": " " * 9000 + "{}"}, {}, INVALID, "of at most 8192 bytes", "vllm_xargs"),
+    ({"vllm_xargs": '{"a": 1}'}, {}, INVALID, "has no logits processors", "vllm_xargs"),
     ({"text": None}, {}, INVALID, "prompt: required, text or tokenized", "prompt"),
     ({"tokenized": pb.TokenizedInput()}, {}, INVALID, "prompt=[]: at least one token id", "prompt"),
     ({"tokenized": pb.TokenizedInput(input_ids=[1] * 500)}, {}, INVALID, "prompt='500 tokens': ", "prompt"),
