@@ -49,7 +49,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
         *[_FLOAT] * 2,
     ),
     "quire_attention_variant": (_INT,),
-    "quire_sample": (_POINTER, _INT, _INT, *[_POINTER] * 7),
+    "quire_sample": (_POINTER, _INT, _INT, *[_POINTER] * 8),
     "quire_force_attention_variant": (_INT,),
     "quire_token_bitmask": (_POINTER, _LONG, _POINTER, _POINTER, _INT),
 }

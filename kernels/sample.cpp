@@ -1,10 +1,11 @@
 // The rule is in sample.py. A row is read once for its largest logit and once for its weights, whose sums over
 // blocks of 128 find the noise's quantile; with top-k or top-p the weights are kept, and their threshold is selected
-// among the few that a bound leaves.
+// among the few that a bound leaves. Blocks of which a row's mask allows nothing are not read.
 // Legend: S rows, V vocabulary.
 #include "argmax.h"
 #include "thread_pool.h"
 #include "tile.h"
+#include "token_bitmask.h"
 
 #include <algorithm>
 #include <functional>
@@ -46,26 +47,96 @@ float select(float* values, int count, double target, Worth worth) {
 // How one row is sampled, and a thread's memory for it.
 struct Row {
     const float* logits;
+    const uint32_t* mask;  // tokens that may be taken, a bit each; null if all may
     int size;
-    float top, scale, least;  // least: weights below it count as 0
-    float* weights;           // [V rounded up to kBlock], or null if they are not kept
-    double* sums;             // of each block
+    float top = 0.0f, scale = 0.0f, least = 0.0f;  // least: weights below it count as 0
+    float* weights = nullptr;                      // [V rounded up to kBlock], or null if they are not kept
+    double* sums = nullptr;                        // of each block
+
+    bool forbids_all(int start) const {
+        if (!mask) return false;
+        uint32_t any = 0;
+        for (int i = start; i < std::min(start + kBlock, size); i += kWordBits) any |= mask[i / kWordBits];
+        return any == 0;
+    }
+
+    // The logits of the block that begins at `start`: minus infinity where the mask forbids, `beyond` past the row.
+    // In `copy`, if the row itself does not hold just these.
+    const float* read(int start, float beyond, float* copy) const {
+        const int count = std::min(kBlock, size - start);
+        const float* block = logits + start;
+        if (count < kBlock) {
+            std::copy_n(block, count, copy);
+            std::fill_n(copy + count, kBlock - count, beyond);
+            block = copy;
+        }
+        if (!mask) return block;
+        for (int i = 0; i < count; i += kWordBits) {
+            const uint32_t word = mask[(start + i) / kWordBits];
+            if (count - i < kWordBits) {
+                mask_word(copy + i, count - i, word);
+                break;
+            }
+            for (int j = i; j < i + kWordBits; j += kLanes) store(copy + j, allow(load(block + j), word >> (j - i)));
+        }
+        return copy;
+    }
+
+    // Minus infinity in the lanes whose bits are not set.
+    static Vec allow(Vec logits, uint32_t bits) {
+        UintVec places;
+        for (int i = 0; i < kLanes; ++i) places[i] = 1u << i;
+        const IntVec is_allowed = (places & bits) != 0u;
+        return is_allowed ? logits : splat(-INFINITY);
+    }
+
+    // As quire::find_largest, of what the mask allows, and the value there.
+    int64_t find_largest(float* value) const {
+        const int64_t found = mask ? find_allowed() : quire::find_largest(logits, size);
+        float copy[kBlock];
+        *value = read(int(found / kBlock) * kBlock, -INFINITY, copy)[found % kBlock];
+        return found;
+    }
+
+    // Each lane notes the block in which its own maximum came first.
+    int64_t find_allowed() const {
+        Vec largest = splat(-INFINITY);
+        IntVec first = IntVec{}, has_nan = IntVec{};
+        float copy[kBlock];
+        for (int start = 0; start < size; start += kBlock) {
+            if (forbids_all(start)) continue;
+            const float* block = read(start, -INFINITY, copy);
+            Vec high = splat(-INFINITY);
+            for (int i = 0; i < kBlock; i += kLanes) {
+                const Vec x = load(block + i);
+                has_nan |= x != x;
+                high = x > high ? x : high;
+            }
+            first = high > largest ? IntVec{} + start : first;
+            largest = high > largest ? high : largest;
+        }
+        const float most = max(largest);
+        int found = size;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            if (has_nan[lane]) return find_nan();
+            if (largest[lane] == most) found = std::min(found, first[lane]);
+        }
+        const float* block = read(found, -INFINITY, copy);
+        return found + (std::find(block, block + kBlock, most) - block);
+    }
+
+    // The first one that the mask allows; there is one.
+    int64_t find_nan() const {
+        int i = 0;
+        while (logits[i] == logits[i] || !(mask[i / kWordBits] >> i % kWordBits & 1)) ++i;
+        return i;
+    }
 
     // Weights of the block that begins at `start`, zeros past the row: the most likely token has weight 1.
     void weigh(int start, float* to) const {
-        const int count = std::min(kBlock, size - start);
-        if (count < kBlock) std::fill_n(to, kBlock, kNothing);
-        for (int i = 0; i < kBlock; i += kLanes) {
-            Vec logit;
-            if (i + kLanes <= count) {
-                logit = load(logits + start + i);
-            } else {
-                float part[kLanes];
-                for (int j = 0; j < kLanes; ++j) part[j] = i + j < count ? logits[start + i + j] : kNothing;
-                logit = load(part);
-            }
-            store(to + i, keep(exp((logit - top) * scale)));
-        }
+        float copy[kBlock];
+        const float* block = read(start, kNothing, copy);
+        for (int i = 0; i < kBlock; i += kLanes) store(to + i, keep(exp((load(block + i) - top) * scale)));
     }
 
     Vec keep(Vec weights) const { return weights >= least ? weights : Vec{}; }
@@ -74,6 +145,11 @@ struct Row {
         float block[kBlock];
         for (int start = 0; start < size; start += kBlock) {
             float* to = weights ? weights + start : block;
+            if (forbids_all(start)) {
+                if (weights) std::fill_n(to, kBlock, 0.0f);
+                sums[start / kBlock] = 0.0;
+                continue;
+            }
             weigh(start, to);
             sums[start / kBlock] = add(to);
         }
@@ -184,21 +260,21 @@ int sample_row(Row& row, int64_t top_k, double top_p, double noise, float* memor
 }  // namespace
 
 // logits [S, V]; top_k is V and top_p 1 where they are off. A temperature of 0 takes the most likely token; rows
-// with another take the quantile `noise`, in [0, 1). `top`: each row's largest logit, or NaN if it has one.
+// with another take the quantile `noise`, in [0, 1). `masks`: null, or of each row its mask or null. `top`: each
+// row's largest logit that its mask allows, or NaN if it has one there.
 extern "C" void quire_sample(const float* logits, int rows, int size, const float* temperature,
                              const int64_t* top_k, const double* top_p, const float* min_p, const double* noise,
-                             int64_t* token_ids, float* top) {
+                             const uint32_t* const* masks, int64_t* token_ids, float* top) {
     const int padded = round_up(size, kBlock);
     parallel_for(rows, int64_t(rows) * size > kMinParallelSize, [&](int r) {
-        const float* values = logits + size_t(r) * size;
-        token_ids[r] = find_largest(values, size);
-        top[r] = values[token_ids[r]];
+        Row row{logits + size_t(r) * size, masks ? masks[r] : nullptr, size};
+        token_ids[r] = row.find_largest(&top[r]);
         if (!(temperature[r] > 0.0f) || !std::isfinite(top[r])) return;
         const bool is_kept = top_k[r] < size || top_p[r] < 1.0;
         float* memory = thread_memory(2 * size_t(padded / kBlock) + (is_kept ? 2 * size_t(padded) + kBlock : 0));
-        double* sums = reinterpret_cast<double*>(memory);
-        float* weights = is_kept ? memory + 2 * size_t(padded / kBlock) : nullptr;
-        Row row{values, size, top[r], 1.0f / temperature[r], min_p[r], weights, sums};
-        token_ids[r] = sample_row(row, top_k[r], top_p[r], noise[r], weights + (is_kept ? padded : 0));
+        row.top = top[r], row.scale = 1.0f / temperature[r], row.least = min_p[r];
+        row.sums = reinterpret_cast<double*>(memory);
+        row.weights = is_kept ? memory + 2 * size_t(padded / kBlock) : nullptr;
+        token_ids[r] = sample_row(row, top_k[r], top_p[r], noise[r], row.weights + (is_kept ? padded : 0));
     });
 }

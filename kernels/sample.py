@@ -26,16 +26,19 @@ def launch_sample(
     top_p: NDArray[np.float64],
     min_p: NDArray[np.float32],
     noise: NDArray[np.float64],
+    masks: NDArray[np.int64] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(token ids int64 [S], largest logits float32 [S]) for contiguous float32 logits [S, V] on the CPU.
 
     The columns are contiguous [S]; top_k is V and top_p 1 where they are off. A row whose largest logit is
-    not finite gets its place; of a row with NaN that is the first NaN.
+    not finite gets its place; of a row with NaN that is the first NaN. `masks`: addresses of the rows' masks
+    (token_bitmask.py), 0 for none: as if the mask had been applied first, but only what it allows is read.
     """
     num_rows, size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     top = torch.empty(num_rows, dtype=torch.float32)
     columns = (temperature, top_k, top_p, min_p, noise)
     addresses = [column.ctypes.data for column in columns]
+    addresses.append(0 if masks is None else masks.ctypes.data)
     library.quire_sample(logits.data_ptr(), num_rows, size, *addresses, token_ids.data_ptr(), top.data_ptr())
     return token_ids, top

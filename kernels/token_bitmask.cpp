@@ -1,29 +1,20 @@
 // Sets the logits that a row's bits do not allow to minus infinity; the layout is in token_bitmask.py.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
+#include "token_bitmask.h"
 
 #include "thread_pool.h"
 
 namespace {
 
-constexpr int kWordBits = 32;
-constexpr int64_t kMinParallelSize = 1 << 20;  // below it takes 0.2 ms on one core
+using namespace quire;
 
-void mask_word(float* logits, int count, uint32_t word) {
-    if (word == 0) {
-        std::fill_n(logits, count, -INFINITY);
-    } else if (word != ~0u) {
-        for (int i = 0; i < count; ++i) logits[i] = word >> i & 1 ? logits[i] : -INFINITY;
-    }
-}
+constexpr int64_t kMinParallelSize = 1 << 20;  // below it takes 0.2 ms on one core
 
 }  // namespace
 
 extern "C" void quire_token_bitmask(float* logits, int64_t size, const uint32_t* bitmask, const int64_t* rows,
                                     int num_rows) {
     const int64_t num_words = (size + kWordBits - 1) / kWordBits;
-    quire::parallel_for(num_rows, num_rows * size > kMinParallelSize, [&](int r) {
+    parallel_for(num_rows, num_rows * size > kMinParallelSize, [&](int r) {
         float* row = logits + rows[r] * size;
         const uint32_t* words = bitmask + r * num_words;
         for (int64_t w = 0; w < size / kWordBits; ++w) mask_word(row + w * kWordBits, kWordBits, words[w]);

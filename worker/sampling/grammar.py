@@ -7,10 +7,11 @@ from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .grammars import Grammars, Matcher
-from .logit_edit import EditedRows, LogitEdit, RowStart, keep_only
+from .logit_edit import EditedRows, Ids, LogitEdit, RowStart, keep_only
 
 
 class Grammar(LogitEdit["Grammar"]):
@@ -45,26 +46,41 @@ class Grammar(LogitEdit["Grammar"]):
 
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[Grammar]) -> None:
+        masks, indexes, is_masked = cls._compute_masks(logits, rows)
+        if is_masked.any():
+            keep_only(logits, masks[is_masked], indexes[is_masked])
+
+    @classmethod
+    def find_masks(cls, logits: Tensor, rows: EditedRows[Grammar], addresses: Ids) -> None:
+        """In place of `apply`, for a sampler that takes masks: their addresses [S], until the next call."""
+        masks, indexes, is_masked = cls._compute_masks(logits, rows)
+        found = masks.ctypes.data + masks.strides[0] * np.arange(len(masks))
+        addresses[indexes[is_masked]] = found[is_masked]
+
+    @classmethod
+    def _compute_masks(
+        cls, logits: Tensor, rows: EditedRows[Grammar]
+    ) -> tuple[NDArray[np.int32], Ids, NDArray[np.bool_]]:
+        """Of each of `rows`: its mask, its place among the S, and whether the mask is to be applied.
+
+        It is not where the grammar has failed, and where only the end is left: that is in `logits` then.
+        """
         grammars = rows[0][1]._grammars
         matchers = [edit._find_matcher() for _, edit in rows]
         masks = grammars.compute_masks(matchers)
-        followed = np.ones(len(rows), dtype=np.bool_)
+        is_masked = np.ones(len(rows), dtype=np.bool_)
         for place, ((row, _), matcher) in enumerate(zip(rows, matchers, strict=True)):
             if matcher.failure:
                 row.failure = matcher.failure
-                followed[place] = False
-        for place in np.flatnonzero(followed & grammars.find_ends(masks)).tolist():
+                is_masked[place] = False
+        for place in np.flatnonzero(is_masked & grammars.find_ends(masks)).tolist():
             row, edit = rows[place]
             is_early = row.num_output < edit._min_output or not matchers[place].is_accepting
             if grammars.must_end(masks[place], is_early):
-                followed[place] = False
+                is_masked[place] = False
                 logits[row.index].fill_(-torch.inf)
                 logits[row.index, grammars.eos_token_ids[0]] = 0.0
-        indexes = np.array([row.index for row, _ in rows], dtype=np.int64)
-        if followed.all():
-            keep_only(logits, masks, indexes)
-        elif followed.any():
-            keep_only(logits, masks[followed], indexes[followed])
+        return masks, np.array([row.index for row, _ in rows], dtype=np.int64), is_masked
 
     def _find_matcher(self) -> Matcher:
         if self._matcher is None:

@@ -125,14 +125,20 @@ def make_logit_edits(start: RowStart) -> list[LogitEdit[Any]]:
     return [edit for kind in LOGIT_EDITS if (edit := kind.make(start)) is not None]
 
 
-def apply_logit_edits(logits: Tensor, rows: list[EditedRow]) -> None:
-    """Edit float32 `logits` [S, V] in place, each kind of edit for all rows at once."""
+def apply_logit_edits(logits: Tensor, rows: list[EditedRow], masks: Ids | None = None) -> None:
+    """Edit float32 `logits` [S, V] in place, each kind of edit for all rows at once.
+
+    With `masks`, int64 zeros [S], those of grammars are not applied: a row that has one gets its address,
+    which is good until the next call.
+    """
     rows_of: dict[type[LogitEdit[Any]], list[tuple[EditedRow, LogitEdit[Any]]]] = {}
     for row in rows:
         for edit in row.edits:
             rows_of.setdefault(type(edit), []).append((row, edit))
     for kind in LOGIT_EDITS:
-        if kind in rows_of:
+        if kind is Grammar and kind in rows_of and masks is not None:
+            Grammar.find_masks(logits, rows_of[kind], masks)
+        elif kind in rows_of:
             kind.apply(logits, rows_of[kind])
 
 

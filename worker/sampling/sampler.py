@@ -114,9 +114,12 @@ class SampledTokens:
 def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     """Sample every row of float32 `logits` [S, V], which are edited in place."""
     raw = [(group, logits[_index(group.rows, logits.device)]) for group in batch.logprob_groups]
+    masks: Int64s | None = None
     if batch.edited:
-        apply_logit_edits(logits, batch.edited)
-    token_ids, top = _choose_tokens(logits, batch)
+        if choose_kernel("sample", logits.dtype, logits.device) == "native":
+            masks = np.zeros(len(logits), dtype=np.int64)
+        apply_logit_edits(logits, batch.edited, masks)
+    token_ids, top = _choose_tokens(logits, batch, masks)
     logprobs = [
         (group.rows, compute_logprobs(rows, token_ids[_index(group.rows, rows.device)], _others(group, rows)))
         for group, rows in raw
@@ -125,15 +128,15 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures)
 
 
-def _choose_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """(token ids int64 [S], the largest logit of each row [S])."""
+def _choose_tokens(logits: Tensor, batch: SamplingBatch, masks: Int64s | None) -> tuple[Tensor, Tensor]:
+    """(token ids int64 [S], the largest logit of each row [S]). `masks` as `launch_sample` takes them."""
     chosen = choose_kernel("sample", logits.dtype, logits.device)
     if chosen == "triton":
         return _choose_with_triton(logits, batch)
     if chosen == "native":
         noise = uniform_noise(batch.seeds, batch.output_positions)
         filters = batch.temperature, batch.top_k, batch.top_p, batch.min_p
-        return launch_sample(native_library(), logits, *filters, noise)
+        return launch_sample(native_library(), logits, *filters, noise, masks)
     token_ids = argmax_rows(logits)
     top = logits.gather(1, token_ids[:, None])  # [S, 1]
     is_random = batch.temperature > 0
