@@ -13,13 +13,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.beam_search import BeamSearchOutput, BeamSearchSequence
 from quire.frontend.cli.entry import run_command
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
 from quire.ipc.processes.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from quire.tools.sim import simulate
-from quire.tools.stress.asks import Arrival, Ask, ClientPlan, deal, draw_arrivals, draw_pool
+from quire.tools.stress.answers import join_beams
+from quire.tools.stress.asks import Arrival, Ask, ClientPlan, add_odd, deal, draw_arrivals, draw_pool
 from quire.tools.stress.checks import check_records, count_failed
 from quire.tools.stress.client import AsyncClient
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
@@ -127,6 +129,24 @@ def test_every_arrival_goes_to_one_client_and_an_endless_plan_numbers_on():
     assert [one.ask for one in found] == [arrivals[place % 3].ask for place in range(7)]
 
 
+def test_some_requests_are_searches_and_some_are_for_the_engines_own_processor():
+    pool = draw_pool(1, 32, 200)
+    odd = add_odd(pool, 1, has_processor=True)
+    searches = [ask for ask in odd if ask.beam_width is not None]
+    assert all(isinstance(ask.prompt, str) and "n" in ask.make_body("m") for ask in searches)
+    assert len(searches) == sum(ask.extra_args is not None for ask in odd) == 4
+    assert not any(ask.extra_args for ask in add_odd(pool, 1, has_processor=False))
+
+
+def test_all_beams_of_a_search_are_owed():
+    beams = [
+        BeamSearchSequence([1, 2, token], [None], 0.0, f"Once{token}", "length", None, 0.0)
+        for token in (7, 8)
+    ]
+    ask = Ask(prompt="Once", max_tokens=1, seed=None, beam_width=2)
+    assert join_beams(ask, BeamSearchOutput(beams)) == Golden([7, 8], "78")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_kills_as_fast_as_the_pace_allows_end_no_engine(seed: int):
     pace, budget = KillPace(RecoveryConfig()), RestartBudget()
@@ -199,7 +219,7 @@ def test_a_time_without_requests_is_no_silence():
     records = [
         make_record(began_at=9.0, ended_at=10.3, piece_times=[10.2, 10.3]),
         make_record(began_at=13.0, ended_at=14.0, piece_times=[13.1, 13.9, 14.0]),
-        make_record(client="llm", began_at=10.0, ended_at=13.05, piece_times=[13.05]),
+        make_record(client="llm", is_streamed=False, began_at=10.0, ended_at=13.05, piece_times=[13.05]),
     ]
     (recovery,) = find_recoveries(records, [strike("worker", 10.0)], 0.0)
     assert recovery.recovery_s == pytest.approx(3.9)  # the 0.8 s before it, not the 2.7 s before 13.0

@@ -13,11 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 from ...frontend.input_processor import Prompt
+from ...ipc.beam_search import BeamSearchParams
 from ...ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams
 
-ClientKind = Literal["http", "async", "llm"]
-CLIENT_KINDS: tuple[ClientKind, ...] = ("http", "async", "llm")
+ClientKind = Literal["http", "async", "llm", "grpc"]
+CLIENT_KINDS: tuple[ClientKind, ...] = ("http", "async", "llm", "grpc")
+_UNSTREAMED: frozenset[ClientKind] = frozenset({"llm", "grpc"})
 Behaviour = Literal["reads", "leaves", "slow"]  # to the end, goes away in the middle, or reads with pauses
 
 _BEGINNINGS = (
@@ -42,6 +44,8 @@ _CONSTRAINTS: tuple[dict[str, Any], ...] = (
     {"regex": "([a-z]{2,9} ){30}[0-9]+"},
     {"choice": ["a red ball", "a red fox and a little bear who lived in the woods"]},
 )
+_ODD_EVERY = 8  # one of so many is a beam search, and one has a logits processor, where there are such
+_MAX_SEARCH_TOKENS = 48  # of each beam
 _LONG_SHARE = 0.2  # of the prompts that are token ids: long enough to be prefilled in chunks beside others
 
 
@@ -54,6 +58,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     seed: int | None  # None: greedy
     constraint: dict[str, Any] | None = None  # fields of StructuredOutputsParams
+    beam_width: int | None = None  # of a beam search, whose prompt is a text
+    extra_args: dict[str, Any] | None = None  # of NoRepeat
 
     @property
     def engine_prompt(self) -> Prompt:
@@ -69,10 +75,25 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             ignore_eos=True,
             output_kind=output_kind,
             structured_outputs=StructuredOutputsParams(**self.constraint) if self.constraint else None,
+            extra_args=self.extra_args,
         )
 
+    def make_search(self) -> BeamSearchParams:
+        """As `beam_search` takes them."""
+        assert self.beam_width is not None
+        return BeamSearchParams(beam_width=self.beam_width, max_tokens=self.max_tokens, ignore_eos=True)
+
     def make_body(self, model: str) -> dict[str, Any]:
-        """As /v1/completions takes it, streamed."""
+        """As /v1/completions takes it, streamed if it can be."""
+        if self.beam_width is not None:
+            return {
+                "model": model,
+                "prompt": self.prompt,
+                "max_tokens": self.max_tokens,
+                "ignore_eos": True,
+                "n": self.beam_width,
+                "use_beam_search": True,
+            }
         return {
             "model": model,
             "prompt": self.prompt,
@@ -82,6 +103,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             "top_p": 1.0,
             "ignore_eos": True,
             "structured_outputs": self.constraint,
+            "vllm_xargs": self.extra_args,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -102,6 +124,7 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
     kind: ClientKind
     daemon: str
     url: str  # of the server, for http
+    grpc_address: str = ""  # likewise, for grpc
     api_key: str | None = None  # likewise
     model: str
     pool: list[Ask]
@@ -135,9 +158,26 @@ def draw_pool(seed: int, size: int, max_tokens: int) -> list[Ask]:
     ]
 
 
+def add_odd(pool: Sequence[Ask], seed: int, has_processor: bool) -> list[Ask]:
+    """The pool with beam searches in some places, and in others NoRepeat, if the engine has that."""
+    rng = random.Random(f"odd/{seed}")
+    asks = list(pool)
+    places = rng.sample(range(len(pool)), 2 * (len(pool) // _ODD_EVERY))
+    for place in places[::2]:
+        length, width = min(asks[place].max_tokens, _MAX_SEARCH_TOKENS), rng.randint(2, 4)
+        asks[place] = Ask(prompt=_draw_text(rng), max_tokens=length, seed=None, beam_width=width)
+    for place in places[1::2] if has_processor else ():
+        asks[place] = msgspec.structs.replace(asks[place], extra_args={"no_repeat": True})
+    return asks
+
+
+def _draw_text(rng: random.Random) -> str:
+    return " ".join(rng.choice(_BEGINNINGS) for _ in range(rng.randint(1, 3)))
+
+
 def _draw_prompt(rng: random.Random) -> str | list[int]:
     if rng.random() < 0.5:
-        return " ".join(rng.choice(_BEGINNINGS) for _ in range(rng.randint(1, 3)))
+        return _draw_text(rng)
     length = rng.randint(100, 200) if rng.random() < _LONG_SHARE else rng.randint(1, 40)
     return [rng.randrange(_FIRST_PLAIN_TOKEN, _LAST_PLAIN_TOKEN) for _ in range(length)]
 
@@ -164,12 +204,12 @@ def list_all(pool: Sequence[Ask], num_requests: int | None = None) -> list[Arriv
 
 
 def deal(arrivals: list[Arrival], kinds: tuple[ClientKind, ...]) -> dict[ClientKind, list[Arrival]]:
-    """The load in turn to each kind of client; `LLM.generate` always reads to the end."""
+    """The load in turn to each kind of client; answers that come whole are always read to the end."""
     shares: dict[ClientKind, list[Arrival]] = {
         kind: arrivals[i :: len(kinds)] for i, kind in enumerate(kinds)
     }
-    if "llm" in shares:
-        shares["llm"] = [msgspec.structs.replace(one, behaviour="reads") for one in shares["llm"]]
+    for kind in _UNSTREAMED & shares.keys():
+        shares[kind] = [msgspec.structs.replace(one, behaviour="reads") for one in shares[kind]]
     return shares
 
 

@@ -20,6 +20,7 @@ from ...frontend.llm import LLM
 from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.sampling_params import RequestOutputKind
 from ..bench.http_stream import Endpoint
+from .answers import answer_all, join_beams
 from .asks import Arrival, ClientPlan
 from .http_client import ask_http
 from .record import Record, Sent
@@ -41,6 +42,7 @@ def make_record(plan: ClientPlan, arrival: Arrival) -> Record:
         ask=arrival.ask,
         client=plan.kind,
         behaviour=arrival.behaviour,
+        is_streamed=plan.kind in ("http", "async") and plan.pool[arrival.ask].beam_width is None,
         began_at=time.monotonic(),
     )
 
@@ -132,6 +134,10 @@ class AsyncClient(Client):
 
     async def ask(self, arrival: Arrival, record: Record) -> None:
         ask = self._plan.pool[arrival.ask]
+        if ask.beam_width is not None:
+            found = await self._llm.beam_search(ask.engine_prompt, ask.make_search())
+            record.take_whole(join_beams(ask, found))
+            return
         stream = self._llm.generate(ask.engine_prompt, ask.make_params(RequestOutputKind.DELTA))
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
@@ -146,6 +152,18 @@ class AsyncClient(Client):
                     await asyncio.sleep(_SLOW_PAUSE_S)
         record.num_tokens = len(record.token_ids)
         record.end = "finished" if record.num_ends else "left"
+
+
+class GrpcClient(Client):
+    """Whole answers of a server's gRPC API, each over a channel of its own."""
+
+    async def start(self) -> None:
+        from .grpc_client import ask_grpc  # which needs an extra
+
+        self._ask = ask_grpc
+
+    async def ask(self, arrival: Arrival, record: Record) -> None:
+        await self._ask(self._plan.grpc_address, self._plan.pool[arrival.ask], record)
 
 
 def run_llm(plan: ClientPlan) -> None:
@@ -169,24 +187,18 @@ def run_llm(plan: ClientPlan) -> None:
 def _run_batch(llm: LLM, plan: ClientPlan, batch: list[Arrival]) -> bool:
     """False when the call has raised, for which each request gets a record too."""
     records = [make_record(plan, arrival) for arrival in batch]
-    asks = [plan.pool[arrival.ask] for arrival in batch]
     try:
-        outputs = llm.generate(
-            [ask.engine_prompt for ask in asks],
-            [ask.make_params(RequestOutputKind.FINAL_ONLY) for ask in asks],
-            use_tqdm=False,
-        )
+        answers = answer_all(llm, [plan.pool[arrival.ask] for arrival in batch])
     except QuireError as error:
         for record in records:
             record.error = f"{type(error).__name__}: {error}"
             write_record(record)
         return False
-    for record, output in zip(records, outputs, strict=True):
-        record.piece_times.append(time.monotonic())
-        record.token_ids = list(output.outputs[0].token_ids)
-        record.text, record.num_tokens = output.outputs[0].text, len(record.token_ids)
-        record.num_ends, record.error = int(output.finished), output.error or ""
-        record.end = "failed" if record.error else "finished"
+    for record, answer in zip(records, answers, strict=True):
+        if isinstance(answer, str):
+            record.error = answer
+        else:
+            record.take_whole(answer)
         write_record(record)
     return True
 
@@ -197,7 +209,8 @@ def main() -> None:
     if plan.kind == "llm":
         run_llm(plan)
     else:
-        asyncio.run((HttpClient if plan.kind == "http" else AsyncClient)(plan).run())
+        kinds = {"http": HttpClient, "async": AsyncClient, "grpc": GrpcClient}
+        asyncio.run(kinds[plan.kind](plan).run())
 
 
 if __name__ == "__main__":

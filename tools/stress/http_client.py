@@ -81,6 +81,7 @@ class _Exchange:
         self._pause_s = pause_s
         self._answer = AnswerParser()
         self._events = EventParser()
+        self._whole = b""  # of an answer that is not streamed
         self._is_done = False
 
     async def run(self, endpoint: Endpoint, request: bytes) -> None:
@@ -104,6 +105,9 @@ class _Exchange:
                 raise AnswerError("HTTP 503")
             if self._answer.status not in (None, 200):
                 raise RefusedError(f"HTTP {self._answer.status}: {body[:_MAX_TEXT].decode(errors='replace')}")
+            if not record.is_streamed:
+                self._whole += body
+                continue
             for event in self._events.feed(body):
                 self._take(event)
             if self._leave_after is not None and len(record.piece_times) >= self._leave_after:
@@ -111,6 +115,9 @@ class _Exchange:
                 return
             if self._pause_s:
                 await asyncio.sleep(self._pause_s)
+        if not record.is_streamed:
+            self._take(self._whole)
+            record.num_ends, self._is_done = 1, True
         if not self._is_done:
             raise AnswerError("the stream ended without [DONE]")
         record.end = "finished"

@@ -81,7 +81,7 @@ def _find_awaited_since(records: Sequence[Record], before: float, after: float) 
         (
             max(before, record.began_at)
             for record in records
-            if record.client != "llm" and record.began_at < after
+            if record.is_streamed and record.began_at < after
             if before < max([record.ended_at, *record.piece_times[-1:]])
         ),
         default=None,
@@ -93,6 +93,7 @@ def _find_retried_s(records: Sequence[Record], begin: float, end: float) -> floa
     again = [
         min(at for at in record.piece_times if at > begin) - begin
         for record in records
+        if record.is_streamed
         if any(begin <= at < end for at in record.broken_at) and record.piece_times[-1:] > [begin]
     ]
     return max(again) if again else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import select
@@ -27,6 +28,8 @@ class Server:
     def __init__(self, daemon: str, api_keys: Sequence[str] = (), command_prefix: Sequence[str] = ()) -> None:
         command = [*command_prefix, sys.executable, "-P", "-m", "quire", "serve", "--attach", daemon]
         command += ["--port", "0", "--api-server-count", str(NUM_HTTP_PROCESSES), "--log-level", "ERROR"]
+        self._has_grpc = importlib.util.find_spec("grpc") is not None
+        command += ["--grpc-port", "0"] if self._has_grpc else []
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - until close
         with tempfile.NamedTemporaryFile(mode="w") as key_file:  # not on the command line: others see that
             key_file.write("\n".join(api_keys))
@@ -35,7 +38,7 @@ class Server:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log)
             self.pid = self._process.pid
             try:
-                self.url = self._read_url()
+                self.url, self.grpc_address = self._read_addresses()
             except QuireError as error:
                 said = self.read_log().strip()
                 self._process.kill()
@@ -65,13 +68,15 @@ class Server:
         self._process.stdout.close()
         self._log.close()
 
-    def _read_url(self) -> str:
-        """The address that it prints when it is ready. Raises QuireError."""
+    def _read_addresses(self) -> tuple[str, str]:
+        """The addresses that it prints when it is ready, '' for gRPC without it. Raises QuireError."""
         assert self._process.stdout is not None
         stdout, deadline, box = self._process.stdout, time.monotonic() + _START_TIMEOUT_S, b""
         while True:
-            if found := re.search(rb"(http://127\.0\.0\.1:\d+)/v1\s", box):
-                return found[1].decode()
+            http = re.search(rb"(http://127\.0\.0\.1:\d+)/v1\s", box)
+            grpc = re.search(rb"gRPC +(127\.0\.0\.1:\d+)\s", box)
+            if http and (grpc or not self._has_grpc):
+                return http[1].decode(), grpc[1].decode() if grpc else ""
             has_more = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
             data = os.read(stdout.fileno(), 65536) if has_more else b""
             if not data:

@@ -22,7 +22,7 @@ from ...ipc.config import EngineConfig, RecoveryConfig
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError
-from ...ipc.sampling_params import RequestOutputKind
+from .answers import answer_all
 from .asks import Ask
 from .kills import SITE_ROLES, Role
 from .open_files import OpenFiles, count_open_files, find_abandoned_shm, find_shm_segments
@@ -30,6 +30,7 @@ from .record import Golden
 from .server import NUM_HTTP_PROCESSES, Server
 
 OWN_NAME = "stress"
+NO_REPEAT = "quire.tools.stress.no_repeat:NoRepeat"  # the logits processor of an engine of one's own
 _SETTLE_TIMEOUT_S = 20.0
 _LEFTOVER_TIMEOUT_S = 3.0
 _POLL_S = 0.02
@@ -56,10 +57,12 @@ class Site:
         with LLM(attach=daemon) as llm:
             facts = llm.llm_engine.facts
             self.model, self.recovery = facts.served_model_name, facts.recovery
+            self.has_processor = NO_REPEAT in facts.logits_processors
             _check_private(
                 daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
             )
         self._server = Server(daemon, api_keys, command_prefix)
+        self.grpc_address = self._server.grpc_address
         self.url, self.server = self._server.url, psutil.Process(self._server.pid)
 
     def find_pids(self, role: Role) -> list[int]:
@@ -125,12 +128,11 @@ class Site:
     def compute_golden(self, pool: list[Ask]) -> list[Golden]:
         """What the same engine answers when nothing happens."""
         with LLM(attach=self.daemon) as llm:
-            outputs = llm.generate(
-                [ask.engine_prompt for ask in pool],
-                [ask.make_params(RequestOutputKind.FINAL_ONLY) for ask in pool],
-                use_tqdm=False,
-            )
-        return [Golden(list(one.outputs[0].token_ids), one.outputs[0].text) for one in outputs]
+            answers = answer_all(llm, pool)
+        for ask, answer in zip(pool, answers, strict=True):
+            if isinstance(answer, str):
+                raise QuireError(f"{ask} failed though nothing happened: {answer}")
+        return [answer for answer in answers if isinstance(answer, Golden)]
 
     def check_settled(self, open_before: dict[tuple[str, int], OpenFiles]) -> list[str]:
         """What is not as it was: requests, blocks, processes, what those have open. Waits a while for it."""
@@ -195,7 +197,12 @@ def open_site(
         return
     shm_before = find_shm_segments()
     with own_folders() as folder:
-        args = EngineArgs(max_model_len=512, num_gpu_blocks_override=1024, scheduling_policy="fair")
+        args = EngineArgs(
+            max_model_len=512,
+            num_gpu_blocks_override=1024,
+            scheduling_policy="fair",
+            logits_processors=[NO_REPEAT],
+        )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         start_daemon(OWN_NAME, config)
         try:

@@ -11,7 +11,18 @@ from ...ipc.config import RecoveryConfig
 from ...ipc.errors import InputError
 from ..bench.machine import describe_machine, format_machine
 from ..bench.table import format_table
-from .asks import CLIENT_KINDS, Arrival, Ask, ClientKind, ClientPlan, deal, draw_arrivals, draw_pool, list_all
+from .asks import (
+    CLIENT_KINDS,
+    Arrival,
+    Ask,
+    ClientKind,
+    ClientPlan,
+    add_odd,
+    deal,
+    draw_arrivals,
+    draw_pool,
+    list_all,
+)
 from .checks import count_failed
 from .kills import Kill, KillPace, Method, Role, draw_kills
 from .last_kill import kill_supervisor
@@ -60,7 +71,6 @@ def run_stress(options: StressOptions) -> int:
     """Run, print and write; 0 when every invariant holds."""
     facts = describe_machine()
     print(format_machine(facts) + "\n", flush=True)
-    pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
     arrivals = draw_arrivals(options.seed, options.rate, options.duration_s, _POOL_SIZE, _ODD_SHARE)
     kills = draw_kills(
         options.seed, options.roles, options.methods, options.kill_interval_s, options.duration_s
@@ -68,8 +78,11 @@ def run_stress(options: StressOptions) -> int:
     left: list[str] = []
     with open_site(options.attach, left, RecoveryConfig(warm_spare=options.warm_spare)) as site:
         check_kills(options.roles, site.recovery)
+        pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
+        pool = add_odd(pool, options.seed, site.has_processor)
         golden = site.compute_golden(pool)
-        plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, CLIENT_KINDS).items()]
+        kinds = CLIENT_KINDS if site.grpc_address else CLIENT_KINDS[:-1]
+        plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, kinds).items()]
         endless = [
             msgspec.structs.replace(
                 _make_plan(site, kind, pool, list_all(pool)), is_endless=True, max_concurrency=1
@@ -144,10 +157,13 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: 
 
 
 def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arrival]) -> ClientPlan:
+    if kind == "grpc":  # whose requests know nothing of logits processors
+        arrivals = [one for one in arrivals if pool[one.ask].extra_args is None]
     return ClientPlan(
         kind=kind,
         daemon=site.daemon,
         url=site.url,
+        grpc_address=site.grpc_address,
         model=site.model,
         pool=pool,
         arrivals=arrivals,

@@ -1,0 +1,47 @@
+"""Whole answers of an engine's own clients: of LLM.generate and of beam searches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...frontend.beam_search import BeamSearchOutput
+from ...frontend.llm import LLM
+from ...ipc.errors import RequestFailedError
+from ...ipc.sampling_params import RequestOutputKind
+from .asks import Ask
+from .record import Golden
+
+
+def answer_all(llm: LLM, asks: Sequence[Ask]) -> list[Golden | str]:
+    """Each ask's answer, or why it failed, in their order. Raises EngineDeadError."""
+    plain = [ask for ask in asks if ask.beam_width is None]
+    outputs = iter(
+        llm.generate(
+            [ask.engine_prompt for ask in plain],
+            [ask.make_params(RequestOutputKind.FINAL_ONLY) for ask in plain],
+            use_tqdm=False,
+        )
+    )
+    answers: list[Golden | str] = []
+    for ask in asks:
+        if ask.beam_width is not None:
+            answers.append(_search(llm, ask))
+            continue
+        output = next(outputs)
+        answers.append(output.error or Golden(list(output.outputs[0].token_ids), output.outputs[0].text))
+    return answers
+
+
+def join_beams(ask: Ask, found: BeamSearchOutput) -> Golden:
+    """What a search has found: the outputs of all beams, one after the other."""
+    token_ids = [token for one in found.sequences for token in one.tokens[-len(one.logprobs) :]]
+    texts = [(one.text or "").removeprefix(str(ask.prompt)) for one in found.sequences]
+    return Golden(token_ids, "".join(texts))
+
+
+def _search(llm: LLM, ask: Ask) -> Golden | str:
+    try:
+        (found,) = llm.beam_search([ask.engine_prompt], ask.make_search())
+    except RequestFailedError as error:
+        return str(error)
+    return join_beams(ask, found)
