@@ -32,9 +32,14 @@ CLOSE_TIMEOUT_S = 20.0  # vLLM's engine takes some seconds to end
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Run these requests, all there at the start. It carries their ids: a peer needs nothing of the bench."""
+    """Run these requests, all there at the start. It carries their ids: a peer needs nothing of the bench.
+
+    json_schemas: what the outputs follow, shared in turn; none for plain text.
+    """
 
     requests: list[BenchRequest]
+    json_schemas: list[str] = []
+    temperature: float = 0.0
 
     @property
     def num_output_tokens(self) -> int:
@@ -69,7 +74,7 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, job: Job) -> JobResult:
-        """Generate everything, greedily and ignoring EOS, and time it."""
+        """Generate everything, ignoring EOS, and time it."""
 
     @abstractmethod
     def measure_rss(self) -> dict[str, int]:

@@ -30,12 +30,11 @@ from .workloads import BenchRequest, make_workload
 
 WORKLOAD_OF = {"tiny": "W4", "small": "W2"}
 NUM_COMPILED = 300
-_NUM_SCHEMAS = 8  # that the requests of a round share
+NUM_SCHEMAS = 8  # that the requests of a round share
 _NUM_NEIGHBOURS = 31
 _PERSON: dict[str, Any] = {
     "name": {"type": "string"},
     "age": {"type": "integer"},
-    "kind": {"enum": ["child", "parent", "friend"]},
     "is_kind": {"type": "boolean"},
     "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
 }
@@ -47,7 +46,7 @@ def run_grammar(models: list[str], num_rounds: int) -> int:
     rows: list[list[str]] = []
     for model in models:
         with tempfile.TemporaryDirectory(prefix="quire-bench-") as scratch:
-            folder = _make_folder(model, Path(scratch))
+            folder = make_folder(model, Path(scratch))
             rows += _measure_rates(folder, model, num_rounds)
             compile_ms = _measure_compiles(folder, model)
         print(
@@ -58,7 +57,7 @@ def run_grammar(models: list[str], num_rounds: int) -> int:
     return 0
 
 
-def _make_folder(model: str, scratch: Path) -> Path:
+def make_folder(model: str, scratch: Path) -> Path:
     """The bench model with a tokenizer whose tokens have texts."""
     source, folder = ensure_model(model), scratch / model
     folder.mkdir()
@@ -110,7 +109,7 @@ def _run(llm: LLM, requests: list[BenchRequest], has_schema: list[bool]) -> tupl
             max_tokens=request.num_output_tokens,
             ignore_eos=True,
             detokenize=False,
-            structured_outputs=_make_schema(number % _NUM_SCHEMAS) if constrained else None,
+            structured_outputs=_pick_schema(number) if constrained else None,
         )
         for number, (request, constrained) in enumerate(zip(requests, has_schema, strict=True))
     ]
@@ -130,12 +129,15 @@ def _run(llm: LLM, requests: list[BenchRequest], has_schema: list[bool]) -> tupl
     return num_tokens / seconds, (requests[0].num_output_tokens - 1) / span
 
 
-def _make_schema(number: int) -> StructuredOutputsParams:
-    """A list that no answer of a workload comes to the end of."""
-    person = {"type": "object", "properties": _PERSON, "required": list(_PERSON)}
-    return StructuredOutputsParams(
-        json={"type": "array", "items": person | {"title": f"person {number}"}, "minItems": 1000}
-    )
+def _pick_schema(number: int) -> StructuredOutputsParams:
+    return StructuredOutputsParams(json=make_schema(f"person {number % NUM_SCHEMAS}"))
+
+
+def make_schema(title: str) -> dict[str, Any]:
+    """A list that no answer of a workload comes to the end of; another title is another grammar."""
+    properties = _PERSON | {"kind": {"enum": ["child", "parent", title]}}
+    person = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "array", "items": person, "minItems": 1000}
 
 
 def _measure_compiles(folder: Path, model: str) -> list[float]:

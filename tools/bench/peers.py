@@ -54,11 +54,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """What every contestant is to load. `is_dummy`: the folder has no weights, they are made up."""
+    """What every contestant is to load. `is_dummy`: the folder has no weights, they are made up.
+
+    has_tokenizer: it is loaded, as grammars need it.
+    """
 
     folder: Path
     max_model_len: int
     is_dummy: bool = False
+    has_tokenizer: bool = False
 
 
 def default_peer_python() -> Path:
@@ -94,7 +98,7 @@ def make_vllm_launch(model: BenchModel, peer_python: Path) -> Launch:
     settings = {
         "model": str(model.folder),
         "load_format": "dummy" if model.is_dummy else "auto",
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not model.has_tokenizer,
         "max_model_len": model.max_model_len,
         "max_num_batched_tokens": _VLLM_MAX_BATCHED_TOKENS,
         "max_num_seqs": _VLLM_MAX_SEQS,

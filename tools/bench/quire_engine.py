@@ -14,6 +14,7 @@ import psutil
 
 from ...frontend.llm import LLM
 from ...ipc.sampling_params import SamplingParams
+from ...ipc.structured_outputs import StructuredOutputsParams
 from .contest import Engine, Job, JobResult, claim_stdout, serve
 
 
@@ -29,8 +30,14 @@ class QuireEngine(Engine):
         """One `generate` call with all requests."""
         prompts: list[Any] = [{"prompt_token_ids": r.prompt_token_ids} for r in job.requests]
         params = [
-            SamplingParams(temperature=0.0, max_tokens=r.num_output_tokens, ignore_eos=True, detokenize=False)
-            for r in job.requests
+            SamplingParams(
+                temperature=job.temperature,
+                max_tokens=request.num_output_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                structured_outputs=_pick_schema(job.json_schemas, number),
+            )
+            for number, request in enumerate(job.requests)
         ]
         start = time.perf_counter()
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
@@ -52,6 +59,10 @@ class QuireEngine(Engine):
     def close(self) -> None:
         """End core and worker."""
         self._llm.close()
+
+
+def _pick_schema(schemas: list[str], number: int) -> StructuredOutputsParams | None:
+    return StructuredOutputsParams(json=schemas[number % len(schemas)]) if schemas else None
 
 
 def main() -> None:

@@ -31,13 +31,19 @@ def main() -> None:
 
 
 def _run(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """One `generate` call with all requests, greedily, EOS ignored, token ids in and out."""
+    """One `generate` call with all requests, EOS ignored, token ids in and out."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
     prompts = [{"prompt_token_ids": request["prompt_token_ids"]} for request in job["requests"]]
     params: list[Any] = [
-        SamplingParams(temperature=0.0, max_tokens=r["num_output_tokens"], ignore_eos=True, detokenize=False)
-        for r in job["requests"]
+        SamplingParams(
+            temperature=job["temperature"],
+            max_tokens=request["num_output_tokens"],
+            ignore_eos=True,
+            detokenize=False,
+            structured_outputs=_pick_schema(job["json_schemas"], number),
+        )
+        for number, request in enumerate(job["requests"])
     ]
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -48,6 +54,14 @@ def _run(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
         "num_output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
         "num_cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs),
     }
+
+
+def _pick_schema(schemas: list[str], number: int) -> Any:
+    if not schemas:
+        return None
+    from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
+
+    return StructuredOutputsParams(json=schemas[number % len(schemas)])
 
 
 def _measure_rss() -> dict[str, int]:

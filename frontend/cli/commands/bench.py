@@ -169,13 +169,17 @@ def _run_fair(argv: Sequence[str]) -> int:
 
 def _run_grammar(argv: Sequence[str]) -> int:
     from ....tools.bench.grammar import WORKLOAD_OF, run_grammar
+    from ....tools.bench.grammar_contest import run_grammar_contest
 
     parser = Parser("quire bench grammar", "JSON schemas beside no schema, in rounds of alternating order.")
     add = parser.add_argument
     add("--model", nargs="+", choices=tuple(WORKLOAD_OF), default=["tiny"], metavar="M", help="tiny, small")
     add("--rounds", type=int, default=7, metavar="N", help="of everything (7)")
+    _add_peer_options(parser, ("none", "vllm"), "none, or vllm: the same beside it, instead (none)")
     options = parser.parse(argv)
     _check_counts(options, "rounds")
+    if "vllm" in (options.peer or ()):
+        return run_grammar_contest(options.model, options.rounds, options.peer_python)
     return run_grammar(options.model, options.rounds)
 
 
