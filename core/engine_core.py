@@ -226,10 +226,8 @@ class EngineCore:
         if output.logprobs:
             logprobs = {entry.row: entry for entry in output.logprobs}
             self._outputs.accept_prompt_logprobs(step, logprobs)
-        if output.bad_rows:
-            self._fail_bad_rows(step, output.bad_rows)
-        if output.failed_rows:
-            self._fail_rows(step, output.failed_rows)
+        if output.bad_rows or output.failed_rows:
+            self._fail_rows(step, output.bad_rows, output.failed_rows)
         token_ids = output.token_ids
         if self._num_searches:
             step, token_ids = self._accept_beams(step, token_ids, logprobs, began)
@@ -334,15 +332,12 @@ class EngineCore:
         sampled, rows = [step.sampled[i] for i in others], [step.sampled_rows[i] for i in others]
         return replace(step, sampled=sampled, sampled_rows=rows), [token_ids[i] for i in others]
 
-    def _fail_bad_rows(self, step: Step, bad_rows: list[int]) -> None:
-        """End requests whose logits cannot be sampled. Their K and V may be bad: nobody finds them again."""
-        failed = list(_find_live(step, bad_rows))
-        for holder in (holder for request in failed for holder in request.holders):
-            self._manager.forget_contents(holder)
-        self._finish(failed, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
-
-    def _fail_rows(self, step: Step, failures: list[RowFailure]) -> None:
-        """End requests that the worker cannot do, such as those whose grammar goes beyond its limits."""
+    def _fail_rows(self, step: Step, bad_rows: list[int], failures: list[RowFailure]) -> None:
+        """End requests whose logits cannot be sampled, and those that go beyond a limit of the worker's."""
+        bad = list(_find_live(step, bad_rows))
+        for holder in (holder for request in bad for holder in request.holders):
+            self._manager.forget_contents(holder)  # their K and V may be bad: nobody finds them again
+        self._finish(bad, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
         reasons = {failure.row: failure.reason for failure in failures}
         for request, row in _find_live(step, reasons).items():
             self._finish([request], FinishReason.ERROR, reasons[row], ErrorCode.BAD_GRAMMAR)

@@ -120,7 +120,11 @@ class AsyncLLM(AsyncUtilityCalls):
 
         Raises EngineStartError, or EngineDeadError after `shutdown`.
         """
-        self._take_loop()
+        self._check_open()
+        if self._client is None and not self._loop.is_alive:
+            self._loop.take()
+            self._start_lock = asyncio.Lock()
+        self._loop.check()
         async with self._start_lock:
             self._check_open()
             if self._client is not None:
@@ -303,14 +307,6 @@ class AsyncLLM(AsyncUtilityCalls):
 
     async def __aexit__(self, *_exc_info: Any) -> None:
         self.shutdown()
-
-    def _take_loop(self) -> None:
-        """Belong to the running loop, unless this belongs to one that runs the engine or may still."""
-        self._check_open()
-        if self._client is None and not self._loop.is_alive:
-            self._loop.take()
-            self._start_lock = asyncio.Lock()
-        self._loop.check()
 
     def _check_open(self) -> None:
         if self._is_shut_down:
