@@ -20,10 +20,11 @@ from .client.async_engine_core_client import AsyncMPClient, attach_async_client,
 from .client.owner_loop import OwnerLoop
 from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
-from .input_processor import InputProcessor, PreparedParams, Prompt
+from .input_processor import InputProcessor, PreparedParams
 from .llm_engine import load_named_tokenizer, read_served_sampling
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
+from .prompts import Prompt
 from .text.tokenizer import Tokenizer
 
 _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
@@ -121,7 +122,9 @@ class AsyncLLM(AsyncUtilityCalls):
         Raises EngineStartError, or EngineDeadError after `shutdown`.
         """
         self._check_open()
-        if self._client is None and not self._loop.is_alive:
+        if (
+            self._client is None and not self._loop.is_alive
+        ):  # not of a loop that runs the engine, or may still
             self._loop.take()
             self._start_lock = asyncio.Lock()
         self._loop.check()

@@ -1,5 +1,5 @@
 """Prompts and SamplingParams as users write them -> EngineCoreRequests, after every check that needs a
-tokenizer or the model's limits. All PromptErrors come from here, before anything is sent.
+tokenizer or the model's limits. What is wrong is said here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..ipc.beam_search import BeamSearch
-from ..ipc.errors import InputError, PromptError, SamplingParamsError, did_you_mean
+from ..ipc.errors import InputError, PromptError, SamplingParamsError
 from ..ipc.messages import (
-    MAX_CACHE_SALT_LENGTH,
     MAX_REQUEST_ID_LENGTH,
     MAX_TENANT_LENGTH,
     MAX_TIMEOUT_S,
@@ -36,6 +35,7 @@ from ..ipc.sampling_params import (
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
+from .prompts import Prompt, RawPrompt, check_encodable, parse_prompt
 from .text.tokenizer import Tokenizer
 from .truncation import Truncation, find_truncation
 
@@ -44,13 +44,9 @@ if TYPE_CHECKING:
 
     from .structured_outputs.compiler import GrammarCompiler
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-
 MAX_USER_ID_LENGTH = 200  # leaves room for the index and the random part within the wire's cap
 _LONG_TEXT = 4000  # characters; to tokenize more takes over a millisecond
 _LONG_IDS = 20_000  # token ids; to check more, likewise
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-_ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +85,6 @@ class PreparedParams:
     grammar: str = ""  # as in EngineCoreRequest
     extra_args: str = ""  # likewise
     beam_search: BeamSearch | None = None  # likewise; then params.n is its width
-    truncation: Truncation | None = None
-
-
-@dataclass(slots=True)
-class _RawPrompt:
-    name: str
-    text: str | None
-    token_ids: Any
-    cache_salt: str
-    ids_name: str = "prompt"  # of the token ids alone
     truncation: Truncation | None = None
 
 
@@ -157,7 +143,7 @@ class InputProcessor:
         than `prompt`.
         """
         names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
-        raw = [_parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        raw = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         texts = [one for one in raw if one.token_ids is None]
         for one, own in zip(raw, params or (), strict=params is not None):
             one.truncation = own.truncation
@@ -289,7 +275,7 @@ class InputProcessor:
             hides,
         )
 
-    def _encode(self, raw: list[_RawPrompt], add_special_tokens: bool) -> list[Encoding]:
+    def _encode(self, raw: list[RawPrompt], add_special_tokens: bool) -> list[Encoding]:
         if not raw:
             return []
         tokenizer = self._tokenizer
@@ -303,10 +289,10 @@ class InputProcessor:
             return tokenizer.encode_texts(texts, add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             for one in raw:
-                _check_encodable(one.name, one.text or "")
+                check_encodable(one.name, one.text or "")
             raise PromptError(raw[0].name, raw[0].text, f"a text that can be tokenized ({error})") from error
 
-    def _check_prompt(self, raw: _RawPrompt) -> TokenizedPrompt:
+    def _check_prompt(self, raw: RawPrompt) -> TokenizedPrompt:
         if raw.truncation is not None:
             raw.token_ids = raw.truncation.apply(list(raw.token_ids))
         self._check_length(raw.name, len(raw.token_ids))  # before anything that takes longer for more of them
@@ -446,51 +432,6 @@ def _wrap_seed(seed: int) -> int:
     return seed if seed != -1 else MAX_SEED
 
 
-def _parse_prompt(name: str, prompt: Any) -> _RawPrompt:
-    if isinstance(prompt, str):
-        return _RawPrompt(name, make_plain(prompt), None, "")
-    if isinstance(prompt, Mapping):
-        return _parse_dict(name, cast(Mapping[str, Any], prompt))
-    return _RawPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "", name)
-
-
-def _as_sequence(name: str, values: Any, allowed: str) -> Sequence[Any]:
-    """Token ids as a sequence, whose range is unchecked; an array of any library turns itself into a list."""
-    ids = values
-    if not isinstance(values, Sequence) and hasattr(values, "tolist"):
-        ids = values.tolist()
-    # Bytes are a sequence of integers that nobody meant as ids.
-    if not isinstance(ids, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
-        raise PromptError(name, values, allowed)
-    return cast(Sequence[Any], ids)
-
-
-def _parse_dict(name: str, prompt: Mapping[str, Any]) -> _RawPrompt:
-    for key in prompt:
-        if key not in _PROMPT_KEYS:
-            hint = did_you_mean(str(key), _PROMPT_KEYS)
-            raise PromptError(f"{name}.{key}", prompt[key], f"no such key{hint or '; ' + _ALLOWED_PROMPT}")
-    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and token_ids is None:
-        raise PromptError(name, dict(prompt), _ALLOWED_PROMPT)
-    if text is not None and not isinstance(text, str):
-        raise PromptError(f"{name}.prompt", text, "a text")
-    ids_name = f"{name}.prompt_token_ids"
-    if token_ids is not None:
-        token_ids = _as_sequence(ids_name, token_ids, "a list of token ids")
-    text = None if text is None else make_plain(text)
-    salt = _parse_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
-    return _RawPrompt(name, text, token_ids, salt, ids_name)
-
-
-def _parse_salt(name: str, salt: Any) -> str:
-    salt = make_plain(salt)
-    if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
-        raise PromptError(name, salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None")
-    _check_encodable(name, salt or "")
-    return salt or ""
-
-
 def _check_name(field: str, name: Any, min_length: int, max_length: int) -> str:
     if not isinstance(name, str) or not min_length <= len(name) <= max_length:
         least = f"{min_length} to" if min_length else "at most"
@@ -505,17 +446,6 @@ def _check_timeout(name: str, value: Any) -> float | None:
     if value is not None and not (is_number and 0 < value <= MAX_TIMEOUT_S):  # nan compares false
         raise InputError(name, value, f"seconds above 0 and up to {MAX_TIMEOUT_S:g}, or None")
     return None if value is None else float(value)
-
-
-def _check_encodable(name: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            name,
-            text[error.start : error.start + 1],
-            f"text that UTF-8 can hold (lone surrogate at character {error.start})",
-        ) from None
 
 
 def _is_int32(value: Any) -> bool:

@@ -14,10 +14,11 @@ from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .engine_args import EngineArgs
-from .input_processor import EngineInput, PreparedParams, Prompt, TokenizedPrompt
+from .input_processor import EngineInput, PreparedParams, TokenizedPrompt
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
 from .outputs import RequestOutput
+from .prompts import Prompt
 from .request_batch import RequestBatch
 from .text.tokenizer import Tokenizer
 

@@ -23,11 +23,12 @@ from .client.engine_core_client import (
 from .client.turns import Turns
 from .client.utility_calls import UtilityCalls
 from .engine_args import EngineArgs
-from .input_processor import EngineInput, InputProcessor, Prompt
+from .input_processor import EngineInput, InputProcessor
 from .models.hf_config import read_default_sampling
 from .models.model_files import read_json
 from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
+from .prompts import Prompt
 from .text.tokenizer import Tokenizer, load_tokenizer
 
 _ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait

@@ -14,8 +14,8 @@ from .sampling_options import make_sampling_params
 
 if TYPE_CHECKING:
     from ...ipc.messages import EngineFacts
-    from ..input_processor import Prompt
     from ..outputs import RequestOutput
+    from ..prompts import Prompt
     from .session import Session
 
 # The likeliest answer, up to the model's own end; most chat models recommend something else and get it.

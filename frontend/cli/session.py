@@ -9,9 +9,9 @@ from ...ipc.errors import PromptError, RequestFailedError
 from ...ipc.messages import EngineFacts
 from ...ipc.sampling_params import SamplingParams
 from ..engine_args import EngineArgs
-from ..input_processor import Prompt
 from ..llm_engine import LLMEngine, read_served_sampling
 from ..outputs import RequestOutput
+from ..prompts import Prompt
 from ..text.tokenizer import Tokenizer
 from .progress import PhaseLine
 

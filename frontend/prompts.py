@@ -1,0 +1,86 @@
+"""Prompts as users write them: a text, token ids, or a dict with either. A wrong form is a PromptError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ..ipc.errors import PromptError, did_you_mean
+from ..ipc.messages import MAX_CACHE_SALT_LENGTH
+from ..ipc.sampling_params import make_plain
+from .truncation import Truncation
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
+
+
+@dataclass(slots=True)
+class RawPrompt:
+    """A prompt whose form is right. `token_ids` None: they are still to be made of `text`."""
+
+    name: str
+    text: str | None
+    token_ids: Any
+    cache_salt: str
+    ids_name: str = "prompt"  # of the token ids alone
+    truncation: Truncation | None = None
+
+
+def parse_prompt(name: str, prompt: Any) -> RawPrompt:
+    """The prompt that is called `name` in errors. Raises PromptError."""
+    if isinstance(prompt, str):
+        return RawPrompt(name, make_plain(prompt), None, "")
+    if isinstance(prompt, Mapping):
+        return _parse_dict(name, cast(Mapping[str, Any], prompt))
+    return RawPrompt(name, None, _as_sequence(name, prompt, _ALLOWED_PROMPT), "", name)
+
+
+def _as_sequence(name: str, values: Any, allowed: str) -> Sequence[Any]:
+    """Token ids as a sequence, whose range is unchecked; an array of any library turns itself into a list."""
+    ids = values
+    if not isinstance(values, Sequence) and hasattr(values, "tolist"):
+        ids = values.tolist()
+    # Bytes are a sequence of integers that nobody meant as ids.
+    if not isinstance(ids, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise PromptError(name, values, allowed)
+    return cast(Sequence[Any], ids)
+
+
+def _parse_dict(name: str, prompt: Mapping[str, Any]) -> RawPrompt:
+    for key in prompt:
+        if key not in _PROMPT_KEYS:
+            hint = did_you_mean(str(key), _PROMPT_KEYS)
+            raise PromptError(f"{name}.{key}", prompt[key], f"no such key{hint or '; ' + _ALLOWED_PROMPT}")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and token_ids is None:
+        raise PromptError(name, dict(prompt), _ALLOWED_PROMPT)
+    if text is not None and not isinstance(text, str):
+        raise PromptError(f"{name}.prompt", text, "a text")
+    ids_name = f"{name}.prompt_token_ids"
+    if token_ids is not None:
+        token_ids = _as_sequence(ids_name, token_ids, "a list of token ids")
+    text = None if text is None else make_plain(text)
+    salt = _parse_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
+    return RawPrompt(name, text, token_ids, salt, ids_name)
+
+
+def _parse_salt(name: str, salt: Any) -> str:
+    salt = make_plain(salt)
+    if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
+        raise PromptError(name, salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None")
+    check_encodable(name, salt or "")
+    return salt or ""
+
+
+def check_encodable(name: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            name,
+            text[error.start : error.start + 1],
+            f"text that UTF-8 can hold (lone surrogate at character {error.start})",
+        ) from None
