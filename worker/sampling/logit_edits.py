@@ -131,7 +131,7 @@ def apply_logit_edits(logits: Tensor, rows: list[EditedRow], masks: Ids | None =
     With `masks`, int64 zeros [S], those of grammars are not applied: a row that has one gets its address,
     which is good until the next call.
     """
-    rows_of: dict[type[LogitEdit[Any]], list[tuple[EditedRow, LogitEdit[Any]]]] = {}
+    rows_of: dict[type[LogitEdit[Any]], list[tuple[EditedRow, Any]]] = {}
     for row in rows:
         for edit in row.edits:
             rows_of.setdefault(type(edit), []).append((row, edit))
