@@ -17,6 +17,7 @@ from quire.frontend.cli.entry import run_command
 from quire.tools.stress.hostile import wire
 from quire.tools.stress.hostile.attacks import ATTACKS, find_allowed, make_attack
 from quire.tools.stress.hostile.bodies import REQUESTS
+from quire.tools.stress.hostile.grammars import BadGrammars, DearGrammars, GrammarAttack, HeavyMasks
 from quire.tools.stress.hostile.judge import (
     Latency,
     Phase,
@@ -129,6 +130,14 @@ def test_every_attack_can_be_made_and_its_requests_fit_into_a_body():
         assert find_allowed(name) == attack.allowed
     for name, request in REQUESTS.items():
         assert all(len(body) <= MAX_HTTP_BODY for body in request.make_bodies(make_target())), name
+
+
+@pytest.mark.parametrize("kind", [DearGrammars, BadGrammars, HeavyMasks])
+def test_grammars_are_others_each_time_and_fit_into_a_body(kind: type[GrammarAttack]):
+    attack = kind(make_target(), random.Random(0))
+    drawn = [msgspec.json.encode(one) for _ in range(2) for one in attack.draw()]
+    assert len(set(drawn)) == len(drawn)
+    assert max(map(len, drawn)) < MAX_HTTP_BODY
 
 
 def test_what_a_connection_is_told_is_counted():

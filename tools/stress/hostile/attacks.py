@@ -6,6 +6,8 @@ import random
 
 from .attack import Attack
 from .bodies import REQUESTS, RequestAttack
+from .grammars import BadGrammars, DearGrammars, HeavyMasks
+from .grpc_calls import GrpcConnections, GrpcStrangers
 from .machine import Calls, CoreConnections, DeletedFiles, FullDisk, Junk
 from .plan import Target
 from .streams import (
@@ -40,6 +42,11 @@ _CLASSES: dict[str, type[Attack]] = {
     "slow-bodies": SlowBodies,
     "slow-readers": SlowReaders,
     "upgrade": Upgrade,
+    "dear-grammars": DearGrammars,
+    "bad-grammars": BadGrammars,
+    "heavy-masks": HeavyMasks,
+    "grpc-connections": GrpcConnections,
+    "grpc-strangers": GrpcStrangers,
     "junk": Junk,
     "calls": Calls,
     "core-connections": CoreConnections,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ....ipc.messages import MAX_IDS_PER_ABORT
 from .attack import REFUSALS, Attack
 from .plan import Target
 from .wire import Exchange, converse, make_request
@@ -126,6 +127,18 @@ REQUESTS: dict[str, Request] = {
     "logprobs": Request(
         _COMPLETIONS,
         _json(prompt=["Tell me"] * 8, n=128, max_tokens=2000, logprobs=20, ignore_eos=True),
+    ),
+    "all-logprobs": Request(
+        _COMPLETIONS, _json(prompt=["Tell me all"] * 4, n=32, max_tokens=500, logprobs=-1, ignore_eos=True)
+    ),
+    "beams": Request(
+        _COMPLETIONS,
+        _json(prompt=["Seek"] * 8, n=128, max_tokens=400, use_beam_search=True, ignore_eos=True),
+    ),
+    "aborts": Request(
+        "/abort_requests",
+        _large(lambda size: {"request_ids": [f"cmpl-{number}" for number in range(size)]}, MAX_IDS_PER_ABORT),
+        32,
     ),
     "echoed-logprobs": Request(
         _COMPLETIONS,

@@ -20,6 +20,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     daemon: str
     supervisor_pid: int
     server_pid: int
+    grpc_address: str = ""  # HOST:PORT; empty without gRPC
     scale: float = 1.0  # of sizes and counts
 
     def shrink(self, size: int) -> int:

@@ -196,6 +196,7 @@ def _make_attack_plan(site: Site, options: HostileOptions) -> AttackPlan:
         daemon=site.daemon,
         supervisor_pid=site.supervisor.pid,
         server_pid=site.server.pid,
+        grpc_address=site.grpc_address,
         scale=options.scale,
     )
     turns = draw_turns(options.seed, options.attacks, options.duration_s)
