@@ -6,13 +6,14 @@ gRPC's core reads sockets in threads of its own; everything else runs in the eve
 from __future__ import annotations
 
 import asyncio
+import resource
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from ...ipc.errors import ConfigError
-from ..openai.options import MAX_GRPC_CONNECTIONS
+from ..openai.options import find_max_grpc_connections
 from ..openai.serving import Serving
 from .calls import CallHandler, find_max_message_bytes
 from .engine_service import EngineService
@@ -65,9 +66,10 @@ class GrpcServer:
 def _make_options(serving: Serving) -> list[tuple[str, Any]]:
     """gRPC's own bounds on what a peer may cost before, and besides, its calls."""
     limits = serving.options.limits
+    max_open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         ("grpc.so_reuseport", 1),
-        ("grpc.max_allowed_incoming_connections", MAX_GRPC_CONNECTIONS),
+        ("grpc.max_allowed_incoming_connections", find_max_grpc_connections(max_open_files)),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.max_receive_message_length", find_max_message_bytes(limits)),
         ("grpc.max_metadata_size", 8192),  # gRPC's own default; past it calls begin to be refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Annotated
 
 import msgspec
@@ -15,7 +16,13 @@ HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's c
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_STALL_S = 30.0
-MAX_GRPC_CONNECTIONS = 1024  # of a process; a client needs one, however many calls it makes
+_MAX_GRPC_CONNECTIONS = 1024  # of a process; a client needs one, however many calls it makes
+
+
+def find_max_grpc_connections(max_open_files: int) -> int:
+    """Of a process with so many descriptors, of which three in four are for others than strangers here."""
+    has_bound = max_open_files != resource.RLIM_INFINITY
+    return min(_MAX_GRPC_CONNECTIONS, max_open_files // 4) if has_bound else _MAX_GRPC_CONNECTIONS
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from .connections.auth import ApiKeyMiddleware, ApiKeys
 from .connections.hosts import LocalHostMiddleware
 from .connections.listen import BACKLOG, is_loopback
 from .connections.protocol import Admission, CappedProtocol
-from .options import MAX_GRPC_CONNECTIONS, ServerOptions
+from .options import ServerOptions, find_max_grpc_connections
 from .serving import Serving
 from .stream import cancel_and_wait
 from .tracing import Tracing
@@ -224,7 +224,8 @@ class Server:
 
 def fit_connections(options: ServerOptions, max_open_files: int) -> ServerOptions:
     """Fewer connections where there are not descriptors for all: one without gets no answer, not even 503."""
-    num_others = _OTHER_FILES if options.grpc_address is None else _OTHER_FILES + MAX_GRPC_CONNECTIONS
+    has_grpc = options.grpc_address is not None
+    num_others = _OTHER_FILES + has_grpc * find_max_grpc_connections(max_open_files)
     most = max(max_open_files // 2, max_open_files - num_others)
     limits = options.limits
     if max_open_files == resource.RLIM_INFINITY or limits.max_connections <= most:
