@@ -133,7 +133,7 @@ REQUESTS: dict[str, Request] = {
     ),
     "beams": Request(
         _COMPLETIONS,
-        _json(prompt=["Seek"] * 8, n=128, max_tokens=400, use_beam_search=True, ignore_eos=True),
+        _json(prompt=["Seek"] * 8, n=128, max_tokens=100, use_beam_search=True, ignore_eos=True),
     ),
     "aborts": Request(
         "/abort_requests",
