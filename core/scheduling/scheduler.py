@@ -31,6 +31,8 @@ from .step import Step
 # Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
 # beginnings are cached would else be one frame of 134 MB, and one of 8 MB takes 35 ms to encode.
 MAX_NEW_BYTES = 1024 * 1024
+# Of the grammars that a step's new requests bring: a worker compiles one within the step, in up to 0.1 s.
+MAX_NEW_GRAMMARS = 2
 
 
 class Scheduler:
@@ -188,6 +190,8 @@ class Scheduler:
         if request.group is not None and self.batch.lacks_rows(request):
             return
         if step.new_requests and step.new_bytes + request.held_bytes > MAX_NEW_BYTES:
+            return
+        if request.grammar and len(step.find_new_grammars() - {request.grammar}) >= MAX_NEW_GRAMMARS:
             return
         if not may_run_beside(request, self.running):
             return

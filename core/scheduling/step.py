@@ -35,3 +35,7 @@ class Step:
     def num_scheduled_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(self.num_tokens)
+
+    def find_new_grammars(self) -> set[str]:
+        """Of the requests that enter rows."""
+        return {one.grammar for one in self.new_requests if one.grammar}

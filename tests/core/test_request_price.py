@@ -46,6 +46,15 @@ def test_the_price_is_what_is_held_and_comes_back_when_the_request_ends() -> Non
     assert engine.core.check_integrity() == []
 
 
+def test_a_step_has_few_new_grammars_and_any_number_of_requests_with_them() -> None:
+    engine = make_engine()
+    for number, text in enumerate("aababcd"):
+        engine.add(make_request(f"r{number}", [1, number], max_tokens=2, grammar=f"start: /{text}/"))
+    engine.run()
+    entered = [[one.grammar[8] for one in step.new_requests] for step in engine.steps if step.new_requests]
+    assert entered == [["a", "a", "b", "a", "b"], ["c", "d"]]
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 def test_requests_that_hold_too_much_are_refused_with_the_numbers(policy: str) -> None:
     engine = make_engine(max_num_seqs=1, max_queued_bytes=20_000, policy=policy)
