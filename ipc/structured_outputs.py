@@ -37,7 +37,7 @@ GRAMMAR_LIMITS: GrammarLimits = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 3_000,
-    "max_lexer_states": 50_000,  # up to 2 kB each
+    "max_lexer_states": 25_000,  # up to 2 kB each
     "max_grammar_size": 500_000,
 }
 

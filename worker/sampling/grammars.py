@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Compiled grammars that are kept: some 150 KB each for a JSON schema, and what is larger has a longer text.
 _MAX_KEPT = 256
-_MAX_KEPT_CHARACTERS = 1 << 20
+_MAX_KEPT_CHARACTERS = 1 << 19
 # Masks that take a core longer are shared between threads. One of a JSON schema takes 4 us at V=2,048 and 10
 # at V=151,936, one of `[a-z ]{1,300}` 2,000; on busy cores threads come 5 ms late (2-core Xeon, load 9).
 _MIN_SHARED_S = 0.005
