@@ -114,10 +114,13 @@ def test_a_daemon_that_others_reach_is_left_alone(site: Site):
     command = [*COMMAND, "--attach", site.daemon, "--host", "0.0.0.0", "--insecure-no-key"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as public:
         assert public.stdout is not None
-        assert public.stdout.readline() == b"Quire is ready\n"
-        with pytest.raises(InputError, match=rf"attach='stress': .*0\.0\.0\.0:\d+ \(pid {public.pid}\)"):
-            Site(site.daemon)
-        public.terminate()
+        try:
+            assert public.stdout.readline() == b"Quire is ready\n"
+            where = rf"attach='stress': .*0\.0\.0\.0:\d+ \(pid {public.pid}\)"
+            with pytest.raises(InputError, match=where):
+                Site(site.daemon)
+        finally:
+            public.terminate()
 
 
 def test_a_server_that_may_lose_no_http_process_ends_with_its_cause(site: Site):

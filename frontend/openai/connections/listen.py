@@ -16,7 +16,12 @@ BACKLOG = 2048
 def is_loopback(host: str) -> bool:
     """Whether an address to listen on is reached from this machine only."""
     try:
-        return host == LOCAL_NAME or ipaddress.ip_address(host).is_loopback
+        if host == LOCAL_NAME:
+            return True
+        address = ipaddress.ip_address(host)
+        # gRPC listens on IPv4 by a socket of IPv6: ::ffff:127.0.0.1, which Python knows from 3.13 on.
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
     except ValueError:
         return False
 

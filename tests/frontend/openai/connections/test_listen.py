@@ -16,6 +16,8 @@ from quire.ipc.errors import ConfigError
         ("127.0.0.1", True),
         ("127.8.9.10", True),
         ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
         ("0.0.0.0", False),
         ("::", False),
         ("", False),
