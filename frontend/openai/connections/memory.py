@@ -9,7 +9,7 @@ import asyncio
 
 from ....ipc.processes.heap import trim_heap
 
-LARGE_BYTES = 2**20  # of a body; what smaller ones leave is soon taken again
+LARGE_BYTES = 2**17  # of a body; what smaller ones leave is soon taken again
 _DELAY_S = 1.0
 
 
