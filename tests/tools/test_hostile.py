@@ -255,7 +255,7 @@ def grow(*sizes_mb: float) -> list[Sample]:
     [
         ([50.0] * 9 + [300.0] * 10 + [60.0] * 20, []),
         ([50.0] * 9 + [900.0] * 10 + [60.0] * 20, ["memory of http reached 900 MB, at most 434 MB (50 whi"]),
-        ([50.0] * 9 + [300.0] * 30, ["memory of http stays at 300 MB after the attacks, at most 194 MB"]),
+        ([50.0] * 9 + [300.0] * 30, ["memory of http stays at 300 MB after the attacks, at most 146 MB"]),
         ([50.0] * 29 + [60.0] * 5 + [75.0] * 5, ["memory of http grows after the attacks: 15 MB in the"]),
     ],
 )

@@ -34,7 +34,7 @@ MAX_LEFT_BYTES = {
     "server": 8 * _MB,
     "core": 64 * _MB,
     "worker": 192 * _MB,  # a trie of the vocabulary and compiled grammars are kept
-    "http": 144 * _MB,  # it serves gRPC, too, whose core keeps what a flood of connections took
+    "http": 96 * _MB,
 }
 MAX_HELPER_BYTES = 1024 * _MB  # in all, of a process that an HTTP process started for its work with texts
 _LEAST_S = 1.5  # in which a process has been looked at for sure
