@@ -136,8 +136,8 @@ REQUESTS: dict[str, Request] = {
         _json(prompt=["Seek"] * 8, n=128, max_tokens=100, use_beam_search=True, ignore_eos=True),
     ),
     "aborts": Request(
-        "/abort_requests",
-        _large(lambda size: {"request_ids": [f"cmpl-{number}" for number in range(size)]}, MAX_IDS_PER_ABORT),
+        "/abort_requests",  # which has no field `model`
+        lambda _: [msgspec.json.encode({"request_ids": [f"cmpl-{i}" for i in range(MAX_IDS_PER_ABORT)]})],
         32,
     ),
     "echoed-logprobs": Request(
