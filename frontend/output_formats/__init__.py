@@ -1,0 +1,1 @@
+"""How models write thoughts and tool calls: one description a format, from which parser and grammar come."""

@@ -1,0 +1,74 @@
+"""What an assistant's turn consists of: events while it is generated, and the message they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class TextDelta(NamedTuple):
+    """More of the answer's text."""
+
+    text: str
+
+
+class ReasoningDelta(NamedTuple):
+    """More of the model's thoughts."""
+
+    text: str
+
+
+class ToolCallStart(NamedTuple):
+    """A call begins. index: counts the turn's calls from 0. call_id: what its result will be told by."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+class ToolCallDelta(NamedTuple):
+    """More of a call's arguments, which are a JSON object's text when all are joined."""
+
+    index: int
+    arguments: str
+
+
+class ToolCallEnd(NamedTuple):
+    """A call's arguments are complete."""
+
+    index: int
+
+
+OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call of a tool. arguments: a JSON object's text."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class AssistantMessage:
+    """A turn, as far as it was generated."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
+
+    def add(self, event: OutputEvent) -> None:
+        """Take the turn's next event."""
+        match event:
+            case TextDelta(text):
+                self.content += text
+            case ReasoningDelta(text):
+                self.reasoning += text
+            case ToolCallStart(_, call_id, name):
+                self.tool_calls.append(ToolCall(call_id, name))
+            case ToolCallDelta(index, arguments):
+                self.tool_calls[index].arguments += arguments
+            case ToolCallEnd():
+                pass
