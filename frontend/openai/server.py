@@ -21,6 +21,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ...ipc.errors import EngineDeadError
+from ...ipc.processes.heap import limit_kept_heap
 from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from ..client.engine_connection import PhaseCallback
@@ -62,6 +63,7 @@ def run_server(
     """
     import uvloop
 
+    limit_kept_heap()
     options = fit_connections(options, raise_file_limit())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if on_loop is not None:
