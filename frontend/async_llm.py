@@ -122,9 +122,8 @@ class AsyncLLM(AsyncUtilityCalls):
         Raises EngineStartError, or EngineDeadError after `shutdown`.
         """
         self._check_open()
-        if (
-            self._client is None and not self._loop.is_alive
-        ):  # not of a loop that runs the engine, or may still
+        # A loop that runs the engine, or may still, keeps it.
+        if self._client is None and not self._loop.is_alive:
             self._loop.take()
             self._start_lock = asyncio.Lock()
         self._loop.check()
