@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from typing import Any, Literal
 
-import openai
-import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from local_tools import QUESTION as TOOL_QUESTION
+from local_tools import RESULT, calculator, lookup, run_tool
 from pydantic import BaseModel, Field
 
 QUESTION = "What is 12 plus 30?"
@@ -40,8 +42,23 @@ def main() -> None:
     parsing = model.with_structured_output(Answer)
     assert isinstance(parsing.invoke(QUESTION), Answer)
     assert isinstance(list(parsing.stream(QUESTION))[-1], Answer)
-    with pytest.raises(openai.BadRequestError, match="tools are not supported"):
-        model.with_structured_output(Answer, method="function_calling").invoke(QUESTION)
+    assert isinstance(
+        model.with_structured_output(Answer, method="function_calling").invoke(QUESTION), Answer
+    )
+    run_tools(model.bind_tools([tool(calculator), tool(lookup)]))
+
+
+def run_tools(model: Any) -> None:
+    """A call, its result and the answer, whole and streamed."""
+    messages: list[Any] = [HumanMessage(TOOL_QUESTION)]
+    called = model.invoke(messages)
+    chunks = list(model.stream(messages))
+    whole = sum(chunks[1:], chunks[0])
+    assert [one["args"] for one in whole.tool_calls] == [one["args"] for one in called.tool_calls]
+    [call] = called.tool_calls
+    result = run_tool(call["name"], call["args"])
+    messages += [called, ToolMessage(result, tool_call_id=call["id"])]
+    assert RESULT in model.invoke(messages).content
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any, Literal
 
 import litellm
+from local_tools import DESCRIPTIONS, QUESTION, RESULT, SCHEMAS, run_tool
 from pydantic import BaseModel, Field
 
 MESSAGES = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -42,6 +44,7 @@ def main() -> None:
         Answer.model_validate_json(parsed.choices[0].message.content)
         chunks = litellm.completion(**fields, response_format=Answer, stream=True)
         Answer.model_validate_json("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+        run_tools(fields)
     completed = litellm.text_completion(
         model="text-completion-openai/pocket",
         prompt="Once upon a time",
@@ -50,6 +53,27 @@ def main() -> None:
         max_tokens=8,
     )
     assert completed.choices[0].text
+
+
+def run_tools(fields: dict[str, Any]) -> None:
+    """A call, its result and the answer."""
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": name, "description": DESCRIPTIONS[name], "parameters": schema},
+        }
+        for name, schema in SCHEMAS.items()
+    ]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    fields = fields | {"tools": tools, "messages": messages}
+    called = litellm.completion(**fields).choices[0]
+    assert called.finish_reason == "tool_calls"
+    [call] = called.message.tool_calls
+    rebuilt = litellm.stream_chunk_builder(list(litellm.completion(**fields, stream=True)))
+    assert rebuilt.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
+    result = run_tool(call.function.name, json.loads(call.function.arguments))
+    messages += [called.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    assert RESULT in litellm.completion(**fields).choices[0].message.content
 
 
 if __name__ == "__main__":

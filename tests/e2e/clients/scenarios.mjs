@@ -25,6 +25,36 @@ const ANSWER = {
   additionalProperties: false,
 };
 
+// The tools of local_tools.py.
+const TOOL_QUESTION = 'What is 1234 plus 4321?';
+const RESULT = '5555';
+const TWO_QUESTIONS = 'What is 1234 plus 4321 and what is the capital of France?';
+const makeTool = (name, description, key) => ({
+  type: 'function',
+  function: {
+    name,
+    description,
+    parameters: {
+      type: 'object',
+      properties: { [key]: { type: 'string' } },
+      required: [key],
+      additionalProperties: false,
+    },
+  },
+});
+const TOOLS = [
+  makeTool('calculator', 'Calculates an expression.', 'expression'),
+  makeTool('lookup', 'Looks up a fact.', 'key'),
+];
+
+function callTool({ name, arguments: text }) {
+  const { expression, key } = JSON.parse(text);
+  if (name === 'lookup') return key === 'capital of France' ? 'Paris' : 'unknown';
+  const [left, sign, right] = expression.split(' ');
+  assert.equal(sign, '+');
+  return String(Number(left) + Number(right));
+}
+
 const [baseURL, apiKey] = process.argv.slice(2);
 const root = baseURL.replace(/\/v1$/, '');
 const makeClient = (options = {}) =>
@@ -33,6 +63,8 @@ const client = makeClient();
 
 const complete = (fields) => client.completions.create({ model: MODEL, prompt: STORY, ...fields });
 const chat = (fields) => client.chat.completions.create({ model: MODEL, messages: SUM, ...fields });
+const streamChat = (fields) =>
+  client.chat.completions.stream({ model: MODEL, messages: SUM, ...fields }).finalChatCompletion();
 const getStats = async () => (await client.get(`${root}/stats`)).stats;
 const isIdle = (stats) => stats.num_running + stats.num_waiting + stats.kv_blocks_used === 0;
 const range = (length) => Array.from({ length }, (_, place) => place);
@@ -379,6 +411,111 @@ const scenarios = {
     assert.deepEqual(texts, range(NUM_STREAMS).map((place) => texts[place % 8]));
     assert.equal(new Set(texts).size, 8);
     assert.equal(texts[0], (await complete({ ...fields, seed: 0 })).choices[0].text);
+  },
+
+  async tools_chat_loop() {
+    for (const ask of [chat, streamChat]) {
+      const messages = [{ role: 'user', content: TOOL_QUESTION }];
+      const [choice] = (await ask({ messages, tools: TOOLS, temperature: 0 })).choices;
+      assert.equal(choice.finish_reason, 'tool_calls');
+      assert.equal(choice.message.tool_calls.length, 1);
+      const [call] = choice.message.tool_calls;
+      assert.ok(call.id && !choice.message.content);
+      assert.equal(callTool(call.function), RESULT);
+      messages.push(choice.message, { role: 'tool', tool_call_id: call.id, content: RESULT });
+      const [answer] = (await ask({ messages, tools: TOOLS, temperature: 0 })).choices;
+      assert.equal(answer.finish_reason, 'stop');
+      assert.ok(answer.message.content.includes(RESULT));
+    }
+  },
+
+  async tools_chat_two_calls() {
+    const messages = [{ role: 'user', content: TWO_QUESTIONS }];
+    const fields = { messages, tools: TOOLS, temperature: 0 };
+    const [{ message }] = (await chat(fields)).choices;
+    assert.deepEqual(message.tool_calls.map((call) => call.function.name), ['calculator', 'lookup']);
+    const [{ message: one }] = (await chat({ ...fields, parallel_tool_calls: false })).choices;
+    assert.equal(one.tool_calls.length, 1);
+    messages.push(message);
+    for (const call of message.tool_calls)
+      messages.push({ role: 'tool', tool_call_id: call.id, content: callTool(call.function) });
+    const { content } = (await chat(fields)).choices[0].message;
+    assert.ok(content.includes(RESULT) && content.includes('Paris'));
+  },
+
+  async tools_chat_stream_deltas() {
+    const fields = { messages: [{ role: 'user', content: TOOL_QUESTION }], tools: TOOLS, temperature: 0 };
+    const whole = (await chat(fields)).choices[0].message.tool_calls[0].function;
+    const chunks = await collect(await chat({ ...fields, stream: true }));
+    const deltas = chunks.flatMap((chunk) => chunk.choices[0].delta.tool_calls ?? []);
+    assert.equal(deltas[0].function.name, whole.name);
+    assert.ok(deltas[0].id && deltas.length > 2);
+    assert.ok(deltas.slice(1).every((delta) => delta.id === undefined && delta.function.name === undefined));
+    assert.equal(deltas.map((delta) => delta.function.arguments).join(''), whole.arguments);
+    assert.ok(chunks.every((chunk) => !chunk.choices[0].delta.content));
+    assert.equal(chunks.at(-1).choices[0].finish_reason, 'tool_calls');
+  },
+
+  async tools_chat_choice() {
+    const messages = [{ role: 'user', content: 'Tell me a story about a fox.' }];
+    const ask = async (tool_choice) =>
+      (await chat({ messages, tools: TOOLS, tool_choice, temperature: 0 })).choices[0].message;
+    const none = await ask('none');
+    assert.ok(none.content && !none.tool_calls?.length);
+    const names = { required: ['calculator', 'lookup'], lookup: ['lookup'] };
+    for (const [choice, allowed] of Object.entries(names)) {
+      const { tool_calls } = await ask(choice === 'required' ? choice : { type: 'function', function: { name: choice } });
+      assert.ok(tool_calls.length > 0 && tool_calls.every((call) => allowed.includes(call.function.name)));
+      tool_calls.forEach((call) => JSON.parse(call.function.arguments));
+    }
+  },
+
+  async tools_responses_loop() {
+    const tools = TOOLS.map((tool) => ({ type: 'function', strict: true, ...tool.function }));
+    const fields = { model: MODEL, tools, temperature: 0 };
+    const first = await client.responses.create({ input: TOOL_QUESTION, ...fields });
+    const [call] = first.output.filter((item) => item.type === 'function_call');
+    const result = { type: 'function_call_output', call_id: call.call_id, output: callTool(call) };
+    const stored = await client.responses.create({ input: [result], previous_response_id: first.id, ...fields });
+    assert.ok(stored.output_text.includes(RESULT));
+    const said = [{ role: 'user', content: TOOL_QUESTION }, ...first.output, result];
+    assert.equal((await client.responses.create({ input: said, ...fields })).output_text, stored.output_text);
+    const events = await collect(await client.responses.create({ input: TOOL_QUESTION, ...fields, stream: true }));
+    const deltas = events.filter((event) => event.type === 'response.function_call_arguments.delta');
+    assert.equal(deltas.map((event) => event.delta).join(''), call.arguments);
+    assert.equal((await client.responses.retrieve(first.id)).id, first.id);
+    await client.responses.delete(first.id);
+    await raised(OpenAI.NotFoundError, () => client.responses.retrieve(first.id));
+  },
+
+  async tools_errors() {
+    const messages = [{ role: 'user', content: TOOL_QUESTION }];
+    const cases = [
+      [{ tools: [{ type: 'function', function: { name: 'no name' } }] }, 'name'],
+      [{ tools: [...TOOLS, TOOLS[0]] }, 'calculator'],
+      [{ tools: TOOLS, tool_choice: { type: 'function', function: { name: 'other' } } }, 'other'],
+      [{ tool_choice: 'required' }, 'tool'],
+    ];
+    for (const [fields, place] of cases) {
+      const error = await raised(OpenAI.BadRequestError, () => chat({ messages, ...fields }));
+      assert.ok(error.message.includes(place));
+    }
+  },
+
+  async thinking_chat() {
+    const fields = { temperature: 0, chat_template_kwargs: { enable_thinking: true } };
+    const answer = await chat(fields);
+    const [{ message }] = answer.choices;
+    assert.ok(message.reasoning_content);
+    assert.equal(message.reasoning, message.reasoning_content);
+    assert.ok(message.content.includes('42') && !message.content.includes('<think>'));
+    assert.ok(answer.usage.completion_tokens_details.reasoning_tokens > 0);
+    const deltas = (await collect(await chat({ ...fields, stream: true }))).map((chunk) => chunk.choices[0].delta);
+    assert.equal(deltas.map((delta) => delta.reasoning_content ?? '').join(''), message.reasoning_content);
+    assert.equal(deltas.map((delta) => delta.content ?? '').join(''), message.content);
+    const [{ message: hidden }] = (await chat({ ...fields, include_reasoning: false })).choices;
+    assert.ok(!hidden.reasoning_content);
+    assert.equal(hidden.content, message.content);
   },
 };
 

@@ -23,6 +23,7 @@ from served import Served
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # scenarios.py runs without pytest too
 
+import tool_loops  # noqa: E402, F401  # its scenarios are listed too
 from scenarios import SCENARIOS  # noqa: E402
 
 LOAD_S = int(os.environ.get("QUIRE_CLIENTS_LOAD_S", "300"))
@@ -94,13 +95,19 @@ def test_openai_for_node_runs_the_same_scenarios(served: Served, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "script"), [("langchain_openai", "langchain_chat.py"), ("litellm", "litellm_chat.py")]
+    ("package", "script", "path"),
+    [
+        ("langchain_openai", "langchain_chat.py", "/v1"),
+        ("litellm", "litellm_chat.py", "/v1"),
+        ("anthropic", "anthropic_messages.py", ""),
+        ("pydantic_ai", "pydantic_agent.py", ""),
+    ],
 )
-def test_a_client_library_chats(served: Served, package: str, script: str) -> None:
+def test_a_client_library_chats_and_calls_tools(served: Served, package: str, script: str, path: str) -> None:
     need(package)
     # litellm would fetch a table of prices.
     env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = run([PYTHON, str(HERE / script), f"{served.url}/v1", served.api_key], env=env)
+    done = run([PYTHON, str(HERE / script), served.url + path, served.api_key], env=env)
     assert done.returncode == 0, done.stderr
 
 
