@@ -1,4 +1,4 @@
-"""Agents of pydantic-ai over Chat Completions, Responses and Messages: `python pydantic_agent.py ROOT KEY`."""
+"""Agents of pydantic-ai over Chat Completions, Responses and Messages: `pydantic_agent.py ROOT API_KEY`."""
 
 from __future__ import annotations
 
