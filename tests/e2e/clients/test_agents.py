@@ -1,0 +1,90 @@
+"""Command lines that run agents, against `quire serve` with the pocket model: a tool of theirs is called.
+
+`codex` (Responses) and `claude` (Messages) are taken from the PATH, or from the folder that QUIRE_AGENTS_BIN
+names: `npm install @openai/codex @anthropic-ai/claude-code` makes node_modules/.bin. They get short system
+prompts, since their own are longer than the pocket model's context, and their tools from mcp_tools.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from local_tools import QUESTION, RESULT
+from served import Served
+
+SERVER = {"command": sys.executable, "args": [str(Path(__file__).parent / "mcp_tools.py")]}
+SYSTEM_PROMPT = "You are a helpful assistant."
+
+
+def find_program(name: str) -> str:
+    path = os.pathsep.join([os.environ.get("QUIRE_AGENTS_BIN", ""), os.environ.get("PATH", "")])
+    if (program := shutil.which(name, path=path)) is None:
+        pytest.skip(f"{name} is needed on the PATH, or in the folder that QUIRE_AGENTS_BIN names")
+    return program
+
+
+def run(command: list[str], home: Path, **env: str) -> str:
+    """What the command line says in the end, in a home and a folder of its own."""
+    work = home / "work"
+    work.mkdir()
+    done = subprocess.run(
+        command,
+        cwd=work,
+        env={"PATH": os.environ["PATH"], "HOME": str(home)} | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_claude_code_calls_a_tool_and_uses_its_result(shared_server: Served, tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"tools": SERVER}}))
+    command = [find_program("claude"), "-p", QUESTION, "--model", "pocket", "--system-prompt", SYSTEM_PROMPT]
+    command += ["--tools", "", "--mcp-config", str(config), "--strict-mcp-config"]
+    command += ["--allowedTools", "mcp__tools__calculator,mcp__tools__lookup"]
+    said = run(
+        command,
+        tmp_path,
+        ANTHROPIC_BASE_URL=shared_server.url,
+        ANTHROPIC_API_KEY=shared_server.api_key,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        CLAUDE_CODE_MAX_OUTPUT_TOKENS="300",
+    )
+    assert RESULT in said
+
+
+@pytest.mark.slow
+def test_codex_calls_a_tool_and_uses_its_result(shared_server: Served, tmp_path: Path) -> None:
+    (tmp_path / "prompt.md").write_text(SYSTEM_PROMPT)
+    (tmp_path / ".codex").mkdir()
+    features = ("multi_agent", "goals", "shell_tool", "unified_exec", "view_image", "plugins", "apps")
+    # A JSON value is a TOML value, but for objects.
+    settings = {
+        "model": "pocket",
+        "model_provider": "quire",
+        "model_instructions_file": str(tmp_path / "prompt.md"),
+        "web_search": "disabled",
+        "approval_policy": "never",
+        "skills.include_instructions": False,
+        "model_providers.quire.name": "quire",
+        "model_providers.quire.base_url": f"{shared_server.url}/v1",
+        "model_providers.quire.wire_api": "responses",
+        "model_providers.quire.env_key": "QUIRE_KEY",
+        "mcp_servers.tools.command": SERVER["command"],
+        "mcp_servers.tools.args": SERVER["args"],
+    } | {f"features.{name}": False for name in features}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    (tmp_path / ".codex" / "config.toml").write_text("\n".join(lines))
+    command = [find_program("codex"), "exec", "--skip-git-repo-check", QUESTION]
+    assert RESULT in run(command, tmp_path, QUIRE_KEY=shared_server.api_key)
