@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 
-class TextDelta(NamedTuple):
+class TextDelta(msgspec.Struct, frozen=True):
     """More of the answer's text."""
 
     text: str
 
 
-class ReasoningDelta(NamedTuple):
+class ReasoningDelta(msgspec.Struct, frozen=True):
     """More of the model's thoughts."""
 
     text: str
 
 
-class ToolCallStart(NamedTuple):
+class ToolCallStart(msgspec.Struct, frozen=True):
     """A call begins. index: counts the turn's calls from 0. call_id: what its result will be told by."""
 
     index: int
@@ -26,14 +27,14 @@ class ToolCallStart(NamedTuple):
     name: str
 
 
-class ToolCallDelta(NamedTuple):
+class ToolCallDelta(msgspec.Struct, frozen=True):
     """More of a call's arguments, which are a JSON object's text when all are joined."""
 
     index: int
     arguments: str
 
 
-class ToolCallEnd(NamedTuple):
+class ToolCallEnd(msgspec.Struct, frozen=True):
     """A call's arguments are complete."""
 
     index: int
