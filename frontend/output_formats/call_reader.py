@@ -1,0 +1,201 @@
+"""One call in any format: its name, and its arguments as JSON."""
+
+from __future__ import annotations
+
+import re
+
+from .json_text import decode_json, read_json, read_json_string, read_json_text
+from .lexicon import Lexicon
+from .literals import PYTHON, LiteralReader, LiteralStyle
+from .marked_text import MARKS
+from .output_format import CallFormat
+from .text_source import Cut, Steps, TextSource, Unreadable
+from .tool_call import CallWriter, to_json
+from .xml_parameters import ParameterReader
+
+_NAME = re.compile(rf"[^\s<>{{}}()\[\]\"'=,;{MARKS}]*")
+_ARGUMENTS_KEYS = ("arguments", "parameters")  # models take either, whichever their template shows
+_OTHER_KEYS = ("type", "id")
+
+
+class CallReader:
+    """Reads calls from `source`. All its readers raise Unreadable and Cut."""
+
+    def __init__(self, source: TextSource, calls: CallFormat, lexicon: Lexicon) -> None:
+        self._source = source
+        self._format = calls
+        self._section_open = lexicon.split(calls.section_open)
+        self._open = lexicon.split(calls.open)
+        self._name_close = lexicon.split(calls.name_close)
+        self._call_id_open = lexicon.split(calls.call_id_open)
+        self._separator = lexicon.split(calls.separator)
+        self._section_close = lexicon.split(calls.section_close)
+        self.close = lexicon.split(calls.close)
+        self._parameters = ParameterReader(source, calls, lexicon.split) if calls.form == "xml" else None
+        quotes = ("".join(lexicon.split(calls.quote)), '"') if calls.quote else ()
+        self._style = PYTHON if calls.form == "python" else LiteralStyle(quotes, is_python=False)
+
+    def open_section(self, opener: str) -> Steps[bool]:
+        """Read what comes before the first call, after `opener`; whether that has opened the call itself."""
+        pieces = self._section_open
+        if opener and opener in pieces[:1]:
+            pieces = pieces[1:]
+        elif opener and opener in self._open[:1]:
+            return True
+        if not (yield from self._source.accept_marker(pieces)):
+            raise Unreadable
+        return False
+
+    def read_call(self, writer: CallWriter, is_opened: bool) -> Steps[bool]:
+        """Read a call, whose first piece may be read. False if its arguments are no JSON object."""
+        source = self._source
+        rest = self._open[1:] if is_opened else self._open
+        if not (yield from source.accept_marker(rest)):
+            raise Unreadable
+        if self._format.name_key is not None:
+            yield from self._read_object(writer, self._format.name_key)
+        else:
+            yield from source.skip_space()
+            name = yield from self._read_name(writer)
+            yield from self._read_call_id(writer)
+            yield from source.accept_marker(self._name_close)
+            yield from source.skip_space()
+            yield from self._read_arguments(writer, name)
+        is_valid = writer.end()
+        for piece in self.close:
+            yield from source.skip_space()
+            yield from source.accept(piece)
+        return is_valid
+
+    def has_next(self) -> Steps[bool]:
+        """Whether a separator announces another call; reads it, or else what closes the calls.
+
+        What is read for another call is kept.
+        """
+        source = self._source
+        if not self._separator and not self._section_close:
+            return False
+        source.keep()
+        if self._separator and (yield from source.accept_marker(self._separator)):
+            return True
+        if self._section_close:
+            yield from source.accept_marker(self._section_close)
+        source.forget()
+        return False
+
+    def start_arguments(self, writer: CallWriter, name: str) -> None:
+        """Tell a call's name. What was kept is needed no more."""
+        writer.start(name)
+        self._source.forget()
+
+    def _read_name(self, writer: CallWriter) -> Steps[str]:
+        name = yield from self._source.read_word(_NAME)
+        if not writer.is_offered(name):
+            raise Cut if self._source.position >= len(self._source.text) else Unreadable
+        return name
+
+    def _read_call_id(self, writer: CallWriter) -> Steps[None]:
+        if self._call_id_open and (yield from self._source.accept_marker(self._call_id_open)):
+            writer.call_id = (yield from self._source.read_word(_NAME)) or None
+
+    def _read_arguments(self, writer: CallWriter, name: str) -> Steps[None]:
+        source = self._source
+        if self._format.form == "python":
+            yield from self._read_keywords(writer, name)
+            return
+        if self._parameters:
+            self.start_arguments(writer, name)
+            yield from self._parameters.read(writer)
+            return
+        if (yield from source.peek()) != "{":
+            yield from self._start_empty(writer, name)
+            return
+        self.start_arguments(writer, name)
+        if self._format.form == "json":
+            yield from read_json(source, writer.write)
+        else:
+            yield from LiteralReader(source, writer, self._style).read_object()
+
+    def _start_empty(self, writer: CallWriter, name: str) -> Steps[None]:
+        """A call that ends without arguments has none."""
+        following = yield from self._source.peek()
+        if not following:
+            raise Cut
+        if not self.close or following != self.close[0][0]:
+            raise Unreadable
+        self.start_arguments(writer, name)
+        writer.write("{}")
+
+    def _read_keywords(self, writer: CallWriter, name: str) -> Steps[None]:
+        source = self._source
+        values = LiteralReader(source, writer, self._style)
+        while (yield from source.peek()) != self.close[0][0]:
+            if writer.is_started:
+                yield from source.expect(",")
+                yield from source.skip_space()
+            key = yield from values.read_word()
+            yield from source.expect("=")
+            before = ", "
+            if not writer.is_started:
+                self.start_arguments(writer, name)
+                before = "{"
+            writer.write(f"{before}{to_json(key)}: ")
+            yield from values.read_value()
+            yield from source.skip_space()
+        if not writer.is_started:
+            self.start_arguments(writer, name)
+            writer.write("{")
+        writer.write("}")
+
+    def _read_object(self, writer: CallWriter, name_key: str) -> Steps[None]:
+        """Read a call that is an object. Its members may stand in any order; the name is told first."""
+        source = self._source
+        name, arguments = "", ""
+        yield from source.expect("{")
+        while True:
+            yield from source.skip_space()
+            if (yield from source.accept("}")):
+                break
+            key = yield from read_json_string(source)
+            yield from source.expect(":")
+            yield from source.skip_space()
+            if key == name_key:
+                name = yield from read_json_string(source)
+                if not writer.is_offered(name):
+                    raise Unreadable
+            elif key in _ARGUMENTS_KEYS and not writer.is_started:
+                if name and (yield from source.peek()) == "{":
+                    self.start_arguments(writer, name)
+                    yield from read_json(source, writer.write)
+                else:
+                    arguments = yield from self._read_early_arguments(writer)
+            elif self._format.is_bare and key not in _OTHER_KEYS and not writer.is_started:
+                raise Unreadable
+            else:
+                yield from read_json_text(source)
+            yield from source.skip_space()
+            if not (yield from source.accept(",")):
+                yield from self._end_object(writer)
+                break
+        if not writer.is_started:
+            if not name:
+                raise Unreadable
+            self.start_arguments(writer, name)
+            writer.write(arguments or "{}")
+
+    def _end_object(self, writer: CallWriter) -> Steps[None]:
+        """Read an object's closing brace, which some models forget behind that of the arguments."""
+        if writer.is_started:
+            yield from self._source.accept("}")
+        else:
+            yield from self._source.expect("}")
+
+    def _read_early_arguments(self, writer: CallWriter) -> Steps[str]:
+        """Arguments that come before the name, or are a text or null, as JSON."""
+        text = writer.restore((yield from read_json_text(self._source)))
+        value = decode_json(text)
+        if isinstance(value, str):
+            text, value = value, decode_json(value)
+        if value is not None and not isinstance(value, dict):
+            raise Unreadable
+        return "{}" if value is None else text

@@ -1,0 +1,58 @@
+"""A format's markers as they stand in marked text, made once for all outputs of a tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from .marked_text import Marks
+from .output_format import OutputFormat
+from .text_source import Stop
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+
+class Lexicon:
+    """Markers cut into pieces, between which any white space may stand."""
+
+    def __init__(self, output_format: OutputFormat, tokenizer: Tokenizer, has_tools: bool) -> None:
+        token_ids, hidden = output_format.token_ids, output_format.hidden_ids
+        if not has_tools:
+            output_format = replace(output_format, calls=None)
+            used = {
+                part for marker in output_format.list_markers() for part in output_format.split_marker(marker)
+            }
+            unused = {token_id for token_id in token_ids.values() if token_id not in used}
+            hidden = hidden | (unused & tokenizer.all_special_ids)
+            token_ids = {text: token_id for text, token_id in token_ids.items() if token_id in used}
+        self.format = output_format
+        self.marks = Marks(tokenizer, token_ids.values(), hidden)
+        self.thinking_open = self.split(output_format.thinking.open if output_format.thinking else "")
+        self.thinking_close = self.split(output_format.thinking.close if output_format.thinking else "")
+        self.call_openers = self._find_call_openers()
+        self.content_stop = Stop([*self.call_openers, *self.thinking_open[:1]], any_mark=True)
+        self.thinking_stop = Stop(self.thinking_close[:1])
+        close = self.split(output_format.calls.close if output_format.calls else "")
+        self.call_stop = Stop([*self.call_openers, *close[-1:]])
+
+    def _find_call_openers(self) -> set[str]:
+        calls = self.format.calls
+        if calls is None:
+            return set()
+        markers = (calls.lead,) if calls.is_bare else (calls.lead, calls.section_open, calls.open)
+        return {piece for marker in markers for piece in self.split(marker)[:1]}
+
+    def split(self, marker: str) -> list[str]:
+        """A marker's pieces: tokens, and texts between tokens and white space."""
+        pieces: list[str] = []
+        for part in self.format.split_marker(marker):
+            pieces += [self.marks.characters[part]] if isinstance(part, int) else part.split()
+        return pieces
+
+
+@lru_cache(16)
+def load_lexicon(output_format: OutputFormat, tokenizer: Tokenizer, has_tools: bool) -> Lexicon:
+    """The lexicon of a bound format."""
+    return Lexicon(output_format, tokenizer, has_tools)

@@ -1,0 +1,43 @@
+"""Every format's transcripts are read as the messages that they are, however they are cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from known_transcripts import TRANSCRIPTS
+from quire.frontend.output_formats.formats import FORMATS
+from transcripts import Read, Transcript, encode, random_cuts, read
+
+
+@pytest.fixture(params=TRANSCRIPTS)
+def transcript(request: pytest.FixtureRequest) -> Transcript:
+    return TRANSCRIPTS[request.param]
+
+
+def check(transcript: Transcript, found: Read) -> None:
+    assert found.parts == (transcript.content, transcript.reasoning, list(transcript.calls))
+    assert found.num_errors == transcript.num_errors
+    if transcript.num_reasoning_tokens is not None:
+        assert found.num_reasoning_tokens == transcript.num_reasoning_tokens
+
+
+def test_every_format_has_a_transcript() -> None:
+    assert {transcript.format for transcript in TRANSCRIPTS.values()} == set(FORMATS) - {"harmony"}
+
+
+def test_a_transcript_is_read_whole(transcript: Transcript) -> None:
+    check(transcript, read(transcript))
+
+
+def test_a_transcript_is_read_token_by_token(transcript: Transcript) -> None:
+    length = len(encode(transcript.tokenizer, transcript.text))
+    check(transcript, read(transcript, range(1, length)))
+
+
+def test_a_transcript_is_read_alike_however_it_is_cut(transcript: Transcript) -> None:
+    chance = random.Random(15)
+    length = len(encode(transcript.tokenizer, transcript.text))
+    for _ in range(100):
+        stop = "\t" * chance.choice([0, 0, 3, 30])  # a stop string that never comes holds text back
+        check(transcript, read(transcript, random_cuts(chance, length), stop))
