@@ -79,10 +79,8 @@ class GrammarCompiler:
             raise SamplingParamsError(place, value, allowed)
         if said is None:
             return
-        if grammar.schema is not None:
-            value = grammar.schema
-            if took_s < _MAX_TRY_S:
-                place, value = self._find_place(grammar.schema, place, said)
+        if took_s < _MAX_TRY_S * len(grammar.schemas):
+            place, value, said = self._find_culprit(grammar, said)
         raise SamplingParamsError(place, value, _explain(said))
 
     def _try(self, text: str) -> str | None:
@@ -99,6 +97,13 @@ class GrammarCompiler:
             if type(error).__name__ != _PANIC:
                 raise
             return f"llguidance fails: {error}"
+
+    def _find_culprit(self, grammar: GrammarText, said: str) -> tuple[str, Any, str]:
+        """Place and value of the schema at fault, and what is said of it alone; of the grammar if none is."""
+        for place, schema in grammar.schemas.items():
+            if (alone := self._try(wrap_schema(schema))) is not None:
+                return *self._find_place(schema, place, alone), alone
+        return grammar.place, grammar.value, said
 
     def _find_place(self, schema: dict[str, Any], place: str, said: str) -> tuple[str, Any]:
         """Place and value of the innermost schema of which alone the compiler says the same."""

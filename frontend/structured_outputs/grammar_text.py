@@ -29,7 +29,7 @@ _TAG_FIELDS = ("type", "structures", "triggers")
 
 
 class GrammarText(NamedTuple):
-    """A grammar as LLMatcher takes it. `schema`: the JSON schema that it follows, if it is one.
+    """A grammar as LLMatcher takes it. schemas: the JSON schemas that it follows, by their places.
 
     place: what the field that it was made of is called in errors. value: what the field holds.
     """
@@ -37,7 +37,7 @@ class GrammarText(NamedTuple):
     text: str
     place: str
     value: Any
-    schema: dict[str, Any] | None = None
+    schemas: dict[str, dict[str, Any]] = {}
 
 
 def make_grammar_text(
@@ -52,7 +52,7 @@ def make_grammar_text(
     value: Any = make_plain(getattr(params, kind))
     place = place or f"structured_outputs.{kind}"
     if isinstance(value, str):
-        _check_length(place, "a text", value)
+        check_length(place, "a text", value)
     options = _make_options(params)
     schema: dict[str, Any] | None = None
     match kind:
@@ -64,18 +64,19 @@ def make_grammar_text(
             lark = f"start: /{_escape_regex(value)}/"
         case "choice":
             # One terminal: as alternatives of a rule they would be an item of the parser each.
-            lark = f"start: CHOICE\nCHOICE: {' | '.join(_quote(text) for text in value)}"
+            lark = f"start: CHOICE\nCHOICE: {' | '.join(quote(text) for text in value)}"
         case "grammar":
             lark = _read_grammar(place, value, options)
         case "structural_tag":
             lark = _make_tags(place, value, options, params.disable_additional_properties)
     grammar = {"json_schema": schema | options} if schema is not None else {"lark_grammar": lark}  # pyright: ignore[reportPossiblyUnboundVariable]
-    text = _to_json({"grammars": [grammar]})
-    _check_length(place, "a grammar", text)
-    return GrammarText(text, place, value, schema)
+    text = to_json({"grammars": [grammar]})
+    check_length(place, "a grammar", text)
+    return GrammarText(text, place, value, {} if schema is None else {place: schema})
 
 
-def _check_length(place: str, what: str, text: str) -> None:
+def check_length(place: str, what: str, text: str) -> None:
+    """Raise SamplingParamsError for a text, or a grammar made of one, that is longer than may be sent."""
     if len(text) > MAX_GRAMMAR_LENGTH:
         allowed = f"at most {MAX_GRAMMAR_LENGTH} (MAX_GRAMMAR_LENGTH)"
         raise SamplingParamsError(place, f"{what} of {len(text)} characters", allowed)
@@ -83,7 +84,7 @@ def _check_length(place: str, what: str, text: str) -> None:
 
 def wrap_schema(schema: Schema) -> str:
     """The grammar text of a schema alone, as the compiler asks for parts of one."""
-    return _to_json({"grammars": [{"json_schema": schema}]})
+    return to_json({"grammars": [{"json_schema": schema}]})
 
 
 def _make_options(params: StructuredOutputsParams) -> dict[str, Any]:
@@ -92,11 +93,12 @@ def _make_options(params: StructuredOutputsParams) -> dict[str, Any]:
     return {"x-guidance": {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}}
 
 
-def _to_json(value: Any) -> str:
+def to_json(value: Any) -> str:
+    """As grammars and their schemas are written: short."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     """A text as a Lark literal."""
     return json.dumps(text)
 
@@ -158,7 +160,7 @@ def _read_embedded(place: str, lark: str, options: dict[str, Any]) -> str:
             continue
         except RecursionError:
             raise SamplingParamsError(place, "%json", "a schema of less depth") from None
-        parts.append(_to_json(_make_part(f"{place}.%json[{number}]", schema, options)))
+        parts.append(to_json(_make_part(f"{place}.%json[{number}]", schema, options)))
     return "".join([*parts, lark[end:]])
 
 
@@ -180,10 +182,10 @@ def _make_tags(place: str, value: str | dict[str, Any], options: dict[str, Any],
         if trigger is None:
             raise SamplingParamsError(f"{where}.begin", begin, "a text that begins with one of the triggers")
         schema = _make_part(f"{where}.schema", structure["schema"], options, closes_objects)
-        parts = [_quote(begin[len(trigger) :]), f"%json {_to_json(schema)}", _quote(structure["end"])]
+        parts = [quote(begin[len(trigger) :]), f"%json {to_json(schema)}", quote(structure["end"])]
         body = " ".join(part for part in parts if part != '""')
         rules.append(
-            f"tag_{number}_trigger[lazy]: TEXT {_quote(trigger)}\ntag_{number}: tag_{number}_trigger {body}"
+            f"tag_{number}_trigger[lazy]: TEXT {quote(trigger)}\ntag_{number}: tag_{number}_trigger {body}"
         )
     names = " | ".join(f"tag_{number}" for number in range(len(rules)))
     return "\n".join(["%llguidance {}", f"start: ({names})* last", "last: TEXT", r"TEXT: /(.|\n)*/", *rules])
