@@ -20,12 +20,16 @@ import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.errors import ModelError, PromptError
+from ..output_formats.tools import Tool
+from .messages import as_plain, as_template_tools, check_messages
 
 MAX_TEMPLATE_LENGTH = 1_000_000
 MAX_RENDERED_LENGTH = 64_000_000  # characters; far past any context, far below a machine's memory
 _MAX_SAID = 300  # characters of what a template says itself, which may be what it was given
 _CONTINUE_TAG = "<quire-final-message-ends-here>"
-_CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
+# What is rendered to see whether a template shows tools.
+_PROBE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True}
+_PROBE_TOOL = Tool("tool_that_is_tried", "What it does.", {"type": "object", "properties": {}})
 
 
 class ChatTemplate:
@@ -43,26 +47,28 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """Text of a conversation.
 
         add_generation_prompt: end with the header of an assistant's turn. continue_final_message: end inside
-        the last message, so that the model goes on with it. Raises PromptError; ModelError if it does not
-        compile.
+        the last message, so that the model goes on with it. tools: what the model may call. Raises
+        PromptError, also for tools that the template would not show; ModelError if it does not compile.
         """
         if add_generation_prompt and continue_final_message:
             raise PromptError("continue_final_message", True, "False with add_generation_prompt=True")
-        chat = [
-            self._check_message(f"messages[{i}]", message) for i, message in enumerate(_as_list(messages))
-        ]
+        chat = check_messages(messages, lambda: self._takes_parts)
+        if tools and not self.takes_tools:
+            raise PromptError("tools", f"{len(tools)} tools", "none: this model's chat template shows none")
         if continue_final_message:
             _tag_final_message(chat)
         text = self._render(
             {
                 **self._special_tokens,
-                **{name: _plain(value) for name, value in (variables or {}).items()},
+                **{name: as_plain(value) for name, value in (variables or {}).items()},
                 "messages": chat,
                 "add_generation_prompt": add_generation_prompt,
+                **({"tools": as_template_tools(tools)} if tools else {}),
             }
         )
         return _cut_at_tag(text) if continue_final_message else text
@@ -70,6 +76,21 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         return _compile(self.source)
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """True if the model is shown the tools that it may call: their names are in what is rendered.
+
+        Also if that cannot be told, because the template refuses the conversation that is tried.
+        """
+        try:
+            plain, shown = (
+                self._render({**self._special_tokens, **_PROBE, "tools": tools})
+                for tools in (None, as_template_tools([_PROBE_TOOL]))
+            )
+        except PromptError:
+            return True
+        return _PROBE_TOOL.name in shown and _PROBE_TOOL.name not in plain
 
     @cached_property
     def _takes_parts(self) -> bool:
@@ -98,27 +119,6 @@ class ChatTemplate:
             reason = f"the chat template failed: {type(error).__name__}: {str(error)[:_MAX_SAID]}"
             raise PromptError("messages", variables["messages"], reason) from error
         return "".join(pieces)
-
-    def _check_message(self, name: str, message: Any) -> dict[str, Any]:
-        """A message as plain data, without its None values; PromptError names the field that is wrong."""
-        if not isinstance(message, Mapping):
-            raise PromptError(name, message, "a dict with 'role' and 'content'")
-        plain = {key: value for key, value in _plain(message).items() if value is not None}
-        role = plain.get("role")
-        if not isinstance(role, str) or not role:
-            raise PromptError(f"{name}.role", role, "a text such as 'system', 'user' or 'assistant'")
-        if "content" not in plain and plain.get("tool_calls"):
-            return plain
-        content = plain.get("content")
-        if isinstance(content, list):
-            texts = [
-                _part_text(f"{name}.content[{i}]", part) for i, part in enumerate(cast(list[Any], content))
-            ]
-            if not self._takes_parts:
-                plain["content"] = "\n".join(texts)
-        elif not isinstance(content, str):
-            raise PromptError(f"{name}.content", content, _CONTENT_ALLOWED)
-        return plain
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -205,37 +205,6 @@ def _names_in(node: jinja2.nodes.Node) -> set[str]:
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     """`dict()` of a template, without the class' own attributes."""
     return dict(*args, **kwargs)
-
-
-def _as_list(messages: Any) -> list[Any]:
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise PromptError("messages", messages, "a list of at least one message")
-    return list(cast(Sequence[Any], messages))
-
-
-def _part_text(name: str, part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":  # pyright: ignore[reportUnknownMemberType]
-        raise PromptError(name, part, 'a part {"type": "text", "text": ...}')
-    text = cast(dict[str, Any], part).get("text")
-    if not isinstance(text, str):
-        raise PromptError(f"{name}.text", text, "a text")
-    return text
-
-
-def _plain(value: Any) -> Any:
-    """A copy in JSON's types: objects with methods stay outside of the sandbox, as their type's name."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in cast(Sequence[Any], value)]
-    # Subclasses (enums and the like) carry methods and are reduced to their base.
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, (int, float)):
-        return int(value) if isinstance(value, int) else float(value)
-    return f"<{type(value).__name__}>"
 
 
 def _tag_final_message(chat: list[dict[str, Any]]) -> None:

@@ -1,0 +1,142 @@
+"""Messages and tools as chat templates take them: copies in plain JSON types, in transformers' form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from ...ipc.errors import PromptError
+from ..output_formats.tools import Tool
+
+_CONTENT_ALLOWED = 'a text, or a list of {"type": "text", "text": ...} parts'
+_REASONING_NAMES = ("reasoning_content", "reasoning")
+_MAX_SAID_IDS = 8
+_Message = dict[str, Any]
+
+
+def check_messages(messages: Any, takes_parts: Callable[[], bool]) -> list[_Message]:
+    """Copies of the messages without their None values, arguments of calls as objects.
+
+    takes_parts: asked whether a content may stay a list of parts; else their texts are joined. Raises
+    PromptError, which names the field that is wrong, also for a tool's result without its call.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise PromptError("messages", messages, "a list of at least one message")
+    known_ids: dict[str, None] | None = None  # of the calls so far; None: there are none
+    checked: list[_Message] = []
+    for place, given in enumerate(cast(Sequence[Any], messages)):
+        name = f"messages[{place}]"
+        message = _check_message(name, given, takes_parts)
+        if message["role"] == "tool":
+            _check_result(name, message, known_ids)
+        if calls := message.get("tool_calls"):
+            known_ids = {} if known_ids is None else known_ids
+            known_ids |= dict.fromkeys(call["id"] for call in calls if isinstance(call.get("id"), str))
+        checked.append(message)
+    return checked
+
+
+def as_template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools in the form that templates know, which is OpenAI's."""
+    return [{"type": "function", "function": _describe(tool)} for tool in tools]
+
+
+def as_plain(value: Any) -> Any:
+    """A copy in JSON's types: objects with methods stay outside of the sandbox, as their type's name."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(item) for item in cast(Sequence[Any], value)]
+    # Subclasses (enums and the like) carry methods and are reduced to their base.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    return f"<{type(value).__name__}>"
+
+
+def _describe(tool: Tool) -> dict[str, Any]:
+    said = {} if tool.description is None else {"description": tool.description}
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return {"name": tool.name, **said, "parameters": parameters}
+
+
+def _check_message(name: str, message: Any, takes_parts: Callable[[], bool]) -> _Message:
+    if not isinstance(message, Mapping):
+        raise PromptError(name, message, "a dict with 'role' and 'content'")
+    plain = {key: value for key, value in as_plain(message).items() if value is not None}
+    role = plain.get("role")
+    if not isinstance(role, str) or not role:
+        raise PromptError(f"{name}.role", role, "a text such as 'system', 'user' or 'assistant'")
+    if thoughts := next((plain[key] for key in _REASONING_NAMES if plain.get(key)), None):
+        plain |= dict.fromkeys(_REASONING_NAMES, thoughts)  # templates know one or the other
+    if calls := plain.get("tool_calls"):
+        _check_calls(f"{name}.tool_calls", calls)
+        # Templates ask whether the content of a turn with calls is none; others leave it out.
+        plain.setdefault("content", None)
+        if plain["content"] is None:
+            return plain
+    content = plain.get("content")
+    if isinstance(content, list):
+        texts = [_part_text(f"{name}.content[{i}]", part) for i, part in enumerate(cast(list[Any], content))]
+        if not takes_parts():
+            plain["content"] = "\n".join(texts)
+    elif not isinstance(content, str):
+        raise PromptError(f"{name}.content", content, _CONTENT_ALLOWED)
+    return plain
+
+
+def _check_calls(name: str, calls: Any) -> None:
+    """Check a turn's calls, and make their arguments the objects that templates take."""
+    if not isinstance(calls, list):
+        raise PromptError(name, calls, "a list of calls")
+    for place, call in enumerate(cast(list[Any], calls)):
+        where = f"{name}[{place}]"
+        if not isinstance(call, dict):
+            raise PromptError(where, call, 'a call {"id": ..., "type": "function", "function": {...}}')
+        call = cast(dict[str, Any], call)
+        function: Any = call
+        if "function" in call or "name" not in call:  # transformers knows calls without the outer object, too
+            where, function = f"{where}.function", call.get("function")
+        if not isinstance(function, dict) or not isinstance(cast(_Message, function).get("name"), str):
+            raise PromptError(where, function, 'an object {"name": ..., "arguments": ...}')
+        function["arguments"] = _read_arguments(
+            f"{where}.arguments", cast(_Message, function).get("arguments")
+        )
+
+
+def _read_arguments(name: str, given: Any) -> dict[str, Any]:
+    arguments = given
+    if given is None or given == "":  # of a tool that takes none
+        return {}
+    if isinstance(given, str):
+        try:
+            arguments = json.loads(given)
+        except ValueError:
+            arguments = None
+        except RecursionError:
+            raise PromptError(name, "JSON", "JSON of less depth") from None
+    if not isinstance(arguments, dict):
+        raise PromptError(name, given, "a JSON object, or the text of one")
+    return cast(dict[str, Any], arguments)
+
+
+def _check_result(name: str, message: _Message, known_ids: dict[str, None] | None) -> None:
+    given = message.get("tool_call_id")
+    if known_ids is None:
+        raise PromptError(f"{name}.role", "tool", "a result only after a message with tool_calls")
+    if given is not None and given not in known_ids:
+        said = ", ".join(map(repr, [*known_ids][-_MAX_SAID_IDS:])) or "none: the calls before it have no id"
+        raise PromptError(f"{name}.tool_call_id", given, f"the id of a call before it ({said})")
+
+
+def _part_text(name: str, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":  # pyright: ignore[reportUnknownMemberType]
+        raise PromptError(name, part, 'a part {"type": "text", "text": ...}')
+    text = cast(dict[str, Any], part).get("text")
+    if not isinstance(text, str):
+        raise PromptError(f"{name}.text", text, "a text")
+    return text

@@ -1,0 +1,131 @@
+"""Messages and tools reach a template as transformers' templates expect; others are refused by field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from quire.frontend.output_formats.tools import Tool
+from quire.frontend.text.chat_template import ChatTemplate
+from quire.frontend.text.messages import as_template_tools, check_messages
+from quire.ipc.errors import PromptError
+
+USER = {"role": "user", "content": "How warm is it?"}
+
+
+def call(arguments: Any = '{"city": "Rome"}', **fields: Any) -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}} | fields
+
+
+def turn(*calls: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)} | fields
+
+
+def result(call_id: str | None = "call_1", content: Any = "20") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def check(*messages: Any) -> list[dict[str, Any]]:
+    return check_messages(messages, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ('{"city": "Rome"}', {"city": "Rome"}),
+        ({"city": "Rome"}, {"city": "Rome"}),
+        ("", {}),
+        (None, {}),
+        ('{"big": 123456789012345678901234567890}', {"big": 123456789012345678901234567890}),
+    ],
+)
+def test_arguments_of_past_calls_become_objects(given: Any, seen: Any):
+    messages = [USER, turn(call(given)), result()]
+    checked = check(*messages)
+    assert checked[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": seen}
+    assert messages[1] == turn(call(given)), "the caller's are left as they were"
+
+
+def test_a_turn_with_calls_has_a_content_that_is_none_unless_it_has_text():
+    checked = check(
+        USER, turn(call()), result(), turn(call(), content="So"), {"role": "tool", "content": "1"}
+    )
+    assert [one.get("content", "missing") for one in checked] == [USER["content"], None, "20", "So", "1"]
+    del (without := turn(call()))["content"]
+    assert check(USER, without)[1]["content"] is None
+
+
+def test_a_call_without_an_outer_object_is_left_as_it_is():
+    checked = check(
+        USER, turn({"name": "f", "arguments": "{}"}), {"role": "tool", "name": "f", "content": "1"}
+    )
+    assert checked[1]["tool_calls"] == [{"name": "f", "arguments": {}}]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_thoughts_of_past_turns_have_both_names(name: str):
+    said = check(USER, {"role": "assistant", "content": "Hi", name: "Hm."})[1]
+    assert said == {"role": "assistant", "content": "Hi", "reasoning": "Hm.", "reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "allowed"),
+    [
+        ([result()], "messages[0].role", "after a message with tool_calls"),
+        ([USER, turn(call()), result("call_2")], "messages[2].tool_call_id", "'call_1'"),
+        ([USER, turn(call(id=None)), result("call_2")], "messages[2].tool_call_id", "have no id"),
+        ([USER, result(), turn(call())], "messages[1].role", "after"),
+        ([turn(call("[1]"))], "messages[0].tool_calls[0].function.arguments", "a JSON object"),
+        ([turn(call("{"))], "messages[0].tool_calls[0].function.arguments", "a JSON object"),
+        ([turn(call("[" * 100_000))], "messages[0].tool_calls[0].function.arguments", "depth"),
+        ([turn(call(7))], "messages[0].tool_calls[0].function.arguments", "a JSON object"),
+        ([turn({"id": "x", "type": "function"})], "messages[0].tool_calls[0].function", "an object"),
+        ([turn("f")], "messages[0].tool_calls[0]", "a call"),
+        ([{"role": "assistant", "tool_calls": {"a": 1}}], "messages[0].tool_calls", "a list"),
+        ([{"role": "assistant", "content": None}], "messages[0].content", "a text"),
+    ],
+)
+def test_calls_and_results_that_do_not_fit_are_refused_by_field(
+    messages: list[Any], field: str, allowed: str
+):
+    with pytest.raises(PromptError) as caught:
+        check(*messages)
+    assert caught.value.field == field
+    assert allowed in caught.value.allowed
+
+
+TOOLS = [Tool("f", "What it does.", {"type": "object", "properties": {"x": {}}}, strict=True), Tool("g")]
+SHOWS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+
+
+def test_a_template_is_shown_tools_in_their_usual_form():
+    shown = [
+        {
+            "type": "function",
+            "function": {
+                "name": "f",
+                "description": "What it does.",
+                "parameters": {"type": "object", "properties": {"x": {}}},
+            },
+        },
+        {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}},
+    ]
+    assert as_template_tools(TOOLS) == shown
+    template = ChatTemplate(SHOWS_TOOLS, {})
+    assert template.render([USER], tools=TOOLS) == json.dumps(shown) + USER["content"]
+    assert template.render([USER]) == USER["content"]
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{% if tools %}Tools!{% endif %}"])
+def test_a_template_that_shows_no_tools_is_found_by_rendering(source: str):
+    template = ChatTemplate(source, {})
+    with pytest.raises(PromptError, match="shows none") as caught:
+        template.render([USER], tools=TOOLS)
+    assert caught.value.field == "tools"
+
+
+def test_a_template_that_refuses_what_is_tried_may_show_tools():
+    refusal = "{% if messages | length < 2 %}{{ raise_exception('too short') }}{% endif %}"
+    source = refusal + "{{ tools[0].function.name }}"
+    assert ChatTemplate(source, {}).render([USER, USER], tools=TOOLS) == "f"
