@@ -21,6 +21,7 @@ from ..ipc.messages import (
     EngineSnapshot,
     ErrorCode,
     FinishReason,
+    FrontendCounts,
     SchedulerStats,
 )
 from ..ipc.request_price import find_held_bytes
@@ -263,6 +264,10 @@ class EngineCore:
     def metrics(self, num_clients: int | None = None) -> EngineMetrics:
         """Everything that was counted since the start; `num_clients` as for `stats`."""
         return self._stats_collector.metrics(self.stats(num_clients))
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        """What a frontend has counted is among `metrics` from now on."""
+        self._observations.tool_parse_errors_total += counts.num_tool_parse_errors
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while requests hold blocks."""

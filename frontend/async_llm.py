@@ -13,7 +13,7 @@ from typing import Any, Self
 from ..ipc.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError, EngineDeadError, QuireError, RequestFailedError
-from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
+from ..ipc.messages import EngineFacts, FrontendCounts, UtilityMethod, UtilityResult
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
@@ -271,6 +271,11 @@ class AsyncLLM(AsyncUtilityCalls):
         """
         self._loop.check()
         self._running_client().abort_named(names, tenant)
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        """Have the engine's `metrics` count what was found here; nothing while it `is_recovering`."""
+        self._loop.check()
+        self._running_client().add_counts(counts)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None before `start` and with skip_tokenizer_init."""

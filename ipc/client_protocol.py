@@ -33,6 +33,7 @@ from .messages import (
     EngineCoreRequest,
     EngineDead,
     EngineFacts,
+    FrontendCounts,
     Goodbye,
     Hello,
     LeaseCheck,
@@ -174,6 +175,10 @@ class ClientProtocol:
     def abort_named(self, names: Sequence[str], tenant: str) -> None:
         """Ask the engine to end requests of any client; while it is away this does nothing."""
         self._send(AbortRequests([], list(names), tenant))
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        """Tell the engine what was counted here; while it is away this does nothing."""
+        self._send(counts)
 
     def start_call(self, method: UtilityMethod) -> int:
         """Call the engine; an engine that is resumed meanwhile is called again. The id of its answer."""

@@ -197,6 +197,15 @@ def make_aborts(request_ids: Sequence[str]) -> list[AbortRequests]:
     return [AbortRequests(list(request_ids[start : start + MAX_IDS_PER_ABORT])) for start in starts]
 
 
+class FrontendCounts(msgspec.Struct, array_like=True, frozen=True):
+    """What a frontend has counted since it last said so; the engine adds up what all of them say.
+
+    num_tool_parse_errors: calls of tools in outputs that could not be read.
+    """
+
+    num_tool_parse_errors: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+
+
 class UtilityCall(msgspec.Struct, array_like=True, frozen=True):
     """Call `method`; the answer carries the same call_id."""
 
@@ -309,6 +318,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     histograms: dict[str, Histogram]
     finished_total: dict[str, int]  # finish reason -> requests
     finished_by_kind_total: dict[str, int] = {}  # plain, grammar or beam_search -> requests
+    tool_parse_errors_total: int = 0  # as frontends have counted them
 
 
 class UtilityResult(msgspec.Struct, array_like=True, frozen=True):
@@ -429,6 +439,7 @@ MESSAGE_TYPES: dict[bytes, type[msgspec.Struct]] = {
     b"\x03": AbortRequests,
     b"\x04": UtilityCall,
     b"\x05": Goodbye,
+    b"\x06": FrontendCounts,
     b"\x11": Welcome,
     b"\x12": Refusal,
     b"\x13": StartupProgress,

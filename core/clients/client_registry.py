@@ -19,6 +19,7 @@ from ...ipc.messages import (
     AbortRequests,
     EngineCoreRequest,
     EngineFacts,
+    FrontendCounts,
     Goodbye,
     Hello,
     LeaseCheck,
@@ -88,6 +89,8 @@ class ClientRegistry:
                 core.add_request(identity, message)
             case AbortRequests() if core is not None:
                 core.abort_requests(identity, message.request_ids, message.names, message.tenant)
+            case FrontendCounts() if core is not None:
+                core.add_counts(message)
             case UtilityCall() if core is not None:
                 self._calls.add(identity, message)
             case _ if core is None:

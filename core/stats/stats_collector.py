@@ -96,6 +96,7 @@ class StatsCollector:
             histograms=self.observations.to_messages(),
             finished_total=self.observations.finished_total,
             finished_by_kind_total=self.observations.finished_by_kind_total,
+            tool_parse_errors_total=self.observations.tool_parse_errors_total,
         )
 
     def snapshot(

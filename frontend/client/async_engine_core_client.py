@@ -16,7 +16,13 @@ from collections.abc import Sequence
 
 from ...ipc.config import EngineConfig
 from ...ipc.errors import EngineDeadError, EngineStartError
-from ...ipc.messages import EngineCoreOutput, EngineCoreRequest, UtilityMethod, UtilityResult
+from ...ipc.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FrontendCounts,
+    UtilityMethod,
+    UtilityResult,
+)
 from ...ipc.sockets import POLLIN, POLLOUT
 from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
@@ -97,6 +103,12 @@ class AsyncMPClient(EngineCoreClient):
         """As AsyncLLM's."""
         self.check_usable()
         self._protocol.abort_named(names, tenant)
+        self._pump()
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        """As AsyncLLM's."""
+        self.check_usable()
+        self._protocol.add_counts(counts)
         self._pump()
 
     async def get_outputs(self) -> list[EngineCoreOutput]:

@@ -6,7 +6,14 @@ import pytest
 from fakes import FakeEngine, make_config
 from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.utility_calls import MAX_WAITING_CALLS, UtilityCalls
-from quire.ipc.messages import PROTOCOL_VERSION, Hello, UtilityCall, UtilityMethod, UtilityResult
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    FrontendCounts,
+    Hello,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+)
 from quire.tools.sim.fake_worker import FakeClock
 
 CHECK, STATS = UtilityMethod.CHECK_INTEGRITY, UtilityMethod.STATS
@@ -77,3 +84,13 @@ def test_five_hundred_checks_in_one_turn_are_one(monkeypatch: pytest.MonkeyPatch
     registry.deliver()
     assert num_checks == 1
     assert UtilityResult(0) in sent
+
+
+def test_what_frontends_count_is_added_up_over_all_of_them() -> None:
+    core = FakeEngine(make_config(), 8).core
+    registry = ClientRegistry("epoch", 0.0, lambda _identity, _message: True)
+    registry.core = core
+    for number, client in enumerate((b"one", b"other"), start=2):
+        registry.take(client, Hello(PROTOCOL_VERSION, "http", 1))
+        registry.take(client, FrontendCounts(num_tool_parse_errors=number))
+    assert core.metrics().tool_parse_errors_total == 5

@@ -24,7 +24,7 @@ from quire.frontend.openai.text.work import do_job
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.beam_search import BeamSearch
-from quire.ipc.messages import SchedulerStats
+from quire.ipc.messages import FrontendCounts, SchedulerStats
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -65,6 +65,7 @@ class FakeLLM:
         self.dead_error: Exception | None = None
         self.num_shutdowns = 0
         self.answered_stats = make_stats()
+        self.counts: list[FrontendCounts] = []
         self.named_aborts: list[tuple[list[str], str]] = []
 
     @property
@@ -126,6 +127,9 @@ class FakeLLM:
             self.searches.append(search)
             return processor.prepare_beam_search(params, search, "n")
         return processor.prepare_params(params, encoded)
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        self.counts.append(counts)
 
     async def generate(
         self, prompt: dict[str, Any], prepared: PreparedParams, request_id: str, **keywords: Any
