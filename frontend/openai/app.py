@@ -15,13 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...ipc.errors import QuireError
 from ...ipc.messages import MAX_REQUEST_ID_LENGTH
+from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
 from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
 from .bodies.openapi import Routes
 from .bodies.parsing import parse_request
 from .bodies.schema import (
     AbortRequest,
-    ChatCompletion,
-    ChatCompletionChunk,
     ChatCompletionRequest,
     CompletionRequest,
     CompletionResponse,

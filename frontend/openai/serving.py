@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import cached_property
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +22,8 @@ from ...ipc.request_price import find_result_price
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
 from ..input_processor import PreparedParams
+from ..output_formats.choice import choose_output_format
+from ..output_formats.output_format import OutputFormat
 from ..outputs import RequestOutput
 from ..structured_outputs.grammar_cache import GrammarCache
 from ..text.tokenizer import Tokenizer
@@ -123,6 +126,16 @@ class Serving:
         if tokenizer is None:
             raise ApiError(HTTPStatus.BAD_REQUEST, "this engine runs without a tokenizer: token ids only")
         return tokenizer
+
+    @cached_property
+    def output_format(self) -> OutputFormat | None:
+        """How the model writes thoughts and calls; None: it writes text, as far as that is known."""
+        return choose_output_format(self.tokenizer)
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the model may write thoughts before its answer, which are told apart."""
+        return self.output_format is not None and self.output_format.thinking is not None
 
     @property
     def text(self) -> TextService:

@@ -48,16 +48,18 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
+        param: str = "messages",
     ) -> str:
         """Text of a conversation.
 
         add_generation_prompt: end with the header of an assistant's turn. continue_final_message: end inside
-        the last message, so that the model goes on with it. tools: what the model may call. Raises
-        PromptError, also for tools that the template would not show; ModelError if it does not compile.
+        the last message, so that the model goes on with it. tools: what the model may call. param: what
+        the messages are called. Raises PromptError, also for tools that the template would not show;
+        ModelError if it does not compile.
         """
         if add_generation_prompt and continue_final_message:
             raise PromptError("continue_final_message", True, "False with add_generation_prompt=True")
-        chat = check_messages(messages, lambda: self._takes_parts)
+        chat = check_messages(messages, lambda: self._takes_parts, param)
         if tools and not self.takes_tools:
             raise PromptError("tools", f"{len(tools)} tools", "none: this model's chat template shows none")
         if continue_final_message:

@@ -15,18 +15,19 @@ _MAX_SAID_IDS = 8
 _Message = dict[str, Any]
 
 
-def check_messages(messages: Any, takes_parts: Callable[[], bool]) -> list[_Message]:
+def check_messages(messages: Any, takes_parts: Callable[[], bool], param: str = "messages") -> list[_Message]:
     """Copies of the messages without their None values, arguments of calls as objects.
 
-    takes_parts: asked whether a content may stay a list of parts; else their texts are joined. Raises
-    PromptError, which names the field that is wrong, also for a tool's result without its call.
+    takes_parts: asked whether a content may stay a list of parts; else their texts are joined. param: what
+    the messages are called. Raises PromptError, which names the field that is wrong, also for a tool's result
+    without its call.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise PromptError("messages", messages, "a list of at least one message")
+        raise PromptError(param, messages, "a list of at least one message")
     known_ids: dict[str, None] | None = None  # of the calls so far; None: there are none
     checked: list[_Message] = []
     for place, given in enumerate(cast(Sequence[Any], messages)):
-        name = f"messages[{place}]"
+        name = f"{param}[{place}]"
         message = _check_message(name, given, takes_parts)
         if message["role"] == "tool":
             _check_result(name, message, known_ids)

@@ -129,10 +129,27 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     tool_call_id: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: dict[str, Any] | None = None
     function_call: dict[str, Any] | None = None
+
+
+class FunctionParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call. parameters: the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool, as chats have it; type: 'function'."""
+
+    type: str
+    function: FunctionParam
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -147,9 +164,11 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[ToolParam] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: NumTokens | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     reasoning_effort: str | None = None
@@ -227,6 +246,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolParam] | None = None
     return_token_strs: bool | None = None
 
 
@@ -258,13 +278,23 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Generated tokens that were thoughts, of the sequences that were returned."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
-    """Counts of tokens; completion_tokens are of every sequence that was generated."""
+    """Counts of tokens; completion_tokens are of every sequence that was generated.
+
+    completion_tokens_details: only of a model that thinks.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -331,65 +361,6 @@ class ChoiceLogprobs(msgspec.Struct):
 
     content: list[TokenLogprob]
     refusal: None = None
-
-
-class AnswerMessage(msgspec.Struct, kw_only=True):
-    """The assistant's message."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct):
-    """One answer."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: ChoiceLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer of /v1/chat/completions."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is new of a message."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChunkChoice(msgspec.Struct):
-    """What is new of one answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChoiceLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | UnsetType | None = UNSET
-
-
-class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """A chunk of a streamed chat."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

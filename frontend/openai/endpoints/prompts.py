@@ -17,7 +17,6 @@ from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
 from ...truncation import Truncation
-from ..bodies.schema import ChatCompletionRequest, TokenizeRequest
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
 from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
@@ -133,25 +132,6 @@ def can_inline(serving: Serving, texts: Sequence[str]) -> bool:
     return sum(map(len, texts)) <= MAX_INLINE_LENGTH and serving.tokenizer.is_predictable
 
 
-def make_render_job(
-    request: ChatCompletionRequest | TokenizeRequest,
-    max_model_len: int | None = None,
-    truncation: Truncation | None = None,
-) -> RenderJob:
-    """The job for a request's conversation."""
-    continues = bool(request.continue_final_message)
-    adds = request.add_generation_prompt
-    return RenderJob(
-        messages=request.messages or [],
-        add_generation_prompt=not continues if adds is None else adds,
-        continue_final_message=continues,
-        variables=request.chat_template_kwargs,
-        add_special_tokens=bool(request.add_special_tokens),
-        max_model_len=max_model_len,
-        truncation=truncation,
-    )
-
-
 async def render_chat(serving: Serving, job: RenderJob, caller: Caller) -> list[int]:
     """Token ids of a conversation by the model's chat template.
 
@@ -170,10 +150,13 @@ def check_conversation(serving: Serving, job: RenderJob) -> None:
     if len(job.messages) > limits.max_messages:
         allowed = f"at most {limits.max_messages} (max_messages)"
         raise FieldError(job.param, f"{len(job.messages)} messages", allowed)
+    allowed = f"at most {limits.max_messages} in all messages (max_messages)"
     num_parts = sum(len(one.content) for one in job.messages if isinstance(one.content, list))
     if num_parts > limits.max_messages:
-        allowed = f"at most {limits.max_messages} in all messages (max_messages)"
         raise FieldError(f"{job.param}.content", f"{num_parts} parts", allowed)
+    num_calls = sum(len(one.tool_calls) for one in job.messages if one.tool_calls)
+    if num_calls > limits.max_messages:
+        raise FieldError(f"{job.param}.tool_calls", f"{num_calls} calls", allowed)
     for name in job.variables or ():
         if name in _RESERVED_VARIABLES:
             raise FieldError(f"chat_template_kwargs.{name}", name, "a name that the server does not set")

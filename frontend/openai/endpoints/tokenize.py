@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from ...output_formats.offered_tools import check_tools
 from ..bodies.schema import DetokenizeRequest, TokenizeRequest
 from ..errors import FieldError
 from ..serving import Caller, Serving
 from ..text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
-from .prompts import check_conversation, make_render_job
+from .chat_conversation import make_prompt_conversation
+from .conversation import make_render_job
+from .prompts import check_conversation
 
 
 async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Caller) -> Response:
@@ -40,6 +43,8 @@ def _make_source(serving: Serving, request: TokenizeRequest) -> RenderJob | Enco
     if request.prompt is not None:
         adds = request.add_special_tokens is not False
         return EncodeJob(texts=[request.prompt], names=["prompt"], add_special_tokens=adds)
-    job = make_render_job(request)
+    conversation = make_prompt_conversation(request)
+    check_tools(conversation.tools, conversation.choice)
+    job = make_render_job(conversation)
     check_conversation(serving, job)
     return job

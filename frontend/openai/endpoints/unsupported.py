@@ -16,6 +16,7 @@ def _is_off(value: Any) -> bool:
 
 # Field -> (what is allowed, whether a value is).
 _Rule = tuple[str, Callable[[Any], bool]]
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _NO_TOOLS: _Rule = ("none: tools are not supported", _is_off)
 _NO_TOOL_CHOICE: _Rule = (
     "'none' or 'auto': tools are not supported",
@@ -26,11 +27,9 @@ COMPLETION_RULES: dict[str, _Rule] = {
 }
 CHAT_RULES: dict[str, _Rule] = {
     "chat_template": ("none: the template is the model's own", lambda _: False),
-    "tools": _NO_TOOLS,
-    "tool_choice": _NO_TOOL_CHOICE,
-    "functions": _NO_TOOLS,
-    "function_call": _NO_TOOL_CHOICE,
-    "reasoning_effort": ("'none': reasoning effort is not supported", lambda value: value == "none"),
+    "functions": ("none: use tools", _is_off),
+    "function_call": ("'none' or 'auto': use tool_choice", lambda value: value in ("none", "auto")),
+    "reasoning_effort": (", ".join(map(repr, REASONING_EFFORTS)), REASONING_EFFORTS.__contains__),
     "modalities": ("['text']: only text is supported", lambda value: value == ["text"]),
     "audio": ("none: only text is supported", _is_off),
     "prediction": ("none: predicted outputs are not supported", _is_off),

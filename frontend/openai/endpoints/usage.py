@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import TypeVar
 
 from ...outputs import RequestOutput
-from ..bodies.schema import PromptTokensDetails, Usage
+from ..bodies.schema import CompletionTokensDetails, PromptTokensDetails, Usage
+
+T = TypeVar("T")
 
 
-async def take_last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+async def take_last(outputs: AsyncGenerator[T, None]) -> T:
     """The final output, which every request ends in."""
-    last: RequestOutput | None = None
+    last: T | None = None
     async with aclosing(outputs):
         async for output in outputs:
             last = output
@@ -23,6 +26,7 @@ class UsageCounter:
     """Counts over all prompts of one request; outputs may be deltas or whole."""
 
     def __init__(self) -> None:
+        self.num_reasoning_tokens: int | None = None  # of the outputs so far; None: there can be none
         self._prompt_tokens: dict[str, int] = {}
         self._cached_tokens: dict[str, int] = {}
         self._completion_tokens: dict[str, int] = {}
@@ -43,4 +47,7 @@ class UsageCounter:
         """The counts so far."""
         prompt, completion = sum(self._prompt_tokens.values()), sum(self._completion_tokens.values())
         cached = PromptTokensDetails(sum(self._cached_tokens.values()))
-        return Usage(prompt, completion, prompt + completion, cached)
+        usage = Usage(prompt, completion, prompt + completion, cached)
+        if self.num_reasoning_tokens is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(self.num_reasoning_tokens)
+        return usage

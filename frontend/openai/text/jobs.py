@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ....ipc.structured_outputs import StructuredOutputsFields
+from ...output_formats.tools import Tool
 from ...truncation import Truncation
 from ..bodies.schema import ChatMessage
 
@@ -33,7 +34,8 @@ class TextArgs(msgspec.Struct, frozen=True, kw_only=True):
 class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     """A conversation to token ids by the chat template. `param`: the request's field, for errors.
 
-    max_model_len: refuse what leaves no token to generate, once `truncation` has been done.
+    max_model_len: refuse what leaves no token to generate, once `truncation` has been done. tools: what the
+    model may call.
     """
 
     messages: list[ChatMessage]
@@ -44,6 +46,7 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     param: str = "messages"
     max_model_len: int | None = None
     truncation: Truncation | None = None
+    tools: list[Tool] = []
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):

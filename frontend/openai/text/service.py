@@ -110,4 +110,4 @@ class TextService:
 def _count_messages(job: TextJob) -> int:
     if isinstance(job, TokenizeJob):
         return _count_messages(job.source)
-    return len(job.messages) if isinstance(job, RenderJob) else 0
+    return len(job.messages) + len(job.tools) if isinstance(job, RenderJob) else 0

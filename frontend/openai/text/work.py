@@ -145,19 +145,27 @@ def _render(tokenizer: Tokenizer, job: RenderJob) -> str:
         allowed = "/v1/completions: this model has no chat template"
         raise PromptError(job.param, "a conversation", allowed)
     messages = [_to_plain(f"{job.param}[{i}]", message) for i, message in enumerate(job.messages)]
-    return template.render(messages, job.add_generation_prompt, job.continue_final_message, job.variables)
+    return template.render(
+        messages,
+        job.add_generation_prompt,
+        job.continue_final_message,
+        job.variables,
+        tools=job.tools,
+        param=job.param,
+    )
 
 
 def _to_plain(name: str, message: ChatMessage) -> dict[str, Any]:
     """A message as the template takes it, without what clients echo back from an answer."""
-    for field in ("audio", "function_call"):
-        if getattr(message, field) is not None:
-            raise PromptError(f"{name}.{field}", getattr(message, field), "none: only text is supported")
+    if message.audio is not None:
+        raise PromptError(f"{name}.audio", message.audio, "none: only text is supported")
+    if message.function_call is not None:
+        raise PromptError(f"{name}.function_call", message.function_call, "none: use tool_calls")
     content = message.content
     if isinstance(content, list):
         content = [_check_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
     plain: dict[str, Any] = {"role": message.role, "content": content}
-    for field in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
+    for field in ("name", "tool_call_id", "tool_calls", "reasoning_content", "reasoning"):
         value = getattr(message, field)
         if value:
             plain[field] = value

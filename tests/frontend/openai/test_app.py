@@ -220,7 +220,7 @@ BAD_CHATS: list[tuple[Any, str | None, str]] = [
         "an integer from 1 to 2",
     ),
     (chat(min_tokens=9, max_tokens=3), "min_tokens", "max_tokens=3"),
-    (chat(tools=[{"type": "function"}]), "tools", "not supported"),
+    (chat(tools=[{"type": "function"}]), "tools[0].function", "required"),
     (chat(response_format={"type": "xml"}), "response_format.type", "text, json_object, json_schema or"),
     (chat(guided_json={"type": "object"}), "guided_json", "no such field: it is structured_outputs.json"),
     (chat(chat_template="{{ messages }}"), "chat_template", "the model's own"),

@@ -1,0 +1,163 @@
+"""The chunks of a streamed chat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from ...output_formats.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from ...outputs import CompletionOutput, RequestOutput
+from ..bodies.chat_answers import AnswerFunction, ChatCompletionChunk, ChunkChoice, Delta, DeltaToolCall
+from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs
+from ..stream import DONE, encode_event
+from .conversation import AnswerReader
+from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
+from .usage import UsageCounter
+
+
+class ChunkMaker:
+    """Chunks of one stream. A chunk that only brings text is a fixed prefix, the text and a fixed suffix."""
+
+    def __init__(self, request: ChatCompletionRequest, request_id: str, model: str, echoed: str) -> None:
+        """`echoed`: what each answer begins with."""
+        options = request.stream_options
+        self._echoed = echoed
+        self._request = request
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
+        self.has_logprobs = wants_logprobs(request)
+        self.counter = UsageCounter() if self._has_usage or self._always_has_usage else None
+        self._head = ChatCompletionChunk(id=request_id, created=int(time.time()), model=model, choices=[])
+        if self._has_usage:
+            self._head.usage = None
+        # The encoded head ends in `"choices":[]}` or `"choices":[],"usage":null}`.
+        before, after = msgspec.json.encode(self._head).split(b'"choices":[]')
+        self._prefix = b'data: %b"choices":[{"index":%%d,"delta":{"content":' % before.replace(b"%", b"%%")
+        self._suffix = b'},"logprobs":null,"finish_reason":null}]%b\n\n' % after
+        self._prefixes: dict[int, bytes] = {}
+        self._callers: set[int] = set()  # answers that have calls
+        self._encode = msgspec.json.Encoder().encode
+
+    def make_roles(self, n: int, output: RequestOutput) -> bytes:
+        """The first chunk of each answer says whose it is; made once."""
+        echoed, self._echoed = self._echoed, ""
+        delta = Delta(role="assistant", content=echoed)
+        chunk = self._chunk([ChunkChoice(index, delta) for index in range(n)])
+        if output.prompt_logprobs is not None:
+            chunk.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
+        return encode_event(chunk)
+
+    def make(self, output: RequestOutput) -> bytes:
+        """A chunk for each answer that has something new."""
+        parts = [self._make_one(one) for one in output.outputs]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def make_beside(self, output: RequestOutput) -> bytes:
+        """As `make`; not in the event loop where that takes long."""
+        return await make_beside(output, lambda: self.make(output))
+
+    def make_last(self) -> bytes:
+        """Usage, if it was asked for, and the end."""
+        if not self._has_usage or self.counter is None:
+            return DONE
+        chunk = msgspec.structs.replace(self._head, usage=self.counter.usage())
+        return encode_event(chunk) + DONE
+
+    def make_of_events(
+        self, output: RequestOutput, events: Sequence[Sequence[OutputEvent]], reader: AnswerReader
+    ) -> bytes:
+        """As `make` for answers that are more than text."""
+        return b"".join(
+            self._make_deltas(one, own, reader) for one, own in zip(output.outputs, events, strict=True)
+        )
+
+    def _make_one(self, output: CompletionOutput) -> bytes:
+        logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
+        if output.finish_reason is None and logprobs is None and not self._always_has_usage:
+            return self._make_text(output.index, output.text) if output.text else b""
+        choice = ChunkChoice(
+            output.index,
+            Delta(content=output.text) if output.text else Delta(),
+            logprobs,
+            output.finish_reason,
+        )
+        if output.finish_reason is not None:
+            choice.stop_reason = output.stop_reason
+        return encode_event(self._chunk([choice]))
+
+    def _make_text(self, index: int, text: str) -> bytes:
+        prefix = self._prefixes.get(index)
+        if prefix is None:
+            prefix = self._prefixes[index] = self._prefix % index
+        return prefix + self._encode(text) + self._suffix
+
+    def _make_deltas(
+        self, output: CompletionOutput, events: Sequence[OutputEvent], reader: AnswerReader
+    ) -> bytes:
+        """A chunk an event. The last one says what else there is of this output."""
+        index, finish = output.index, output.finish_reason
+        self._callers.update(index for event in events if isinstance(event, ToolCallStart))
+        logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
+        is_plain = finish is None and logprobs is None and not self._always_has_usage
+        if is_plain and len(events) == 1 and isinstance(events[0], TextDelta):
+            return self._make_text(index, events[0].text)
+        choices = [ChunkChoice(index, delta) for event in events if (delta := _make_delta(event)) is not None]
+        if not is_plain and not choices:
+            choices.append(ChunkChoice(index, Delta()))
+        if choices:
+            choices[-1].logprobs = logprobs
+        if finish is not None:
+            last = choices[-1]
+            last.finish_reason = choose_finish_reason(finish, index in self._callers)
+            last.stop_reason = output.stop_reason
+            if reader.has_errors(index):
+                last.tool_parse_error = True
+        return b"".join(encode_event(self._chunk([choice])) for choice in choices)
+
+    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+        chunk = msgspec.structs.replace(self._head, choices=choices)
+        if self._always_has_usage and self.counter is not None:
+            chunk.usage = self.counter.usage()
+        return chunk
+
+
+def _make_delta(event: OutputEvent) -> Delta | None:
+    match event:
+        case TextDelta(text):
+            return Delta(content=text)
+        case ReasoningDelta(text):
+            return Delta(reasoning_content=text, reasoning=text)
+        case ToolCallStart(index, call_id, name):
+            begun = AnswerFunction(name, "")
+            return Delta(tool_calls=[DeltaToolCall(index=index, id=call_id, type="function", function=begun)])
+        case ToolCallDelta(index, arguments):
+            more = AnswerFunction(arguments=arguments)
+            return Delta(tool_calls=[DeltaToolCall(index=index, function=more)])
+        case ToolCallEnd():
+            return None
+
+
+def choose_finish_reason(reason: str | None, has_calls: bool) -> str | None:
+    """A turn that ends by itself ends for its calls if it has some, also if one was asked for by name."""
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def choose_logprobs(request: ChatCompletionRequest, output: CompletionOutput) -> ChoiceLogprobs | None:
+    """Of every token of an output, markers and thoughts too, if they are to be shown."""
+    if output.logprobs is None or not wants_logprobs(request):
+        return None
+    return make_chat_logprobs(output.logprobs, request.logprob_token_ids or request.top_logprobs or 0)
+
+
+def wants_logprobs(request: ChatCompletionRequest) -> bool:
+    """Whether logprobs are to be shown."""
+    return bool(request.logprobs or request.logprob_token_ids)

@@ -1,0 +1,248 @@
+"""A conversation of any API -> what the engine takes, and the engine's outputs -> events of the answers.
+
+Each endpoint fills a Conversation from its own body and encodes the events in its own form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....ipc.beam_search import BeamSearch
+from ....ipc.errors import EngineDeadError
+from ....ipc.messages import FrontendCounts
+from ....ipc.sampling_params import SamplingParams
+from ...input_processor import PreparedParams
+from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
+from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools
+from ...output_formats.output_format import OutputFormat, is_reasoning_open
+from ...output_formats.output_parser import OutputParser
+from ...output_formats.tools import Tool, ToolChoice
+from ...outputs import RequestOutput
+from ...text.tokenizer import Tokenizer
+from ..bodies.schema import ChatMessage
+from ..errors import FieldError
+from ..serving import Caller, Serving
+from ..text.jobs import RenderJob
+from .formats import FormatSource, compile_format
+from .prompts import prepare_params, render_chat
+
+_MAX_INLINE_TOKENS = 1000  # parsed in the event loop: 5 ms
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """What a request asks the model to continue, and how. Consumed by `prepare_conversation`.
+
+    choice: of `tools`. parallel: a turn may have several calls. variables: of the chat template, over those
+    that stand for reasoning_effort. thinking_token_budget: thoughts end after so many tokens.
+    shows_reasoning: thoughts are among the events. format: what the answer after thoughts looks like.
+    param, fields: what the request calls the messages and its tools.
+    """
+
+    messages: list[ChatMessage]
+    tools: list[Tool] = field(default_factory=list[Tool])
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel: bool = True
+    variables: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
+    shows_reasoning: bool = True
+    format: FormatSource | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    param: str = "messages"
+    fields: ToolFields = CHAT_FIELDS
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may have calls."""
+        return bool(self.tools) and self.choice.mode != "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedConversation:
+    """The prompt and parameters for the engine. parsing: None where an answer is nothing but text."""
+
+    prompt: list[int]
+    params: PreparedParams
+    parsing: Parsing | None = None
+
+    def make_reader(self) -> AnswerReader:
+        """For the outputs of one request."""
+        return AnswerReader(self.parsing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsing:
+    """What answers are parsed with."""
+
+    format: OutputFormat
+    tokenizer: Tokenizer
+    prompt: list[int]
+    tools: list[Tool]
+    shows_reasoning: bool
+
+    def make_parser(self) -> OutputParser:
+        """A parser of one answer."""
+        return OutputParser(self.format, self.tokenizer, self.prompt, self.tools)
+
+
+class AnswerReader:
+    """The outputs of one request -> events. Each of its answers has a parser of its own."""
+
+    def __init__(self, parsing: Parsing | None) -> None:
+        """`parsing` None: all is text."""
+        self._parsing = parsing
+        self._parsers: dict[int, OutputParser] = {}
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Of all answers so far, also where thoughts are not shown; None of a model that does not think."""
+        if self._parsing is None or self._parsing.format.thinking is None:
+            return None
+        return sum(parser.num_reasoning_tokens for parser in self._parsers.values())
+
+    @property
+    def num_errors(self) -> int:
+        """Calls of all answers that could not be read, and are among the text."""
+        return sum(parser.num_errors for parser in self._parsers.values())
+
+    def has_errors(self, index: int) -> bool:
+        """Whether a call of this answer could not be read."""
+        return index in self._parsers and self._parsers[index].num_errors > 0
+
+    def read(self, output: RequestOutput) -> list[list[OutputEvent]]:
+        """What is new of each of `output.outputs`, which are deltas, or whole."""
+        parsing = self._parsing
+        if parsing is None:
+            return [[TextDelta(one.text)] if one.text else [] for one in output.outputs]
+        found: list[list[OutputEvent]] = []
+        for one in output.outputs:
+            parser = self._parsers.get(one.index)
+            if parser is None:
+                parser = self._parsers[one.index] = parsing.make_parser()
+            events = parser.take(one.text, one.token_ids, one.finish_reason is not None)
+            if not parsing.shows_reasoning:
+                events = [event for event in events if not isinstance(event, ReasoningDelta)]
+            found.append(events)
+        return found
+
+
+async def prepare_conversation(
+    serving: Serving,
+    caller: Caller,
+    params: SamplingParams,
+    conversation: Conversation,
+    *,
+    search: BeamSearch | None = None,
+    logprobs_name: str = "top_logprobs",
+) -> PreparedConversation:
+    """Check, render and tokenize. Raises InputErrors and ApiErrors before anything is generated.
+
+    logprobs_name: the request's field that has become `params.logprobs`.
+    """
+    check_tools(conversation.tools, conversation.choice, conversation.fields)
+    if conversation.thinking_token_budget is not None and not serving.is_thinking:
+        budget = conversation.thinking_token_budget
+        raise FieldError("thinking_token_budget", budget, "none: this model does not think")
+    output_format = _choose_parsing(serving, conversation)
+    if output_format is not None:
+        params.skip_special_tokens = False  # markers may be special tokens
+    prepared = await prepare_params(serving, params, caller, None, search=search, logprobs_name=logprobs_name)
+    max_model_len = serving.llm.facts.max_model_len
+    job = make_render_job(conversation, max_model_len, prepared)
+    prompt = await render_chat(serving, job, caller)
+    if conversation.may_call and (output_format is None or output_format.calls is None):
+        allowed = "none: how this model writes calls is not known (--tool-call-parser names a format)"
+        raise FieldError(conversation.fields.tools, f"{len(conversation.tools)} tools", allowed)
+    if search is None:
+        grammar = await _make_grammar(serving, caller, conversation, output_format, prompt)
+        prepared = dataclasses.replace(prepared, grammar=grammar)
+    if output_format is None:
+        return PreparedConversation(prompt=prompt, params=prepared)
+    tools = [_shorten(tool) for tool in conversation.tools] if conversation.may_call else []
+    parsing = Parsing(
+        format=output_format,
+        tokenizer=serving.tokenizer,
+        prompt=prompt,
+        tools=tools,
+        shows_reasoning=conversation.shows_reasoning,
+    )
+    return PreparedConversation(prompt=prompt, params=prepared, parsing=parsing)
+
+
+async def parse_outputs(
+    serving: Serving, outputs: AsyncGenerator[RequestOutput, None], reader: AnswerReader
+) -> AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]:
+    """Each output with the events of each of its answers. Calls that could not be read are counted."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            num_tokens = sum(len(one.token_ids) for one in output.outputs)
+            if num_tokens <= _MAX_INLINE_TOKENS:
+                events = reader.read(output)
+            else:
+                events = await asyncio.to_thread(reader.read, output)
+            if output.finished and (num_errors := reader.num_errors):
+                with contextlib.suppress(EngineDeadError):  # the answer is here all the same
+                    serving.llm.add_counts(FrontendCounts(num_tool_parse_errors=num_errors))
+            yield output, events
+
+
+def make_render_job(
+    conversation: Conversation, max_model_len: int | None = None, prepared: PreparedParams | None = None
+) -> RenderJob:
+    """The job that makes token ids of a conversation."""
+    return RenderJob(
+        messages=conversation.messages,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=_make_variables(conversation),
+        add_special_tokens=conversation.add_special_tokens,
+        param=conversation.param,
+        max_model_len=max_model_len,
+        truncation=None if prepared is None else prepared.truncation,
+        tools=conversation.tools,
+    )
+
+
+def _choose_parsing(serving: Serving, conversation: Conversation) -> OutputFormat | None:
+    """The model's format, if answers may hold more than text."""
+    known = serving.output_format
+    if known is None or not (known.thinking is not None or conversation.may_call):
+        return None
+    return known
+
+
+def _make_variables(conversation: Conversation) -> dict[str, Any] | None:
+    """Templates know an effort, or whether there are to be thoughts."""
+    effort = conversation.reasoning_effort
+    if effort is None:
+        return conversation.variables
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(conversation.variables or {})}
+
+
+async def _make_grammar(
+    serving: Serving,
+    caller: Caller,
+    conversation: Conversation,
+    output_format: OutputFormat | None,
+    prompt: list[int],
+) -> str:
+    if output_format is None:
+        return (
+            "" if conversation.format is None else await compile_format(serving, conversation.format, caller)
+        )
+    _ = is_reasoning_open(output_format, prompt)
+    return ""
+
+
+def _shorten(tool: Tool) -> Tool:
+    """A tool as parsers need it, for as long as an answer takes."""
+    return Tool(tool.name, None, tool.parameters, tool.strict)

@@ -1,0 +1,132 @@
+"""The tools and the choice of a request, read from OpenAI's form and checked, for every API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from ...ipc.errors import InputError, did_you_mean
+from .tools import Tool, ToolChoice
+
+MAX_TOOLS = 128  # OpenAI's
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # likewise
+_NAME_ALLOWED = "1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+_TOOL_ALLOWED = 'an object {"type": "function", "function": {"name": ..., "parameters": ...}}'
+_CHOICE_ALLOWED = (
+    '\'none\', \'auto\', \'required\', an object {"type": "function", "function": {"name": ...}}, '
+    'or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
+)
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+
+
+class ToolFields(NamedTuple):
+    """What an API calls its fields. function: between a tool's place and its name."""
+
+    tools: str = "tools"
+    function: str = ".function"
+    parameters: str = "parameters"
+    choice: str = "tool_choice"
+
+    def place(self, number: int, name: str) -> str:
+        """A field of a tool, for errors."""
+        return f"{self.tools}[{number}]{self.function}.{name}"
+
+
+CHAT_FIELDS = ToolFields()
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = CHAT_FIELDS) -> None:
+    """What can be seen of tools without reading their schemas. Raises InputError."""
+    if len(tools) > MAX_TOOLS:
+        raise InputError(fields.tools, f"{len(tools)} tools", f"at most {MAX_TOOLS}")
+    places: dict[str, int] = {}
+    for number, tool in enumerate(tools):
+        place = fields.place(number, "name")
+        if not _NAME.fullmatch(tool.name):
+            raise InputError(place, tool.name, _NAME_ALLOWED)
+        if tool.name in places:
+            other = fields.place(places[tool.name], "name")
+            raise InputError(place, tool.name, f"a name that no other tool has: {other} is the same")
+        places[tool.name] = number
+        kind = "object" if tool.parameters is None else tool.parameters.get("type", "object")
+        if kind != "object":
+            raise InputError(fields.place(number, f"{fields.parameters}.type"), kind, "'object'")
+    for name in choice.names or ():
+        if name not in places:
+            allowed = f"one of the tools: {', '.join(places) or 'there are none'}{did_you_mean(name, places)}"
+            raise InputError(fields.choice, name, allowed)
+    if choice.mode == "required" and not tools:
+        raise InputError(fields.choice, "required", f"'none' or 'auto' without {fields.tools}")
+
+
+def read_tools(given: Any) -> list[Tool]:
+    """Tools as Python's users write them: OpenAI's objects. Raises InputError."""
+    if given is None:
+        return []
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence):
+        raise InputError("tools", given, f"a list of tools, each {_TOOL_ALLOWED}")
+    return [_read_tool(f"tools[{number}]", one) for number, one in enumerate(cast(Sequence[Any], given))]
+
+
+def read_tool_choice(given: Any, field: str = "tool_choice") -> ToolChoice:
+    """OpenAI's tool_choice; a function's name may stand in an object 'function', as in chats, or beside its
+    type, as in responses. Raises InputError.
+    """
+    match given:
+        case None | "auto":
+            return ToolChoice()
+        case "none" | "required":
+            return ToolChoice(given)
+        case {"type": "function"}:
+            return ToolChoice("required", frozenset([_read_name(field, given)]))
+        case {"type": "allowed_tools"}:
+            return _read_allowed(field, given.get("allowed_tools", given))
+        case _:
+            raise InputError(field, given, _CHOICE_ALLOWED)
+
+
+def _read_allowed(field: str, given: Any) -> ToolChoice:
+    match given:
+        case {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
+            names = [_read_name(f"{field}.tools[{number}]", one) for number, one in enumerate(tools)]
+            return ToolChoice(mode, frozenset(names))
+        case _:
+            raise InputError(field, given, _CHOICE_ALLOWED)
+
+
+def _read_name(field: str, given: Any) -> str:
+    match given:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+        case _:
+            raise InputError(field, given, 'an object {"type": "function", "function": {"name": ...}}')
+
+
+def _read_tool(place: str, given: Any) -> Tool:
+    match given:
+        case {"type": "function", "function": Mapping() as function} if len(given) == 2:
+            pass
+        case _:
+            raise InputError(place, given, _TOOL_ALLOWED)
+    values = cast(Mapping[str, Any], function)
+    for name in values:
+        if name not in _FUNCTION_FIELDS:
+            allowed = f"one of {', '.join(_FUNCTION_FIELDS)}{did_you_mean(name, _FUNCTION_FIELDS)}"
+            raise InputError(f"{place}.function.{name}", values[name], allowed)
+    _check_type(f"{place}.function.name", values.get("name"), str, "a text")
+    for name, kind, allowed in (
+        ("description", str, "a text"),
+        ("parameters", dict, "a JSON schema"),
+        ("strict", bool, "True or False"),
+    ):
+        if values.get(name) is not None:
+            _check_type(f"{place}.function.{name}", values[name], kind, allowed)
+    return Tool(
+        values["name"], values.get("description"), values.get("parameters"), bool(values.get("strict"))
+    )
+
+
+def _check_type(field: str, value: Any, kind: type, allowed: str) -> None:
+    if not isinstance(value, kind):
+        raise InputError(field, value, allowed)
