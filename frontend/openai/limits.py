@@ -24,6 +24,7 @@ from ...ipc.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 from ...ipc.token_lists import MAX_BAD_WORD_TOKENS
+from ..output_formats.offered_tools import MAX_TOOLS
 
 MAX_TEXT_MEMORY_BYTES = 2 << 30  # of a text process's address space
 MAX_TEXT_ANSWER_BYTES = 64 << 20
@@ -83,7 +84,7 @@ _SETTABLE = {
     "max_body_s": ("seconds in which a request's body must come", "408"),
     "max_keep_alive_s": ("seconds that an idle connection stays open", "closed"),
     "max_prompts": ("prompts of one completions request", "400"),
-    "max_messages": ("messages of one conversation", "400"),
+    "max_messages": ("messages of one conversation, and parts and calls in all of them", "400"),
     "max_sequences": ("prompts times n (or best_of) of one request", "400"),
     "max_result_bytes": ("bytes that one request's answer may come to, 64 a token, 384 a logprob", "413"),
     "max_total_logprobs_bytes": ("of them for logprobs, of all requests; shared by callers", "429"),
@@ -107,6 +108,7 @@ _FIXED = [
     Limit("JSON containers", MAX_JSON_CONTAINERS, "lists and objects of a body", "400"),
     Limit("JSON floats", MAX_JSON_FLOATS, "numbers of a body with a point or an exponent", "400"),
     Limit("JSON long numbers", MAX_JSON_LONG_NUMBERS, "times 24 digits in a row in a body", "400"),
+    Limit("tools", MAX_TOOLS, "tools that a request offers", "400"),
     Limit("cache_salt", MAX_CACHE_SALT_LENGTH, "characters of a cache salt", "400"),
     Limit("text memory", MAX_TEXT_MEMORY_BYTES, "bytes in which a prompt is rendered and tokenized", "400"),
     Limit("text answer", MAX_TEXT_ANSWER_BYTES, "bytes of an answer of /tokenize or /detokenize", "400"),

@@ -21,16 +21,12 @@ _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
 class ToolFields(NamedTuple):
-    """What an API calls its fields. function: between a tool's place and its name."""
+    """What an API calls its fields. name, schema: within an entry of `tools`."""
 
     tools: str = "tools"
-    function: str = ".function"
-    parameters: str = "parameters"
+    name: str = "function.name"
+    schema: str = "function.parameters"
     choice: str = "tool_choice"
-
-    def place(self, number: int, name: str) -> str:
-        """A field of a tool, for errors."""
-        return f"{self.tools}[{number}]{self.function}.{name}"
 
 
 CHAT_FIELDS = ToolFields()
@@ -42,16 +38,16 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = 
         raise InputError(fields.tools, f"{len(tools)} tools", f"at most {MAX_TOOLS}")
     places: dict[str, int] = {}
     for number, tool in enumerate(tools):
-        place = fields.place(number, "name")
+        place = f"{fields.tools}[{number}].{fields.name}"
         if not _NAME.fullmatch(tool.name):
             raise InputError(place, tool.name, _NAME_ALLOWED)
         if tool.name in places:
-            other = fields.place(places[tool.name], "name")
+            other = f"{fields.tools}[{places[tool.name]}].{fields.name}"
             raise InputError(place, tool.name, f"a name that no other tool has: {other} is the same")
         places[tool.name] = number
         kind = "object" if tool.parameters is None else tool.parameters.get("type", "object")
         if kind != "object":
-            raise InputError(fields.place(number, f"{fields.parameters}.type"), kind, "'object'")
+            raise InputError(f"{fields.tools}[{number}].{fields.schema}.type", kind, "'object'")
     for name in choice.names or ():
         if name not in places:
             allowed = f"one of the tools: {', '.join(places) or 'there are none'}{did_you_mean(name, places)}"

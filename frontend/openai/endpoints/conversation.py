@@ -20,7 +20,7 @@ from ....ipc.sampling_params import SamplingParams
 from ...input_processor import PreparedParams
 from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
 from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools
-from ...output_formats.output_format import OutputFormat, is_reasoning_open
+from ...output_formats.output_format import OutputFormat
 from ...output_formats.output_parser import OutputParser
 from ...output_formats.tools import Tool, ToolChoice
 from ...outputs import RequestOutput
@@ -85,13 +85,12 @@ class Parsing:
 
     format: OutputFormat
     tokenizer: Tokenizer
-    prompt: list[int]
     tools: list[Tool]
     shows_reasoning: bool
 
-    def make_parser(self) -> OutputParser:
-        """A parser of one answer."""
-        return OutputParser(self.format, self.tokenizer, self.prompt, self.tools)
+    def make_parser(self, prompt: Sequence[int]) -> OutputParser:
+        """A parser of one answer to a prompt."""
+        return OutputParser(self.format, self.tokenizer, prompt, self.tools)
 
 
 class AnswerReader:
@@ -127,7 +126,7 @@ class AnswerReader:
         for one in output.outputs:
             parser = self._parsers.get(one.index)
             if parser is None:
-                parser = self._parsers[one.index] = parsing.make_parser()
+                parser = self._parsers[one.index] = parsing.make_parser(output.prompt_token_ids)
             events = parser.take(one.text, one.token_ids, one.finish_reason is not None)
             if not parsing.shows_reasoning:
                 events = [event for event in events if not isinstance(event, ReasoningDelta)]
@@ -171,7 +170,6 @@ async def prepare_conversation(
     parsing = Parsing(
         format=output_format,
         tokenizer=serving.tokenizer,
-        prompt=prompt,
         tools=tools,
         shows_reasoning=conversation.shows_reasoning,
     )
@@ -235,12 +233,9 @@ async def _make_grammar(
     output_format: OutputFormat | None,
     prompt: list[int],
 ) -> str:
-    if output_format is None:
-        return (
-            "" if conversation.format is None else await compile_format(serving, conversation.format, caller)
-        )
-    _ = is_reasoning_open(output_format, prompt)
-    return ""
+    _ = output_format, prompt
+    source = conversation.format
+    return "" if source is None else await compile_format(serving, source, caller)
 
 
 def _shorten(tool: Tool) -> Tool:

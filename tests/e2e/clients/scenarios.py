@@ -461,7 +461,7 @@ def error_bad_fields(client: openai.OpenAI) -> None:
         "top_logprobs": 21,
         "stop": ["x"] * 99,
         "logit_bias": {"99999999": 1},
-        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)],
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}},
         "no_such_field": 1,
     }

@@ -288,11 +288,16 @@ class AsgiClient:
 Scenario = Callable[[FakeLLM, AsgiClient, Serving], Awaitable[None]]
 
 
-def run_with_app(scenario: Scenario, options: ServerOptions | None = None, **facts: Any) -> None:
-    """Run a scenario with an open app over a FakeLLM."""
+def run_with_app(
+    scenario: Scenario, options: ServerOptions | None = None, template: str | None = None, **facts: Any
+) -> None:
+    """Run a scenario with an open app over a FakeLLM. template: in place of the model's own."""
 
     async def main() -> None:
         llm = FakeLLM(**facts)
+        if template is not None:
+            own = llm.tokenizer
+            llm.tokenizer = Tokenizer(own.backend, own.special_tokens, template)
         options_ = options or ServerOptions()
         serving = Serving(llm, options_)  # type: ignore[arg-type]
         serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
