@@ -169,8 +169,11 @@ async def _stream_events(
             if counter is not None:
                 counter.add(output)
                 counter.num_reasoning_tokens = reader.num_reasoning_tokens
-            make = functools.partial(chunks.make_of_events, output, events, reader)
-            data = await make_beside(output, make) if chunks.has_logprobs else make()
+            if chunks.has_logprobs:
+                make = functools.partial(chunks.make_of_events, output, events, reader)
+                data = await make_beside(output, make)
+            else:
+                data = chunks.make_of_events(output, events, reader)
             if is_first:
                 is_first = False
                 roles = functools.partial(chunks.make_roles, n, output)

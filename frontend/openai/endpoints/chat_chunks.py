@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -23,6 +24,8 @@ from .conversation import AnswerReader
 from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
 from .usage import UsageCounter
 
+_TEXT_BEGINS, _TEXT_ENDS = b'{"content":', b"}"
+
 
 class ChunkMaker:
     """Chunks of one stream. A chunk that only brings text is a fixed prefix, the text and a fixed suffix."""
@@ -41,10 +44,12 @@ class ChunkMaker:
             self._head.usage = None
         # The encoded head ends in `"choices":[]}` or `"choices":[],"usage":null}`.
         before, after = msgspec.json.encode(self._head).split(b'"choices":[]')
-        self._prefix = b'data: %b"choices":[{"index":%%d,"delta":{"content":' % before.replace(b"%", b"%%")
-        self._suffix = b'},"logprobs":null,"finish_reason":null}]%b\n\n' % after
+        self._prefix = (
+            b'data: %b"choices":[{"index":%%d,"delta":' % before.replace(b"%", b"%%") + _TEXT_BEGINS
+        )
+        self._suffix = _TEXT_ENDS + b',"logprobs":null,"finish_reason":null}]%b\n\n' % after
         self._prefixes: dict[int, bytes] = {}
-        self._callers: set[int] = set()  # answers that have calls
+        self._has_calls: defaultdict[int, bool] = defaultdict(bool)  # by answer
         self._encode = msgspec.json.Encoder().encode
 
     def make_roles(self, n: int, output: RequestOutput) -> bytes:
@@ -83,7 +88,9 @@ class ChunkMaker:
     def _make_one(self, output: CompletionOutput) -> bytes:
         logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
         if output.finish_reason is None and logprobs is None and not self._always_has_usage:
-            return self._make_text(output.index, output.text) if output.text else b""
+            if not output.text:
+                return b""
+            return self._find_prefix(output.index) + self._encode(output.text) + self._suffix
         choice = ChunkChoice(
             output.index,
             Delta(content=output.text) if output.text else Delta(),
@@ -94,34 +101,37 @@ class ChunkMaker:
             choice.stop_reason = output.stop_reason
         return encode_event(self._chunk([choice]))
 
-    def _make_text(self, index: int, text: str) -> bytes:
+    def _make_plain(self, index: int, delta: Delta) -> bytes:
+        """A chunk that says nothing but `delta`."""
+        before = self._find_prefix(index)[: -len(_TEXT_BEGINS)]
+        return before + self._encode(delta) + self._suffix[len(_TEXT_ENDS) :]
+
+    def _find_prefix(self, index: int) -> bytes:
         prefix = self._prefixes.get(index)
         if prefix is None:
             prefix = self._prefixes[index] = self._prefix % index
-        return prefix + self._encode(text) + self._suffix
+        return prefix
 
     def _make_deltas(
         self, output: CompletionOutput, events: Sequence[OutputEvent], reader: AnswerReader
     ) -> bytes:
         """A chunk an event. The last one says what else there is of this output."""
         index, finish = output.index, output.finish_reason
-        self._callers.update(index for event in events if isinstance(event, ToolCallStart))
+        deltas = [delta for event in events if (delta := _make_delta(event)) is not None]
+        if not self._has_calls[index] and any(isinstance(event, ToolCallStart) for event in events):
+            self._has_calls[index] = True
         logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
-        is_plain = finish is None and logprobs is None and not self._always_has_usage
-        if is_plain and len(events) == 1 and isinstance(events[0], TextDelta):
-            return self._make_text(index, events[0].text)
-        choices = [ChunkChoice(index, delta) for event in events if (delta := _make_delta(event)) is not None]
-        if not is_plain and not choices:
-            choices.append(ChunkChoice(index, Delta()))
-        if choices:
-            choices[-1].logprobs = logprobs
+        if finish is None and logprobs is None and not self._always_has_usage:
+            return b"".join([self._make_plain(index, delta) for delta in deltas])
+        *earlier, last = deltas or [Delta()]
+        choice = ChunkChoice(index, last, logprobs)
         if finish is not None:
-            last = choices[-1]
-            last.finish_reason = choose_finish_reason(finish, index in self._callers)
-            last.stop_reason = output.stop_reason
+            choice.finish_reason = choose_finish_reason(finish, self._has_calls[index])
+            choice.stop_reason = output.stop_reason
             if reader.has_errors(index):
-                last.tool_parse_error = True
-        return b"".join(encode_event(self._chunk([choice])) for choice in choices)
+                choice.tool_parse_error = True
+        choices = [*(ChunkChoice(index, delta) for delta in earlier), choice]
+        return b"".join(encode_event(self._chunk([one])) for one in choices)
 
     def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
         chunk = msgspec.structs.replace(self._head, choices=choices)
