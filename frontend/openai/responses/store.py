@@ -1,0 +1,124 @@
+"""What is kept of responses, so that they can be continued: in memory, for a time, within a bound.
+
+Knows no HTTP, no other process, and no clock but the one that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_RECORD_BYTES = 1024  # of a record beside its texts
+
+
+@dataclass(slots=True)
+class Record:
+    """A response with its conversation. `response`: its JSON, b"" while it runs.
+
+    items: JSON lists of the conversation's items, turn by turn; the response's own are the last once it has
+    ended. Responses that continue each other share them, and each is counted as if it had its own.
+    """
+
+    owner: str
+    tenant: str
+    items: tuple[bytes, ...]
+    num_items: int
+    response: bytes = b""
+    expires_at: float = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """What it counts for."""
+        return _RECORD_BYTES + sum(map(len, self.items)) + len(self.response)
+
+
+class ResponseStore:
+    """The responses of one HTTP process.
+
+    `owner`: who may see a response. `tenant`: whose share of the bound it takes. When the bound is passed,
+    the tenant with the most bytes loses what it has not used for longest: nobody loses anything to the others
+    who has less than an equal share. max_bytes 0: nothing is kept.
+    """
+
+    def __init__(self, max_bytes: int, keep_s: float, now: Callable[[], float]) -> None:
+        self._max_bytes = max_bytes
+        self._keep_s = keep_s
+        self._now = now
+        self._records: dict[str, Record] = {}  # by response id, the one used last at the end
+        self._ids_of: dict[str, dict[str, None]] = {}  # by tenant, likewise
+        self._bytes_of: dict[str, int] = {}
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, response_id: str, record: Record) -> None:
+        """Keep a response from its beginning on: what it was asked is counted while it runs."""
+        self._drop_expired()
+        if record.num_bytes <= self._max_bytes:
+            self._put(response_id, record)
+
+    def finish(self, response_id: str, response: bytes, output: bytes, num_items: int) -> None:
+        """It has ended, with these items as its output. Nothing happens if it is kept no more."""
+        record = self._take(response_id)
+        if record is None:
+            return
+        record.response = response
+        record.items += (output,)
+        record.num_items += num_items
+        self.add(response_id, record)
+
+    def find(self, response_id: str, owner: str) -> Record | None:
+        """A response of this owner, which is kept for as long again; None if there is none."""
+        self._drop_expired()
+        record = self._records.get(response_id)
+        if record is None or record.owner != owner:
+            return None
+        self._take(response_id)
+        self._put(response_id, record)
+        return record
+
+    def remove(self, response_id: str, owner: str) -> bool:
+        """Forget a response; False if this owner has no such one."""
+        self._drop_expired()
+        record = self._records.get(response_id)
+        if record is None or record.owner != owner:
+            return False
+        self._take(response_id)
+        return True
+
+    def drop_expired(self) -> float | None:
+        """Forget what has been kept long enough; returns when the next will have been."""
+        self._drop_expired()
+        return next((record.expires_at for record in self._records.values()), None)
+
+    def _drop_expired(self) -> None:
+        now = self._now()
+        while self._records:
+            response_id, record = next(iter(self._records.items()))
+            if record.expires_at > now:
+                return
+            self._take(response_id)
+
+    def _put(self, response_id: str, record: Record) -> None:
+        record.expires_at = self._now() + self._keep_s
+        self._records[response_id] = record
+        self._ids_of.setdefault(record.tenant, {})[response_id] = None
+        self._count(record.tenant, record.num_bytes)
+        while self.num_bytes > self._max_bytes:
+            largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
+            self._take(next(iter(self._ids_of[largest])))
+
+    def _take(self, response_id: str) -> Record | None:
+        record = self._records.pop(response_id, None)
+        if record is None:
+            return None
+        del self._ids_of[record.tenant][response_id]
+        self._count(record.tenant, -record.num_bytes)
+        if not self._ids_of[record.tenant]:
+            del self._ids_of[record.tenant], self._bytes_of[record.tenant]
+        return record
+
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._bytes_of[tenant] = self._bytes_of.get(tenant, 0) + num_bytes
