@@ -19,6 +19,7 @@ from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
 from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
 from .bodies.openapi import Routes
 from .bodies.parsing import parse_request
+from .bodies.responses import ResponseEvent, ResponsesRequest, ResponsesResponse
 from .bodies.schema import (
     AbortRequest,
     ChatCompletionRequest,
@@ -28,7 +29,6 @@ from .bodies.schema import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
-    ResponsesRequest,
     StatusResponse,
     TokenizeRequest,
     TokenizeResponse,
@@ -38,7 +38,8 @@ from .connections.auth import CALLER_KEY
 from .endpoints.abort import create_abort
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
-from .endpoints.responses import ResponseEvent, ResponsesResponse, create_response
+from .endpoints.responses import create_response
+from .endpoints.stored_responses import add_routes as add_stored_responses_routes
 from .endpoints.tokenize import create_detokenize, create_tokenize
 from .errors import ErrorResponse, make_error_response
 from .health import add_routes as add_health_routes
@@ -69,6 +70,7 @@ def create_app(serving: Serving) -> DirectRoutes:
     _add_version_route(routes)
     _add_model_routes(routes, serving)
     endpoints = _add_post_routes(routes, serving)
+    add_stored_responses_routes(routes, serving, _find_caller)
     add_metrics_routes(routes, serving.llm)
     feed = add_live_routes(app, routes, serving.llm, serving.options.limits)
     serving.on_drain.append(feed.close)

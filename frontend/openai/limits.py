@@ -61,6 +61,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_render_s: Seconds = 10.0
     write_timeout_s: Seconds = 60.0
     ping_interval_s: Seconds = 15.0
+    max_stored_bytes: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 32 * 1024 * 1024
+    max_stored_s: Seconds = 3600.0
 
 
 class Limit(NamedTuple):
@@ -91,6 +93,8 @@ _SETTABLE = {
     "max_render_s": ("seconds of processor time in which a prompt is rendered and tokenized", "400"),
     "write_timeout_s": ("seconds that a write may wait for a reader that does not read", "closed"),
     "ping_interval_s": ("seconds without a chunk before a stream gets a comment", "': ping'"),
+    "max_stored_bytes": ("bytes of responses that a process keeps; shared by callers; 0: none", "forgotten"),
+    "max_stored_s": ("seconds that a response is kept since it was last used", "forgotten"),
 }
 _FIXED = [
     Limit("n, best_of", MAX_N, "sequences of one prompt", "400"),

@@ -27,9 +27,11 @@ from ..output_formats.output_format import OutputFormat
 from ..outputs import RequestOutput
 from ..structured_outputs.grammar_cache import GrammarCache
 from ..text.tokenizer import Tokenizer
-from .bodies.schema import ResponsesRequest, SamplingFields
+from .bodies.responses import ResponsesRequest
+from .bodies.schema import SamplingFields
 from .errors import ApiError, FieldError, unavailable
 from .options import ServerOptions
+from .responses.registry import ResponseRegistry
 from .room import Room, Stay
 from .stream import EventStream
 from .text.service import TextService
@@ -79,6 +81,7 @@ class Serving:
         self.room = Room(options.limits.max_total_logprobs_bytes)  # what the requests under way take
         self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
         self.grammars = GrammarCache()
+        self.responses = ResponseRegistry(options.limits, llm.abort)
         self._text: TextService | None = None
 
     def open(self) -> None:
@@ -94,6 +97,7 @@ class Serving:
 
     def close(self) -> None:
         """End the text processes; what waits for them is answered with 503. Idempotent."""
+        self.responses.close()
         if self._text is not None:
             self._text.close()
 

@@ -44,8 +44,9 @@ class Routes:
         request: type[msgspec.Struct] | None = None,
         event: type[msgspec.Struct] | None = None,
         more: Mapping[int, type[msgspec.Struct]] | None = None,
+        method: str | None = None,
     ) -> None:
-        """A POST if there is a `request`, else a GET. `answer` is its body, or the media type of a text.
+        """A POST if there is a `request`, else a GET, or `method`. `answer`: its body, or a media type.
 
         `summary`: its first sentence is shown. `event`: what a stream is made of. `more`: other answers.
         """
@@ -65,7 +66,7 @@ class Routes:
         self._app.add_api_route(
             path,
             endpoint,
-            methods=["GET" if request is None else "POST"],
+            methods=[method or ("GET" if request is None else "POST")],
             name=name,
             summary=(summary or "").partition(". ")[0].removesuffix("."),
             responses=responses,

@@ -19,14 +19,10 @@ from ....ipc.sampling_params import (
     MAX_LOGPROB_TOKEN_IDS,
     SAMPLING_FIELDS,
     NumLogprobs,
-    Seed,
-    Stops,
-    Temperature,
-    TopP,
 )
 from ....ipc.structured_outputs import StructuredOutputsFields
 from ..limits import MAX_TOP_LOGPROBS
-from .formats import ResponseFormat, ResponsesText
+from .formats import ResponseFormat
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -180,56 +176,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     # These say nothing about the answer.
     metadata: Metadata | None = None
     store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-
-
-class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A message of a Responses request."""
-
-    role: str
-    content: str | list[TextPart]
-    type: str = "message"
-    id: str | None = None
-    status: str | None = None
-
-
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses: text in, text out; the server keeps nothing of it."""
-
-    input: str | list[InputItem]
-    model: str | None = None
-    instructions: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_output_tokens: NumTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    seed: Seed | None = None
-    stop: Stops | None = None
-    text: ResponsesText | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    max_tool_calls: int | None = None
-    reasoning: dict[str, Any] | None = None
-    background: bool | None = None
-    truncation: str | None = None
-    include: list[str] | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout_s: Timeout | None = None
-    queue_timeout_s: QueueTimeout | None = None
-    # These say nothing about the answer.
-    parallel_tool_calls: bool | None = None
-    metadata: Metadata | None = None
-    store: bool | None = None
-    user: User | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -20,7 +20,8 @@ from ..bodies.formats import (
     ResponsesFormat,
     StructuralTagFormat,
 )
-from ..bodies.schema import ResponsesRequest, SamplingFields
+from ..bodies.responses import ResponsesRequest
+from ..bodies.schema import SamplingFields
 from ..errors import FieldError
 from ..serving import Caller, Serving
 from ..text.jobs import GrammarJob, Text

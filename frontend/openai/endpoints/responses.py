@@ -1,295 +1,235 @@
-"""POST /v1/responses: text in, text out. Nothing is stored, so a response cannot be continued by its id."""
+"""POST /v1/responses: items in, items out. What is kept can be continued by its id (stored_responses.py)."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
 
-from ...outputs import CompletionOutput, RequestOutput
-from ..bodies.formats import ResponsesText, TextFormat
-from ..bodies.schema import ChatMessage, ResponsesRequest, TokenLogprob
+from ....ipc.sampling_params import RequestOutputKind, SamplingParams
+from ...output_formats.events import OutputEvent
+from ...output_formats.offered_tools import ToolFields, read_tool_choice
+from ...output_formats.tools import Tool
+from ...outputs import RequestOutput
+from ..bodies.parsing import make_struct
+from ..bodies.responses import (
+    ConversationItem,
+    FunctionTools,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseEvent,
+    ResponsesRequest,
+    ResponsesResponse,
+    ResponsesUsage,
+)
+from ..bodies.schema import TokenLogprob
 from ..errors import FieldError, as_api_error
-from ..serving import Caller, Serving, make_id
+from ..responses.encoder import ResponseEncoder
+from ..responses.items import make_messages, read_items
+from ..responses.past import Past, load_past, resolve_references
+from ..responses.store import Record
+from ..serving import Caller, Serving
 from ..stream import encode_named_event, respond
-from ..text.jobs import RenderJob
+from .conversation import (
+    AnswerReader,
+    Conversation,
+    PreparedConversation,
+    parse_outputs,
+    prepare_conversation,
+)
 from .formats import find_format
 from .logprobs import as_json, make_beside, make_chat_logprobs
-from .prompts import prepare_params, render_chat
 from .sampling import make_responses_params
 from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
 from .usage import UsageCounter
 
-
-class OutputText(msgspec.Struct, kw_only=True):
-    """The text of an answer."""
-
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
-
-
-class OutputMessage(msgspec.Struct, kw_only=True):
-    """The one item of an answer."""
-
-    type: Literal["message"] = "message"
-    id: str
-    status: str
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText]
-
-
-class InputTokensDetails(msgspec.Struct):
-    """Input tokens that the prefix cache already held."""
-
-    cached_tokens: int
-
-
-class OutputTokensDetails(msgspec.Struct):
-    """Quire's models answer without a hidden part."""
-
-    reasoning_tokens: int = 0
-
-
-class ResponsesUsage(msgspec.Struct):
-    """Counts of tokens."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class IncompleteDetails(msgspec.Struct):
-    """Why an answer ended early."""
-
-    reason: str
-
-
-class ResponseError(msgspec.Struct):
-    """Why an answer failed."""
-
-    code: str
-    message: str
-
-
-class ResponsesResponse(msgspec.Struct, kw_only=True):
-    """Answer of /v1/responses, and what the events of a stream carry."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    status: str
-    model: str
-    output: list[OutputMessage] = []
-    usage: ResponsesUsage | None = None
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    metadata: dict[str, str] | None = None
-    parallel_tool_calls: bool = True
-    previous_response_id: None = None
-    store: bool = False
-    text: ResponsesText = ResponsesText(TextFormat())
-    tool_choice: str = "auto"
-    tools: list[Any] = []
-    truncation: str = "disabled"
-    user: str | None = None
-
-
-class ResponseEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An event of a stream; which fields it has depends on its type. sequence_number counts from 0."""
-
-    type: str
-    sequence_number: int
-    response: ResponsesResponse | None = None
-    item_id: str | None = None
-    output_index: int | None = None
-    content_index: int | None = None
-    item: OutputMessage | None = None
-    part: OutputText | None = None
-    delta: str | None = None
-    text: str | None = None
-    logprobs: list[TokenLogprob] | None = None
+Parsed = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
+_FIELDS = ToolFields(function="")
 
 
 async def create_response(serving: Serving, request: ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
+    _check(serving, request)
+    tools = read_tools(request.tools)
+    wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
+    params = make_responses_params(serving, request, wants_logprobs)
+    if wants_logprobs and (tools or serving.is_thinking):
+        # Which tokens are of the text is told by the events that come with them.
+        params.output_kind = RequestOutputKind.DELTA
+    serving.check_room(params, caller)
+    answer, prepared = await _prepare(serving, request, caller, params, tools)
+    response = answer.response
+    outputs = serving.generate(response.id, prepared.prompt, prepared.params, caller, request)
+    events = answer.run(parse_outputs(serving, outputs, answer.reader))
+    if request.stream:
+        return serving.stream(_encode(events), response.id, answer.encode_failure)
+    async with aclosing(events):
+        async for _ in events:
+            pass
+    return respond(response, response.id)
+
+
+async def _prepare(
+    serving: Serving, request: ResponsesRequest, caller: Caller, params: SamplingParams, tools: list[Tool]
+) -> tuple[_Answer, PreparedConversation]:
+    past = await load_past(serving, request.previous_response_id, caller)
+    own = await resolve_references(serving, read_items(request.input), caller)
+    conversation = _make_conversation(request, tools, past, own)
+    prepared = await prepare_conversation(serving, caller, params, conversation)
+    response = _make_response(serving, request)
+    turns = (*past.turns, msgspec.json.encode(own)) if response.store else ()
+    record = Record(caller.key_hash, caller.tenant, turns, len(past.items) + len(own))
+    num_top = None if params.logprobs is None else request.top_logprobs or 0
+    return _Answer(serving, response, prepared.make_reader(), record, num_top), prepared
+
+
+def read_tools(given: list[dict[str, object]] | None) -> list[Tool]:
+    """A request's tools. Raises ApiErrors that name the place."""
+    for number, tool in enumerate(given or ()):
+        if tool.get("type") != "function":
+            allowed = "'function': tools that the client runs; this server has none of its own"
+            raise FieldError(f"tools[{number}].type", tool.get("type"), allowed, "unsupported_tool")
+    read = make_struct({"tools": given or []}, FunctionTools).tools
+    return [Tool(tool.name, tool.description, tool.parameters, bool(tool.strict)) for tool in read]
+
+
+def _check(serving: Serving, request: ResponsesRequest) -> None:
     check_supported(request, RESPONSES_RULES)
     serving.check_model(request.model)
     if request.max_output_tokens == 0:
         raise FieldError("max_output_tokens", 0, "an integer of at least 1")
-    answer = _Answer(request, serving)
-    params = make_responses_params(serving, request, answer.wants_logprobs)
-    serving.check_room(params, caller)
-    source = find_format(request)
-    prepared = await prepare_params(serving, params, caller, source, logprobs_name="top_logprobs")
-    max_model_len = serving.llm.facts.max_model_len
-    job = RenderJob(
-        messages=_messages_of(request),
+    effort = request.reasoning.effort if request.reasoning else None
+    if effort not in (None, "none") and not serving.is_thinking:
+        raise FieldError("reasoning.effort", effort, "'none': this model does not think")
+    max_items = serving.options.limits.max_messages
+    if not isinstance(request.input, str) and len(request.input) > max_items:
+        raise FieldError("input", f"{len(request.input)} items", f"at most {max_items} (max_messages)")
+
+
+def _make_conversation(
+    request: ResponsesRequest, tools: list[Tool], past: Past, own: Sequence[ConversationItem]
+) -> Conversation:
+    return Conversation(
+        messages=make_messages(request.instructions, [*past.items, *own], len(past.items)),
+        tools=tools,
+        choice=read_tool_choice(request.tool_choice),
+        parallel=request.parallel_tool_calls is not False,
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        format=find_format(request),
         param="input",
-        max_model_len=max_model_len,
-        truncation=prepared.truncation,
+        fields=_FIELDS,
     )
-    prompt = await render_chat(serving, job, caller)
-    outputs = serving.generate(answer.response.id, prompt, prepared, caller, request)
-    if request.stream:
-        events = answer.stream(outputs)
-        return serving.stream(events, answer.response.id, answer.encode_failure)
-    body = await answer.complete(outputs)
-    return respond(body, answer.response.id)
 
 
-def _messages_of(request: ResponsesRequest) -> list[ChatMessage]:
-    items = request.input
-    messages = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
-    if isinstance(items, str):
-        return [*messages, ChatMessage(role="user", content=items)]
-    if not items:
-        raise FieldError("input", items, "a text, or a list of at least one message")
-    for place, item in enumerate(items):
-        if item.type != "message":
-            raise FieldError(f"input[{place}].type", item.type, "'message'")
-        role = "system" if item.role == "developer" else item.role
-        messages.append(ChatMessage(role=role, content=item.content))
-    return messages
+def _make_response(serving: Serving, request: ResponsesRequest) -> ResponsesResponse:
+    """What an answer says from its beginning on, which repeats much of the request."""
+    response = ResponsesResponse(
+        id=serving.responses.make_id(),
+        created_at=int(time.time()),
+        model=serving.model_id,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_logprobs=request.top_logprobs,
+        metadata=request.metadata,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        store=serving.responses.has_store and request.store is not False,
+        reasoning=request.reasoning,
+        tool_choice=request.tool_choice or "auto",
+        tools=request.tools or [],
+        truncation=request.truncation or "disabled",
+        user=request.user,
+    )
+    if request.text is not None and request.text.format is not None:
+        response.text = request.text
+    return response
+
+
+async def _encode(events: AsyncGenerator[list[ResponseEvent], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for some in events:
+            if some:
+                yield _join(some)
+
+
+def _join(events: list[ResponseEvent]) -> bytes:
+    return b"".join(encode_named_event(event.type, event) for event in events)
 
 
 class _Answer:
     """One response while it comes into being."""
 
-    def __init__(self, request: ResponsesRequest, serving: Serving) -> None:
-        self._num_top = request.top_logprobs or 0
-        self.wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
-        self._message_id = make_id("msg")
-        self._place: dict[str, Any] = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+    def __init__(
+        self,
+        serving: Serving,
+        response: ResponsesResponse,
+        reader: AnswerReader,
+        record: Record,
+        num_top: int | None,
+    ) -> None:
+        """num_top: likeliest tokens beside each one of the text, None for no logprobs."""
+        self.response = response
+        self.reader = reader
+        self._registry = serving.responses
+        self._encoder = ResponseEncoder(response)
         self._counter = UsageCounter()
-        self._num_events = 0
-        self._text = ""
-        self._logprobs: list[TokenLogprob] = []
-        self.response = ResponsesResponse(
-            id=make_id("resp"),
-            created_at=int(time.time()),
-            status="in_progress",
-            model=serving.model_id,
-            instructions=request.instructions,
-            max_output_tokens=request.max_output_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            metadata=request.metadata,
-            truncation=request.truncation or "disabled",
-            user=request.user,
-        )
-        if request.text is not None and request.text.format is not None:
-            self.response.text = request.text
+        self._record: Record | None = record
+        self._num_top = num_top
 
-    async def complete(self, outputs: AsyncGenerator[RequestOutput, None]) -> ResponsesResponse:
-        """The whole answer."""
-        async with aclosing(outputs):
-            async for output in outputs:
-                await self._take_beside(output)
-        return self.response
-
-    async def stream(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, in OpenAI's order."""
-        has_begun = False
-        async with aclosing(outputs):
-            async for output in outputs:
-                if not has_begun:
-                    has_begun = True
-                    yield self._make_beginning()
-                num_known = len(self._logprobs)
-                await self._take_beside(output)
-                if output.outputs[0].text:
-                    yield self._event(
-                        "response.output_text.delta",
-                        **self._place,
-                        delta=output.outputs[0].text,
-                        logprobs=self._logprobs[num_known:],
-                    )
-        yield self._make_end()
+    async def run(self, parsed: Parsed) -> AsyncGenerator[list[ResponseEvent], None]:
+        """The events, those of an output at a time. The response is complete, and kept, when they end."""
+        record, self._record = self._record, None
+        assert record is not None
+        async with aclosing(parsed):
+            owner = record.owner
+            self._registry.begin(self.response, record)
+            del record  # from here on it is counted, and may be dropped
+            try:
+                begun = self._encoder.begin
+                async for output, events in parsed:
+                    if begun is not None:
+                        yield begun()
+                        begun = None
+                    told = self._encoder.take(events[0], await self._make_logprobs(output))
+                    self._counter.add(output)
+                    if output.finished:
+                        told += self._end(output)
+                        self._registry.finish(self.response)
+                    yield told
+            finally:
+                self._registry.end(self.response.id, owner)
 
     def encode_failure(self, error: Exception) -> bytes:
         """The event that ends a stream in which something went wrong."""
         api_error = as_api_error(error)
-        self.response.status = "failed"
-        self.response.error = ResponseError(api_error.code or "server_error", str(api_error))
-        return self._event("response.failed", response=self.response)
+        return _join(self._encoder.fail(api_error.code or "server_error", str(api_error)))
 
-    async def _take_beside(self, output: RequestOutput) -> None:
-        """As `_take`; not in the event loop where that takes long."""
-        if self.wants_logprobs:
-            await make_beside(output, functools.partial(self._take, output))
-        else:
-            self._take(output)
-
-    def _take(self, output: RequestOutput) -> None:
-        """Take a delta, or the final output, and end the response with it."""
-        self._counter.add(output)
-        one = output.outputs[0]
-        self._text += one.text
-        if self.wants_logprobs and one.logprobs is not None:
-            self._logprobs += map(as_json, make_chat_logprobs(one.logprobs, self._num_top).content)
-        if output.finished:
-            self._end(one)
-
-    def _end(self, one: CompletionOutput) -> None:
-        is_whole = one.finish_reason == "stop"
-        self.response.status = "completed" if is_whole else "incomplete"
-        if not is_whole:
-            reason = "max_output_tokens" if one.finish_reason == "length" else str(one.finish_reason)
-            self.response.incomplete_details = IncompleteDetails(reason)
-        self.response.output = [self._message(self.response.status)]
+    def _end(self, output: RequestOutput) -> list[ResponseEvent]:
         usage = self._counter.usage()
-        self.response.usage = ResponsesUsage(
-            usage.prompt_tokens,
-            InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
-            usage.completion_tokens,
-            OutputTokensDetails(),
-            usage.total_tokens,
+        if self.reader.has_errors(0):
+            self.response.tool_parse_error = True
+        return self._encoder.end(
+            output.outputs[0].finish_reason,
+            ResponsesUsage(
+                usage.prompt_tokens,
+                InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+                usage.completion_tokens,
+                OutputTokensDetails(self.reader.num_reasoning_tokens or 0),
+                usage.total_tokens,
+            ),
         )
 
-    def _message(self, status: str) -> OutputMessage:
-        return OutputMessage(id=self._message_id, status=status, content=[self._part()])
-
-    def _part(self) -> OutputText:
-        return OutputText(text=self._text, logprobs=self._logprobs)
-
-    def _make_beginning(self) -> bytes:
-        empty = OutputMessage(id=self._message_id, status="in_progress", content=[])
-        return b"".join(
-            [
-                self._event("response.created", response=self.response),
-                self._event("response.in_progress", response=self.response),
-                self._event("response.output_item.added", output_index=0, item=empty),
-                self._event("response.content_part.added", **self._place, part=OutputText(text="")),
-            ]
-        )
-
-    def _make_end(self) -> bytes:
-        status = self.response.status
-        return b"".join(
-            [
-                self._event(
-                    "response.output_text.done", **self._place, text=self._text, logprobs=self._logprobs
-                ),
-                self._event("response.content_part.done", **self._place, part=self._part()),
-                self._event("response.output_item.done", output_index=0, item=self._message(status)),
-                self._event(f"response.{status}", response=self.response),
-            ]
-        )
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        event = ResponseEvent(type=kind, sequence_number=self._num_events, **fields)
-        self._num_events += 1
-        return encode_named_event(kind, event)
+    async def _make_logprobs(self, output: RequestOutput) -> list[TokenLogprob]:
+        """As JSON; not in the event loop where that takes long."""
+        positions = output.outputs[0].logprobs
+        if self._num_top is None or positions is None:
+            return []
+        make = functools.partial(make_chat_logprobs, positions, self._num_top)
+        return await make_beside(output, lambda: list(map(as_json, make().content)))

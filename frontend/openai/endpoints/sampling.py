@@ -7,7 +7,8 @@ from typing import Any
 
 from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
-from ..bodies.schema import ChatCompletionRequest, CompletionRequest, ResponsesRequest, SamplingFields
+from ..bodies.responses import ResponsesRequest
+from ..bodies.schema import ChatCompletionRequest, CompletionRequest, SamplingFields
 from ..errors import FieldError
 from ..serving import Serving
 

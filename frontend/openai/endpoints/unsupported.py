@@ -17,11 +17,6 @@ def _is_off(value: Any) -> bool:
 # Field -> (what is allowed, whether a value is).
 _Rule = tuple[str, Callable[[Any], bool]]
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_NO_TOOLS: _Rule = ("none: tools are not supported", _is_off)
-_NO_TOOL_CHOICE: _Rule = (
-    "'none' or 'auto': tools are not supported",
-    lambda value: value in ("none", "auto"),
-)
 COMPLETION_RULES: dict[str, _Rule] = {
     "suffix": ("none: filling in the middle is not supported", _is_off),
 }
@@ -36,18 +31,16 @@ CHAT_RULES: dict[str, _Rule] = {
     "web_search_options": ("none: web search is not supported", lambda _: False),
     "verbosity": ("'medium': verbosity is not supported", lambda value: value == "medium"),
 }
+LOGPROBS_ITEM = "message.output_text.logprobs"
+# Thoughts are in the answer in plain text, which is taken back: there is nothing to encrypt.
+_INCLUDES = (LOGPROBS_ITEM, "reasoning.encrypted_content")
 RESPONSES_RULES: dict[str, _Rule] = {
-    "previous_response_id": ("none: responses are not stored", _is_off),
     "conversation": ("none: conversations are not stored", _is_off),
     "prompt": ("none: prompt templates are not stored", _is_off),
-    "tools": _NO_TOOLS,
-    "tool_choice": _NO_TOOL_CHOICE,
-    "reasoning": ("none: reasoning is not supported", lambda value: not any(value.values())),
-    "background": ("false: responses are not stored", _is_off),
+    "background": ("false: a response runs as long as its client is connected", _is_off),
     "truncation": ("'auto' or 'disabled'", lambda value: value in ("auto", "disabled")),
-    "include": ("[] or ['message.output_text.logprobs']", lambda value: not set(value) - {LOGPROBS_ITEM}),
+    "include": (f"of {', '.join(map(repr, _INCLUDES))}", lambda value: set(value) <= set(_INCLUDES)),
 }
-LOGPROBS_ITEM = "message.output_text.logprobs"
 
 
 def check_supported(request: msgspec.Struct, rules: dict[str, _Rule]) -> None:

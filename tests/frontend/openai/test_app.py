@@ -610,10 +610,10 @@ def test_a_response_streams_events_in_order_with_sequence_numbers() -> None:
     [
         ({"input": []}, "input"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.name"),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning"),
+        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": "word " * 500}, "input"),
     ],

@@ -11,11 +11,11 @@ import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.bodies.json_cost import check_json_cost
 from quire.frontend.openai.bodies.parsing import parse_body
+from quire.frontend.openai.bodies.responses import ResponsesRequest
 from quire.frontend.openai.bodies.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    ResponsesRequest,
     TokenizeRequest,
 )
 from quire.frontend.openai.errors import ApiError

@@ -1,0 +1,77 @@
+"""GET, DELETE and cancel of /v1/responses/{id}: what is kept of a key's responses, in whichever process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..bodies.openapi import Routes
+from ..bodies.responses import DeletedResponse, InputItem, InputItemList, ResponsesResponse
+from ..errors import ApiError, ErrorResponse, FieldError
+from ..responses.peers import Ask, Found
+from ..serving import Caller, Serving
+from ..stream import respond
+
+_PATH = "/v1/responses/{response_id}"
+_decode_items = msgspec.json.Decoder(list[InputItem]).decode
+
+
+def add_routes(routes: Routes, serving: Serving, find_caller: Callable[[Request], Caller]) -> None:
+    """The routes of responses that are there."""
+
+    async def ask(what: Literal["find", "remove", "cancel"], response_id: str, http: Request) -> Found:
+        serving.check_open()
+        return await serving.responses.ask(Ask(what, response_id, find_caller(http).key_hash))
+
+    async def get_response(response_id: str, http: Request) -> Response:
+        """A response that is kept, or runs."""
+        if http.query_params.get("stream", "false").lower() != "false":
+            raise FieldError("stream", http.query_params["stream"], "false: its events are not kept")
+        return _send((await ask("find", response_id, http)).response)
+
+    async def delete_response(response_id: str, http: Request) -> Response:
+        """Forget a response."""
+        if (await ask("remove", response_id, http)).status == "running":
+            raise _refuse(response_id, "it is in progress: cancel it")
+        return respond(DeletedResponse(id=response_id))
+
+    async def cancel_response(response_id: str, http: Request) -> Response:
+        """End a response that runs: its own answer ends as well, with what it has."""
+        found = await ask("cancel", response_id, http)
+        if found.status == "ended":
+            raise _refuse(response_id, "it has ended")
+        return _send(found.response)
+
+    async def list_input_items(response_id: str, http: Request) -> Response:
+        """The conversation that a response answers."""
+        found = await ask("find", response_id, http)
+        if found.status == "running":
+            raise _refuse(response_id, "it is in progress")
+        items = [item for turn in found.items[:-1] for item in _decode_items(turn)]
+        for place, item in enumerate(items):
+            item.id = item.id or f"item-{place}"
+        if http.query_params.get("order", "desc") != "asc":
+            items.reverse()
+        ends = (items[0].id, items[-1].id) if items else (None, None)
+        return respond(InputItemList(data=items, first_id=ends[0], last_id=ends[1]))
+
+    more = {400: ErrorResponse, 404: ErrorResponse}
+    routes.add(_PATH, get_response, get_response.__doc__, ResponsesResponse, more=more)
+    routes.add(_PATH, delete_response, delete_response.__doc__, DeletedResponse, more=more, method="DELETE")
+    path = f"{_PATH}/cancel"
+    routes.add(path, cancel_response, cancel_response.__doc__, ResponsesResponse, more=more, method="POST")
+    routes.add(f"{_PATH}/input_items", list_input_items, list_input_items.__doc__, InputItemList, more=more)
+
+
+def _send(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _refuse(response_id: str, why: str) -> ApiError:
+    message = f"response {response_id!r}: {why}"
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param="response_id", code="invalid_state")
