@@ -59,7 +59,14 @@ def main() -> int:
     llm = AsyncLLM(attach=args.attach, client_kind=HTTP_CLIENT_KIND)
     try:
         with socket.socket(fileno=args.listening_fd) as listening_socket:
-            run_server(llm, args.options, listening_socket, control.note_serving, on_loop=control.begin)
+            run_server(
+                llm,
+                args.options,
+                listening_socket,
+                control.note_serving,
+                on_loop=control.begin,
+                peers=args.peers,
+            )
     except QuireError as error:
         if control.has_served:
             return EXIT_ENGINE_LOST  # the group says so, once for all its processes

@@ -22,6 +22,7 @@ from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget
 from .options import ServerOptions
+from .responses.peers import PeerSockets, listen_for_peers
 
 HTTP_MODULE = "quire.frontend.openai"
 EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
@@ -34,20 +35,26 @@ class HttpArgs(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP process: which daemon to attach to, where to listen.
 
     control_fd: a socket on which it says ALIVE when its event loop runs and for every PING, and SERVES when
-    it does.
+    it does. peers: where it and the others ask each other for responses.
     """
 
     attach: str
     options: ServerOptions
     listening_fd: int
     control_fd: int
+    peers: PeerSockets | None = None
 
 
 class HttpProcess:
     """The place of one HTTP process, which is watched from its first word on."""
 
     def __init__(
-        self, attach: str, options: ServerOptions, listening_socket: socket.socket, budget: RestartBudget
+        self,
+        attach: str,
+        options: ServerOptions,
+        listening_socket: socket.socket,
+        budget: RestartBudget,
+        peers: PeerSockets,
     ) -> None:
         self.child = ManagedChild(self._start_process, budget)
         self.child.start_at = time.monotonic()
@@ -56,6 +63,7 @@ class HttpProcess:
         self._attach = attach
         self._options = options
         self._listening_socket = listening_socket
+        self._peers = peers
 
     def start(self) -> ChildProcess:
         """Start the process; its control socket is this one's `control`."""
@@ -105,8 +113,9 @@ class HttpProcess:
                 options=self._options,
                 listening_fd=self._listening_socket.fileno(),
                 control_fd=its_end.fileno(),
+                peers=self._peers,
             )
-            fds = (args.listening_fd, args.control_fd)
+            fds = (args.listening_fd, args.control_fd, self._peers.listening_fd)
             return ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(args), pass_fds=fds)
 
 
@@ -120,8 +129,13 @@ class HttpGroup:
         self._drain_timeout_s = options.drain_timeout_s
         options = msgspec.structs.replace(options, accepts_when_ready=True)
         budget = RestartBudget(options.max_http_restarts)  # of all of them
+        self._listeners = [listen_for_peers() for _ in range(num_processes)]
+        names = [listener.getsockname() for listener in self._listeners]
         self._processes = [
-            HttpProcess(attach, options, listening_socket, budget) for _ in range(num_processes)
+            HttpProcess(
+                attach, options, listening_socket, budget, PeerSockets(place, listener.fileno(), names)
+            )
+            for place, listener in enumerate(self._listeners)
         ]
         self._poller = select.poll()
         self._ends_at: float | None = None  # while it drains: when what is left is killed
@@ -150,6 +164,8 @@ class HttpGroup:
         finally:
             for process in self._processes:
                 process.stop(_STOP_GRACE_S)
+            for listener in self._listeners:
+                listener.close()
 
     @property
     def _has_drained(self) -> bool:

@@ -31,6 +31,7 @@ from .connections.hosts import LocalHostMiddleware
 from .connections.listen import BACKLOG, is_loopback
 from .connections.protocol import Admission, CappedProtocol
 from .options import ServerOptions, find_max_grpc_connections
+from .responses.peers import PeerSockets
 from .serving import Serving
 from .stream import cancel_and_wait
 from .tracing import Tracing
@@ -54,11 +55,12 @@ def run_server(
     on_ready: ReadyCallback | None = None,
     on_phase: PhaseCallback | None = None,
     on_loop: Callable[[], None] | None = None,
+    peers: PeerSockets | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit code 0.
 
     Starts `llm` if it is not (meanwhile /live answers and /ready says 503) and shuts it down at the end.
-    `on_loop` is called in the event loop before that.
+    `on_loop` is called in the event loop before that. `peers`: of a group, for responses of the others.
     Raises EngineStartError when it does not start, EngineDeadError when it ends while the server runs.
     """
     import uvloop
@@ -68,15 +70,16 @@ def run_server(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if on_loop is not None:
             runner.get_loop().call_soon(on_loop)
-        server = Server(llm, options)
+        server = Server(llm, options, peers)
         return runner.run(server.serve(listening_socket, on_ready, on_phase))
 
 
 class Server:
     """The life of one server: load, serve, drain, end."""
 
-    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+    def __init__(self, llm: AsyncLLM, options: ServerOptions, peers: PeerSockets | None = None) -> None:
         self._llm = llm
+        self._peers = peers
         self._options = options
         self._serving = Serving(llm, options)
         self._state = ServerState()
@@ -132,6 +135,8 @@ class Server:
     ) -> asyncio.Server:
         if self._grpc is not None:
             await self._grpc.start()
+        if self._peers is not None:
+            await self._serving.responses.join(self._peers)
         loop = asyncio.get_running_loop()
         return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)
 
