@@ -59,9 +59,8 @@ class ResponseEncoder:
     def take(
         self, events: Iterable[OutputEvent], logprobs: Sequence[TokenLogprob] = ()
     ) -> list[ResponseEvent]:
-        """More of the answer. `logprobs`: of its tokens; those that no text comes of are not told."""
-        if self._item is None or isinstance(self._item, OutputMessage):
-            self._held += logprobs
+        """More of the answer. `logprobs`: of its tokens; those of thoughts and calls are not told."""
+        self._held += logprobs
         for event in events:
             match event:
                 case TextDelta(text):
@@ -87,6 +86,7 @@ class ResponseEncoder:
         is_whole = finish_reason == "stop"
         if self._item is None and not self.response.output:
             self._open(OutputMessage(id=self._make_id("msg")))
+        self._logprobs += self._held  # of the end of sequence
         self._close("completed" if is_whole else "incomplete")
         response = self.response
         response.usage = usage

@@ -171,18 +171,21 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
 
 
 def test_logprobs_are_those_of_the_text_and_wait_for_it() -> None:
-    one, two, three, four = (TokenLogprob(token, -0.5, [], []) for token in "abcd")
+    one, two, three, four, five = (TokenLogprob(token, -0.5, [], []) for token in "abcde")
     encoder = make_encoder()
     encoder.take([ReasoningDelta("hm")], [one])
-    encoder.take([], [two])  # the end of the thoughts
-    encoder.take([TextDelta("")], [])
+    encoder.take([ReasoningDelta(".")], [two])
     encoder.take([], [three])  # half a character
     events = encoder.take([TextDelta("\u00e9")], [four])
-    assert events[0].logprobs == [three, four]
-    encoder.take([ToolCallStart(0, "call_a", "lookup")], [one])
+    told = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    assert told == [[three, four]]
+    encoder.take([ToolCallStart(0, "call_a", "lookup"), ToolCallEnd(0)], [one])
+    encoder.take([TextDelta("!")], [two])
+    encoder.take([], [five])
     encoder.end("stop", USAGE)
-    message = encoder.response.output[1]
-    assert msgspec.to_builtins(message)["content"][0]["logprobs"] == msgspec.to_builtins([three, four])
+    first, _, last = map(msgspec.to_builtins, encoder.response.output[1:])
+    assert first["content"][0]["logprobs"] == msgspec.to_builtins([three, four])
+    assert last["content"][0]["logprobs"] == msgspec.to_builtins([two, five])
 
 
 def test_what_fails_after_the_beginning_ends_with_its_cause() -> None:
