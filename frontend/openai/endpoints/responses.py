@@ -48,7 +48,7 @@ from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
 from .usage import UsageCounter
 
 Parsed = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
-_FIELDS = ToolFields(function="")
+_FIELDS = ToolFields(name="name", schema="parameters")
 
 
 async def create_response(serving: Serving, request: ResponsesRequest, caller: Caller) -> Response:

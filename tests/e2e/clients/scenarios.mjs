@@ -335,6 +335,24 @@ const scenarios = {
     assert.match(text, /42/);
   },
 
+  async responses_continue() {
+    const ask = (fields) => client.responses.create({ model: MODEL, temperature: 0, ...fields });
+    const first = await ask({ input: SUM[0].content });
+    assert.equal((await client.responses.retrieve(first.id)).output_text, first.output_text);
+    const next = { role: 'user', content: 'And 1 more?' };
+    const whole = await ask({ input: [...SUM, ...first.output, next], store: false });
+    const more = await ask({ input: next.content, previous_response_id: first.id });
+    assert.equal(more.output_text, whole.output_text);
+    assert.equal(more.usage.input_tokens, whole.usage.input_tokens);
+    const listed = await collect(client.responses.inputItems.list(more.id, { order: 'asc' }));
+    assert.deepEqual(listed.map((item) => item.type), ['message', 'message', 'message']);
+    await client.responses.delete(first.id);
+    for (const { id } of [first, whole]) {
+      const error = await raised(OpenAI.NotFoundError, () => client.responses.retrieve(id));
+      assert.equal(error.code, 'response_not_found');
+    }
+  },
+
   async models() {
     assert.deepEqual((await collect(client.models.list())).map((model) => model.id), [MODEL]);
     assert.equal((await client.models.retrieve(MODEL)).owned_by, 'quire');

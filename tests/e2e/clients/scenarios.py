@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import enum
+import functools
 import json
 import math
 import re
@@ -342,6 +343,26 @@ def responses_stream(client: openai.OpenAI) -> None:
     assert "42" in text
     with client.responses.stream(model=MODEL, input=SUM[0]["content"], temperature=0) as helped:
         assert helped.get_final_response().output_text == text
+
+
+@scenario
+def responses_continue(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input=SUM[0]["content"], temperature=0)
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    items: Any = [*SUM, *first.output, {"role": "user", "content": "And 1 more?"}]
+    whole = client.responses.create(model=MODEL, input=items, temperature=0, store=False)
+    more = client.responses.create(
+        model=MODEL, input="And 1 more?", previous_response_id=first.id, temperature=0
+    )
+    assert more.usage
+    assert whole.usage
+    assert (more.output_text, more.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    listed = client.responses.input_items.list(more.id, order="asc")
+    assert [item.type for item in listed] == ["message"] * 3
+    client.responses.delete(first.id)
+    for response_id in (first.id, whole.id):
+        error = raised(openai.NotFoundError, functools.partial(client.responses.retrieve, response_id))
+        assert error.code == "response_not_found"
 
 
 class Answer(pydantic.BaseModel):

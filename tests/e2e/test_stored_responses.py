@@ -1,0 +1,45 @@
+"""Kept responses over two HTTP processes: each finds what the other has, until that one is killed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from served import Served
+
+ASKED = "What is 12 plus 30?"
+
+
+def test_every_process_continues_a_response_until_the_one_that_has_it_is_killed(
+    shared_server: Served,
+) -> None:
+    group = Served("--attach", f"serve-{shared_server.port}", "--api-server-count", "2")
+    try:
+        children = sorted(psutil.Process(group.process.pid).children(), key=lambda child: child.pid)
+        http = [child for child in children if child.cmdline()[-1] == "http"]
+        assert len(http) == 2
+        asked: dict[str, Any] = {"model": "pocket", "input": ASKED, "temperature": 0}
+        with group.client() as client, client.responses.stream(**asked) as stream:
+            events = [event.type for event in stream]
+            first = stream.get_final_response()
+        assert events[-1] == "response.completed"
+        for _ in range(8):  # connections, which the kernel gives to one process or the other
+            with group.client() as client:
+                assert client.responses.retrieve(first.id).output_text == first.output_text
+                more = client.responses.create(
+                    model="pocket", input="And 1 more?", previous_response_id=first.id, temperature=0
+                )
+                assert more.usage is not None
+                assert first.usage is not None
+                assert more.usage.input_tokens > first.usage.total_tokens
+        victim = http[int(first.id[-2:], 16)]
+        victim.kill()
+        victim.wait(10)
+        client = openai.OpenAI(base_url=f"{group.url}/v1", api_key="none", max_retries=8)
+        why = "in the memory of the process that made it"
+        with client, pytest.raises(openai.NotFoundError, match=why):
+            client.responses.retrieve(first.id)
+    finally:
+        assert group.stop() == 0
