@@ -160,12 +160,9 @@ def find_address(peer: str) -> str:
 
 
 def _find_key(context: Context) -> list[tuple[bytes, bytes]]:
-    """The metadata that carries a key, as HTTP's header."""
-    given = {str(name): value for name, value in context.invocation_metadata() or ()}
-    value = given.get("authorization")
-    if value is None and (key := given.get("x-api-key")) is not None:
-        value = f"Bearer {key}"
-    return [] if not isinstance(value, str) else [(b"authorization", value.encode())]
+    """The metadata as HTTP's headers: a key comes in the same ones."""
+    given = context.invocation_metadata() or ()
+    return [(str(name).encode(), value.encode()) for name, value in given if isinstance(value, str)]
 
 
 async def _refuse(context: Context, error: ApiError) -> None:

@@ -84,8 +84,8 @@ def create_app(serving: Serving) -> DirectRoutes:
     return DirectRoutes(app, endpoints)
 
 
-async def _answer_error(_request: Request, error: Exception) -> Response:
-    return make_error_response(error)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return make_error_response(error, request.scope["path"])
 
 
 class DirectRoutes:
@@ -147,7 +147,7 @@ def _make_endpoint(serving: Serving, kind: type[T], handler: Handler[T]) -> Endp
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
-            return make_error_response(error)
+            return make_error_response(error, http.scope["path"])
 
     return endpoint
 

@@ -1,13 +1,16 @@
 """Errors as HTTP answers in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One function decides the status of every exception; routes, streams and the connection's own refusals use it.
+Below /v1/messages they have Anthropic's: {"type": "error", "error": {"type", "message"}, "request_id"}. One
+function decides the status of every exception; routes, streams and the connection's own refusals use it.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -22,6 +25,8 @@ from ...ipc.errors import (
     shorten_name,
 )
 
+MESSAGES_PATH = "/v1/messages"
+MESSAGES_ID_HEADER = "request-id"  # Anthropic's clients show it
 RETRY_AFTER_S = "1"
 _MAX_MESSAGE = 1000  # characters
 _FAILURES: dict[str | None, tuple[HTTPStatus, Mapping[str, str] | None]] = {
@@ -30,6 +35,15 @@ _FAILURES: dict[str | None, tuple[HTTPStatus, Mapping[str, str] | None]] = {
     "bad_grammar": (HTTPStatus.BAD_REQUEST, None),
     # OpenAI's clients try a 500 twice more, and each try may cost three workers.
     "poison_request": (HTTPStatus.INTERNAL_SERVER_ERROR, {"x-should-retry": "false"}),
+}
+# Types that Anthropic's clients know by status; another 4xx is invalid_request_error, another 5xx api_error.
+_MESSAGES_TYPES: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
 _logger = logging.getLogger("quire.serve")
 
@@ -47,6 +61,21 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     """The body of every answer that is not a success."""
 
     error: ErrorBody
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    """What went wrong, for programs (`type`) and for people."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """As ErrorResponse, below /v1/messages; an error within a stream has the same form."""
+
+    type: Literal["error"] = "error"
+    error: MessagesErrorBody
+    request_id: str
 
 
 class ApiError(QuireError):
@@ -133,12 +162,27 @@ def encode_error(error: ApiError) -> bytes:
     return msgspec.json.encode(ErrorResponse(body))
 
 
-def make_error_response(error: Exception) -> Response:
-    """The answer for an exception."""
+def encode_messages_error(error: ApiError, request_id: str) -> bytes:
+    """The JSON body in Anthropic's form."""
+    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = _MESSAGES_TYPES.get(error.status, "api_error" if is_ours else "invalid_request_error")
+    body = MessagesErrorBody(kind, str(error))
+    return msgspec.json.encode(MessagesErrorResponse(error=body, request_id=request_id))
+
+
+def encode_answer(error: ApiError, path: str) -> tuple[dict[str, str], bytes]:
+    """Headers and JSON body, in the form that clients of the path know."""
+    if path != MESSAGES_PATH and not path.startswith(f"{MESSAGES_PATH}/"):
+        return error.headers, encode_error(error)
+    request_id = f"req_{uuid.uuid4().hex}"
+    return error.headers | {MESSAGES_ID_HEADER: request_id}, encode_messages_error(error, request_id)
+
+
+def make_error_response(error: Exception, path: str) -> Response:
+    """The answer for an exception of a request for `path`."""
     api_error = as_api_error(error)
-    return Response(
-        encode_error(api_error), api_error.status, api_error.headers, media_type="application/json"
-    )
+    headers, body = encode_answer(api_error, path)
+    return Response(body, api_error.status, headers, media_type="application/json")
 
 
 def _type_of(status: HTTPStatus) -> str:

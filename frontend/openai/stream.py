@@ -105,7 +105,7 @@ class EventStream(Response):
             await self._watch(writer, pump, gone, scope)
             error = _error_of(pump)
             if error is not None and not writer.has_started:
-                await make_error_response(error)(scope, receive, send)
+                await make_error_response(error, scope["path"])(scope, receive, send)
         finally:
             await cancel_and_wait(pump, gone)
             await self._events.aclose()

@@ -38,13 +38,15 @@ class ApiKeys:
         """
         if not self._key_hashes:
             return Caller()
-        given = hash_key(_read_key(headers))
-        matches = [hmac.compare_digest(given, known) for known in self._key_hashes]
-        return Caller(given) if any(matches) else None
+        given = [hash_key(key) for key in _read_keys(headers)]
+        matching = [one for one in given for known in self._key_hashes if hmac.compare_digest(one, known)]
+        return Caller(matching[0]) if matching else None
 
 
 class ApiKeyMiddleware:
-    """Lets in who has one of the keys, as `Authorization: Bearer KEY` or, for browsers, as a password.
+    """Lets in who has one of the keys.
+
+    It comes as `Authorization: Bearer KEY`, for browsers as a password, or as Anthropic's `x-api-key: KEY`.
 
     A caller whom the connection has identified stands in the scope's state under CALLER_KEY.
     """
@@ -66,10 +68,18 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
 
-def _read_key(headers: Headers) -> str:
-    """The key as it was sent, '' without one."""
-    value = next((value for name, value in headers if name == b"authorization"), b"")
-    scheme, _, rest = value.decode("latin-1").partition(" ")
+def _read_keys(headers: Headers) -> list[str]:
+    """The keys that were sent: a client may send one in either header, and only one that counts here."""
+    sent: dict[bytes, str] = {}
+    for name, value in headers:
+        if name in (b"authorization", b"x-api-key"):
+            sent.setdefault(name, value.decode("latin-1"))
+    keys = [_read_authorization(sent.get(b"authorization", "")), sent.get(b"x-api-key", "").strip()]
+    return [key for key in keys if key]
+
+
+def _read_authorization(value: str) -> str:
+    scheme, _, rest = value.partition(" ")
     if scheme.lower() == "bearer":
         return rest.strip()
     if scheme.lower() == "basic":
@@ -87,8 +97,9 @@ def _make_refusal(scope: Scope) -> ASGIApp:
     return make_error_response(
         ApiError(
             HTTPStatus.UNAUTHORIZED,
-            "authorization: an API key of this server, as 'Authorization: Bearer KEY'",
+            "authorization: an API key of this server, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             code="invalid_api_key",
             headers={"www-authenticate": f'{scheme} realm="quire"'},
-        )
+        ),
+        scope["path"],
     )

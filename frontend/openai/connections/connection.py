@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from ..errors import ApiError, encode_error
+from ..errors import ApiError, encode_answer
 
 _LINGER_S = 1.0  # a client that still sends gets this long to read why it was refused
 _MAX_DROPPED_BYTES = 2**20  # that are read meanwhile; what comes then stays in the kernel
@@ -29,6 +29,7 @@ class Connection(HttpToolsProtocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], write_timeout_s: float
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self.url = b""  # of the request that is being read, or was last
         self._write_timeout_s = write_timeout_s
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -70,10 +71,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             self._arm(self._write_timeout_s, self.transport.abort)
             return
-        body = encode_error(error)
+        own, body = encode_answer(error, self.url.partition(b"?")[0].decode("latin-1"))
         headers = {"content-type": "application/json", "content-length": len(body), "connection": "close"}
         lines = [f"HTTP/1.1 {error.status} {error.status.phrase}"]
-        lines += [f"{name}: {value}" for name, value in (headers | error.headers).items()]
+        lines += [f"{name}: {value}" for name, value in (headers | own).items()]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         self._linger()
 

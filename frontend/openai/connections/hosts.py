@@ -31,7 +31,7 @@ class LocalHostMiddleware:
                 "a server with an API key takes any name",
                 code="host_not_allowed",
             )
-            await make_error_response(error)(scope, receive, send)
+            await make_error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
