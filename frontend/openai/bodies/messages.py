@@ -1,0 +1,372 @@
+"""/v1/messages and /v1/messages/count_tokens as Anthropic's clients speak them: requests, answers, events.
+
+As in schema.py a field that is not here is refused. Of those that are, `endpoints/message_input.py` refuses
+what asks for something that Quire does not have; cache_control does not, since prefixes are cached anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ....ipc.sampling_params import MAX_INT, Seed, Stops, TopP
+from .schema import CacheSalt, Priority, QueueTimeout, Timeout
+
+CacheControl = dict[str, Any]
+
+
+class _Tagged(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """One of several kinds, which `type` names."""
+
+
+class TextBlockParam(_Tagged, tag="text"):
+    """A text."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Any = None
+
+
+class ThinkingBlockParam(_Tagged, tag="thinking"):
+    """Thoughts of an earlier turn. Nothing depends on the signature."""
+
+    thinking: str
+    signature: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class RedactedThinkingBlockParam(_Tagged, tag="redacted_thinking"):
+    """Thoughts that another server keeps to itself; the model does not see them."""
+
+    data: str
+    cache_control: CacheControl | None = None
+
+
+class ToolUseBlockParam(_Tagged, tag="tool_use"):
+    """A call of an earlier turn."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+    toolset_name: None = None
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlockParam(_Tagged, tag="tool_result"):
+    """What a call of the turn before has given."""
+
+    tool_use_id: str
+    content: str | list[TextBlockParam] | None = None
+    is_error: bool | None = None
+    toolset_name: None = None
+    cache_control: CacheControl | None = None
+
+
+BlockParam = (
+    TextBlockParam
+    | ThinkingBlockParam
+    | RedactedThinkingBlockParam
+    | ToolUseBlockParam
+    | ToolResultBlockParam
+)
+
+
+class MessageParam(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[BlockParam]
+
+
+class MessagesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that the caller runs; tools that a server would run are refused."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    # Arguments are sent as they are generated in any case.
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class _CallingChoice(_Tagged):
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolChoiceAuto(_CallingChoice, tag="auto"):
+    """Calls as the model likes."""
+
+
+class ToolChoiceAny(_CallingChoice, tag="any"):
+    """At least one call."""
+
+
+class ToolChoiceTool(_CallingChoice, tag="tool", kw_only=True):
+    """A call of this tool."""
+
+    name: str
+
+
+class ToolChoiceNone(_CallingChoice, tag="none"):
+    """No call."""
+
+
+ToolChoiceParam = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
+
+Display = Literal["summarized", "omitted"]
+
+
+class ThinkingEnabled(_Tagged, tag="enabled"):
+    """At most so many tokens of thoughts. display: "omitted" sends none of them."""
+
+    budget_tokens: Annotated[int, Meta(ge=1024, le=MAX_INT)]
+    display: Display | None = None
+
+
+class ThinkingAdaptive(_Tagged, tag="adaptive"):
+    """Thoughts as the model likes."""
+
+    display: Display | None = None
+
+
+class ThinkingDisabled(_Tagged, tag="disabled"):
+    """No thoughts."""
+
+
+ThinkingParam = ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled
+
+
+class JsonOutputFormat(_Tagged, tag="json_schema"):
+    """JSON that satisfies a schema."""
+
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """How an answer has to look, and how much the model is to think about it."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonOutputFormat | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages/count_tokens."""
+
+    model: str
+    messages: Annotated[list[MessageParam], Meta(min_length=1)]
+    system: str | list[TextBlockParam] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonOutputFormat | None = None  # as older clients say output_config.format
+    context_management: dict[str, Any] | None = None
+    compaction: dict[str, Any] | None = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
+    thread: dict[str, Any] | None = None
+    # These say nothing about the answer.
+    cache_control: CacheControl | None = None
+    betas: list[str] | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)]
+    stream: bool | None = None
+    stop_sequences: Stops | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
+    seed: Seed | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    timeout_s: Timeout | None = None
+    queue_timeout_s: QueueTimeout | None = None
+    # These say nothing about the answer.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    billing_policy: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+
+
+class TextBlock(_Tagged, tag="text"):
+    """A text of an answer."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(_Tagged, tag="thinking"):
+    """Thoughts before an answer or a call."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(_Tagged, tag="tool_use"):
+    """A call. `input`: its arguments as the model wrote them, a JSON object."""
+
+    id: str
+    name: str
+    input: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """Of the output tokens those of thoughts."""
+
+    thinking_tokens: int
+
+
+class MessagesUsage(msgspec.Struct, kw_only=True):
+    """Counts of tokens. input_tokens: without cache_read ones, which the prefix cache already held."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+    output_tokens_details: OutputTokensDetails
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"]
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """Answer of /v1/messages, and what a stream begins with. stop_reason: None until it has ended."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessagesUsage
+
+
+class TokenCount(msgspec.Struct):
+    """Answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class TextDelta(_Tagged, tag="text_delta"):
+    """More of a text."""
+
+    text: str
+
+
+class ThinkingDelta(_Tagged, tag="thinking_delta"):
+    """More of thoughts."""
+
+    thinking: str
+
+
+class SignatureDelta(_Tagged, tag="signature_delta"):
+    """The thoughts are complete."""
+
+    signature: str
+
+
+class InputJsonDelta(_Tagged, tag="input_json_delta"):
+    """More of the text of a call's arguments."""
+
+    partial_json: str
+
+
+Delta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class MessageStart(_Tagged, tag="message_start"):
+    """A stream begins with it."""
+
+    message: Message
+
+
+class Ping(_Tagged, tag="ping"):
+    """The stream is alive."""
+
+
+class ContentBlockStart(_Tagged, tag="content_block_start"):
+    """The next block begins. index: counts the answer's blocks from 0."""
+
+    index: int
+    content_block: Block
+
+
+class ContentBlockDelta(_Tagged, tag="content_block_delta"):
+    """More of the block."""
+
+    index: int
+    delta: Delta
+
+
+class ContentBlockStop(_Tagged, tag="content_block_stop"):
+    """The block is complete."""
+
+    index: int
+
+
+class MessageEnd(msgspec.Struct):
+    """Why a message has ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None = None
+
+
+class MessageDelta(_Tagged, tag="message_delta"):
+    """The message has ended."""
+
+    delta: MessageEnd
+    usage: MessagesUsage
+
+
+class MessageStop(_Tagged, tag="message_stop"):
+    """A stream ends with it."""
+
+
+MessageEvent = (
+    MessageStart
+    | Ping
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+)
+
+# The kinds there are, by the field that says which it is.
+KINDS_OF_MESSAGES = {
+    "messages[].role": "user, assistant or system",
+    "messages[].content[].type": "text, thinking, redacted_thinking, tool_use or tool_result: "
+    "only text is read, and only the caller runs tools",
+    "messages[].content[].content[].type": "text: only text is read",
+    "system[].type": "text",
+    "tools[].type": "custom, or none: only the caller runs tools",
+    "tools[].allowed_callers[]": "direct: only the model calls",
+    "tools[].defer_loading": "false: there is no search for tools",
+    "tool_choice.type": "auto, any, tool or none",
+    "thinking.type": "enabled, adaptive or disabled",
+    "thinking.display": "summarized or omitted",
+    "output_config.effort": "low, medium, high, xhigh or max",
+    "output_config.format.type": "json_schema",
+    "output_format.type": "json_schema",
+}
