@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
+from types import UnionType
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from ...ipc.errors import QuireError
 from ...ipc.messages import MAX_REQUEST_ID_LENGTH
 from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
 from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
+from .bodies.messages import CountTokensRequest, Message, MessageEvent, MessagesRequest, TokenCount
 from .bodies.openapi import Routes
 from .bodies.parsing import parse_request
 from .bodies.responses import ResponseEvent, ResponsesRequest, ResponsesResponse
@@ -38,10 +40,11 @@ from .connections.auth import CALLER_KEY
 from .endpoints.abort import create_abort
 from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
+from .endpoints.messages import count_message_tokens, create_message
 from .endpoints.responses import create_response
 from .endpoints.stored_responses import add_routes as add_stored_responses_routes
 from .endpoints.tokenize import create_detokenize, create_tokenize
-from .errors import ErrorResponse, make_error_response
+from .errors import MESSAGES_PATH, ErrorResponse, make_error_response
 from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
 from .metrics import add_routes as add_metrics_routes
@@ -120,7 +123,7 @@ def _add_post_routes(routes: Routes, serving: Serving) -> dict[str, Endpoint]:
         kind: type[T],
         handler: Handler[T],
         answer: type[msgspec.Struct],
-        event: type[msgspec.Struct] | None = None,
+        event: type[msgspec.Struct] | UnionType | None = None,
     ) -> None:
         endpoint = endpoints[path] = _make_endpoint(serving, kind, handler)
         # For /openapi.json, and for other methods' 405.
@@ -131,6 +134,9 @@ def _add_post_routes(routes: Routes, serving: Serving) -> dict[str, Endpoint]:
     path = "/v1/chat/completions"
     add(path, ChatCompletionRequest, create_chat_completion, ChatCompletion, ChatCompletionChunk)
     add("/v1/responses", ResponsesRequest, create_response, ResponsesResponse, ResponseEvent)
+    add(MESSAGES_PATH, MessagesRequest, create_message, Message, MessageEvent)
+    path = f"{MESSAGES_PATH}/count_tokens"
+    add(path, CountTokensRequest, count_message_tokens, TokenCount)
     add("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse)
     add("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse)
     add("/abort_requests", AbortRequest, create_abort, StatusResponse)

@@ -156,6 +156,11 @@ def _find_answer(error: Exception) -> ApiError:
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error, see the log", code="internal")
 
 
+def is_messages_path(path: str) -> bool:
+    """Whether clients of the path are Anthropic's."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
 def encode_error(error: ApiError) -> bytes:
     """The JSON body."""
     body = ErrorBody(str(error), _type_of(error.status), error.param, error.code)
@@ -172,7 +177,7 @@ def encode_messages_error(error: ApiError, request_id: str) -> bytes:
 
 def encode_answer(error: ApiError, path: str) -> tuple[dict[str, str], bytes]:
     """Headers and JSON body, in the form that clients of the path know."""
-    if path != MESSAGES_PATH and not path.startswith(f"{MESSAGES_PATH}/"):
+    if not is_messages_path(path):
         return error.headers, encode_error(error)
     request_id = f"req_{uuid.uuid4().hex}"
     return error.headers | {MESSAGES_ID_HEADER: request_id}, encode_messages_error(error, request_id)

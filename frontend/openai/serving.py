@@ -27,6 +27,7 @@ from ..output_formats.output_format import OutputFormat
 from ..outputs import RequestOutput
 from ..structured_outputs.grammar_cache import GrammarCache
 from ..text.tokenizer import Tokenizer
+from .bodies.messages import MessagesRequest
 from .bodies.responses import ResponsesRequest
 from .bodies.schema import SamplingFields
 from .errors import ApiError, FieldError, unavailable
@@ -203,7 +204,7 @@ class Serving:
         prompt: PromptInput,
         prepared: PreparedParams,
         caller: Caller,
-        fields: SamplingFields | ResponsesRequest,
+        fields: SamplingFields | ResponsesRequest | MessagesRequest,
         answer_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """AsyncLLM.generate for one prompt of a request; closing the generator aborts it.

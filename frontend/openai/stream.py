@@ -16,12 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import as_api_error, encode_error, make_error_response
+from .errors import MESSAGES_ID_HEADER, as_api_error, encode_error, make_error_response
 from .limits import Limits
 
 DONE = b"data: [DONE]\n\n"
 CLOSE_EXTENSION = "quire.close_connection"  # scope["extensions"]: ends the connection, unsent bytes and all
-REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it
+REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it; Anthropic's show the other one
+_ID_HEADERS = (REQUEST_ID_HEADER, MESSAGES_ID_HEADER.encode())
 _PING = b": ping\n\n"
 _RECOVERING = b": recovering\n\n"
 _HEADERS = [
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 def respond(body: msgspec.Struct, request_id: str | None = None, status: int = 200) -> Response:
     """An answer that is not streamed."""
-    headers = None if request_id is None else {REQUEST_ID_HEADER.decode(): request_id}
+    headers = {} if request_id is None else {name.decode(): request_id for name in _ID_HEADERS}
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
@@ -97,7 +98,8 @@ class EventStream(Response):
         self._encode_failure = encode_failure or _encode_failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        own = [] if self._request_id is None else [(REQUEST_ID_HEADER, self._request_id.encode())]
+        name = self._request_id
+        own = [] if name is None else [(header, name.encode()) for header in _ID_HEADERS]
         writer = _Writer(send, _HEADERS + own)
         pump = asyncio.ensure_future(self._pump(writer))
         gone = asyncio.ensure_future(_wait_for_disconnect(receive))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.sampling_params import MAX_INT, Seed, Stops, TopP
 from .schema import CacheSalt, Priority, QueueTimeout, Timeout
@@ -157,6 +157,12 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: JsonOutputFormat | None = None
 
 
+class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
+    """What of a long conversation the server would leave out."""
+
+    edits: list[dict[str, Any]] | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens."""
 
@@ -168,7 +174,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
     output_format: JsonOutputFormat | None = None  # as older clients say output_config.format
-    context_management: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     compaction: dict[str, Any] | None = None
     container: Any = None
     mcp_servers: list[Any] | None = None
@@ -250,7 +256,10 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pau
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Answer of /v1/messages, and what a stream begins with. stop_reason: None until it has ended."""
+    """Answer of /v1/messages, and what a stream begins with. stop_reason: None until it has ended.
+
+    tool_parse_error: a call could not be read, and is among the text.
+    """
 
     id: str
     type: Literal["message"] = "message"
@@ -260,6 +269,7 @@ class Message(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: MessagesUsage
+    tool_parse_error: bool | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct):
@@ -326,10 +336,11 @@ class ContentBlockStop(_Tagged, tag="content_block_stop"):
 
 
 class MessageEnd(msgspec.Struct):
-    """Why a message has ended."""
+    """Why a message has ended. tool_parse_error: as in Message."""
 
     stop_reason: StopReason
     stop_sequence: str | None = None
+    tool_parse_error: bool | UnsetType = UNSET
 
 
 class MessageDelta(_Tagged, tag="message_delta"):

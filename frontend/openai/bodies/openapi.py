@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from types import UnionType
+from typing import Any, cast, get_args
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
-from ..errors import ErrorResponse
+from ..errors import ErrorResponse, MessagesErrorResponse, is_messages_path
 
 _REF = "#/components/schemas/{name}"
 _ERRORS_OF_POSTS = {
@@ -42,7 +43,7 @@ class Routes:
         *,
         name: str | None = None,
         request: type[msgspec.Struct] | None = None,
-        event: type[msgspec.Struct] | None = None,
+        event: type[msgspec.Struct] | UnionType | None = None,
         more: Mapping[int, type[msgspec.Struct]] | None = None,
         method: str | None = None,
     ) -> None:
@@ -52,11 +53,13 @@ class Routes:
         """
         content: dict[str, Any] = {answer: {}} if isinstance(answer, str) else self._describe_json(answer)
         if event is not None:
-            self._types.add(event)
-            content["text/event-stream"] = {"schema": {"description": f"Events; data: {event.__name__}"}}
+            kinds: tuple[type[msgspec.Struct], ...] = get_args(event) or (event,)
+            self._types.update(kinds)
+            names = ", ".join(kind.__name__ for kind in kinds)
+            content["text/event-stream"] = {"schema": {"description": f"Events; data: {names}"}}
         responses: dict[int | str, Any] = {200: {"description": "Success", "content": content}}
         for status in (401, 503) if request is None else _ERRORS_OF_POSTS:
-            content = self._describe_json(ErrorResponse)
+            content = self._describe_json(MessagesErrorResponse if is_messages_path(path) else ErrorResponse)
             responses[status] = {"description": _ERRORS_OF_POSTS[status], "content": content}
         for status, kind in (more or {}).items():
             responses[status] = {"description": "See the body", "content": self._describe_json(kind)}

@@ -19,6 +19,7 @@ from ....ipc.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError
 from .formats import KINDS_OF_FORMATS
 from .json_cost import MAX_CHEAP_BYTES, check_json_cost
+from .messages import KINDS_OF_MESSAGES
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
 
@@ -26,11 +27,17 @@ _AT = " - at `$"  # and a path, at the end of msgspec's messages
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
 _INVALID = ("Invalid value ", "Invalid enum value ")
-_CHOICES = KINDS_OF_FORMATS | {
-    "early_stopping": 'true, false or "never"',
-    "truncation_side": '"left" or "right"',
-}
+# What is allowed, by a path without its places in lists.
+_CHOICES = (
+    KINDS_OF_FORMATS
+    | KINDS_OF_MESSAGES
+    | {
+        "early_stopping": 'true, false or "never"',
+        "truncation_side": '"left" or "right"',
+    }
+)
 _MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
+_PLACE = re.compile(r"\[\d+\]")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -119,7 +126,8 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
         name = _join(path, what[len(_MISSING) : -1])
         return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
     if what.startswith(_INVALID):  # and the value follows
-        return _make_field_error(path, find, _CHOICES.get(path, "one of the values in /openapi.json"))
+        allowed = _CHOICES.get(_PLACE.sub("[]", path), "one of the values in /openapi.json")
+        return _make_field_error(path, find or (lambda _: _read_value(what)), allowed)
     return _make_field_error(path or "body", find, what[:1].lower() + what[1:_MAX_SAID])
 
 
@@ -129,6 +137,12 @@ def _make_field_error(field: str, find: _Find | None, allowed: str, code: str | 
     if find is None or shown != field:
         return ApiError(HTTPStatus.BAD_REQUEST, f"{shown}: {allowed}", param=field, code=code)
     return FieldError(field, find("" if field == "body" else field), allowed, code)
+
+
+def _read_value(what: str) -> object:
+    """The value that msgspec says is none of the allowed ones."""
+    _, found, value = what.partition("'")
+    return value.removesuffix("'") if found else _Literal(what.rpartition(" ")[2])
 
 
 def _join(path: str, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
+from ..bodies.messages import MessagesRequest
 from ..bodies.responses import ResponsesRequest
 from ..bodies.schema import ChatCompletionRequest, CompletionRequest, SamplingFields
 from ..errors import FieldError
@@ -16,6 +17,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions; a chat's is w
 
 # Fields that each route reads in its own way, though requests name them as SamplingParams does.
 _OF_ROUTES = ("max_tokens", "logprobs", "structured_outputs")
+_Request = SamplingFields | ResponsesRequest | MessagesRequest
 
 
 def make_completion_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
@@ -45,9 +47,16 @@ def make_responses_params(
     return _make(serving, request, request.max_output_tokens, **own)
 
 
-def _make(
-    serving: Serving, request: SamplingFields | ResponsesRequest, max_tokens: int | None, **own: int | None
-) -> SamplingParams:
+def make_messages_params(serving: Serving, request: MessagesRequest) -> SamplingParams:
+    """As a chat's, with the fewer fields that /v1/messages has."""
+    try:
+        return _make(serving, request, request.max_tokens, stop=request.stop_sequences or [])
+    except SamplingParamsError as error:
+        name = "stop_sequences" if error.field == "stop" else error.field
+        raise SamplingParamsError(name, error.value, error.allowed) from None
+
+
+def _make(serving: Serving, request: _Request, max_tokens: int | None, **own: Any) -> SamplingParams:
     """`own`: what the route makes of the request's fields itself."""
     given = {name: getattr(request, name) for name in _list_shared(type(request))}
     values = serving.default_sampling | {name: value for name, value in given.items() if value is not None}
@@ -75,7 +84,7 @@ def _check_xargs(serving: Serving, given: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _list_shared(kind: type[SamplingFields | ResponsesRequest]) -> list[str]:
+def _list_shared(kind: type[_Request]) -> list[str]:
     """Fields of SamplingParams that a request names, and means, likewise."""
     shared = set(kind.__struct_fields__).difference(_OF_ROUTES)
     return [name for name in SamplingParams.__struct_fields__ if name in shared]

@@ -14,6 +14,11 @@ def _is_off(value: Any) -> bool:
     return value is None or value is False or value in ([], {}, "")
 
 
+def _keeps_messages(value: Any) -> bool:
+    """Whether a context_management leaves out thoughts only: which are shown is the template's to say."""
+    return all(str(edit.get("type")).startswith("clear_thinking_") for edit in value.edits or ())
+
+
 # Field -> (what is allowed, whether a value is).
 _Rule = tuple[str, Callable[[Any], bool]]
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -40,6 +45,13 @@ RESPONSES_RULES: dict[str, _Rule] = {
     "background": ("false: a response runs as long as its client is connected", _is_off),
     "truncation": ("'auto' or 'disabled'", lambda value: value in ("auto", "disabled")),
     "include": (f"of {', '.join(map(repr, _INCLUDES))}", lambda value: set(value) <= set(_INCLUDES)),
+}
+MESSAGES_RULES: dict[str, _Rule] = {
+    "context_management": ("clear_thinking edits only: nothing else is left out", _keeps_messages),
+    "compaction": ("none: conversations are not summarized", _is_off),
+    "container": ("none: no code is run", _is_off),
+    "mcp_servers": ("none: only the caller runs tools", _is_off),
+    "thread": ("none: conversations are not stored", _is_off),
 }
 
 

@@ -53,6 +53,7 @@ class FakeLLM:
         self.error: Exception | None = None
         self.error_after = 0  # pieces
         self.holds_first = False
+        self.ending: tuple[str, int | str | None] = ("stop", None)  # finish_reason, stop_reason
         self.calls: list[Call] = []
         self.searches: list[BeamSearch] = []
         self.ended: list[str] = []
@@ -164,11 +165,12 @@ class FakeLLM:
     def _output(
         self, request_id: str, ids: list[int], params: SamplingParams, text: str, is_last: bool
     ) -> RequestOutput:
-        reason = ("abort" if request_id in self.aborted else "stop") if is_last else None
+        reason = ("abort" if request_id in self.aborted else self.ending[0]) if is_last else None
+        stop = self.ending[1] if is_last else None
         logprobs: Any = [{7: Logprob(-0.5, 1, text), 8: Logprob(float("-inf"), 2, "b")}]
         outputs = [
             CompletionOutput(
-                index, text, [7], None, logprobs if params.logprobs is not None else None, reason
+                index, text, [7], None, logprobs if params.logprobs is not None else None, reason, stop
             )
             for index in range(params.n)
         ]

@@ -96,6 +96,11 @@ def _repeated_in_an_error(depth: int) -> bytes:
     return b'{"prompt": "Hi", "response_format": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
 
 
+def _many_blocks(size: int) -> dict[str, Any]:
+    blocks = [{"type": "text", "text": _text(1900)} for _ in range(max(1, size // 2000))]
+    return {"messages": [{"role": "user", "content": blocks}], "max_tokens": 1}
+
+
 REQUESTS: dict[str, Request] = {
     # Text on the event loop, in the tokenizer, in the chat template.
     "text": Request(_COMPLETIONS, _large(lambda size: {"prompt": _text(size), "max_tokens": 1}), 2),
@@ -117,6 +122,7 @@ REQUESTS: dict[str, Request] = {
     "responses": Request(
         "/v1/responses", _large(lambda size: {"input": _text(size), "max_output_tokens": 1})
     ),
+    "message-blocks": Request("/v1/messages", _large(_many_blocks)),
     # What core and worker hold, and what a step costs them.
     "allowed-tokens": Request(
         _COMPLETIONS,
