@@ -27,6 +27,7 @@ class TextBlockParam(_Tagged, tag="text"):
     text: str
     cache_control: CacheControl | None = None
     citations: Any = None
+    parsed_output: Any = None  # clients add it to what they were answered
 
 
 class ThinkingBlockParam(_Tagged, tag="thinking"):
