@@ -16,7 +16,7 @@ from .conversation import Conversation
 from .formats import FormatSource
 from .unsupported import MESSAGES_RULES, check_supported
 
-_FIELDS = ToolFields(function="", parameters="input_schema")
+_FIELDS = ToolFields(name="name", schema="input_schema")
 # Claude Code's first system text has a hash that differs each time: no prefix would be found in the cache.
 _BILLING_HEADER = "x-anthropic-billing-header"
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know no more than OpenAI's
@@ -164,15 +164,28 @@ class _Turns:
                 self._take_result(f"{place}.content[{number}]", block)
             else:
                 others.append(block)
-        if others or not blocks:
+        if message.role == "system":
+            self._take_system([block.text for block in others if isinstance(block, body.TextBlockParam)])
+        elif others or not blocks:
             draft = self._open(message.role)
             for block in others:
                 draft.add(block)
                 if isinstance(block, body.ToolUseBlockParam):
                     self._known_calls.add(block.id)
 
+    def _take_system(self, texts: list[str]) -> None:
+        """What begins the conversation is more of the system's text.
+
+        Many templates refuse a system's message in the middle, and many models were never trained with one:
+        it is told as Claude Code does where it knows a model to be such.
+        """
+        if not self.drafts or self.drafts[-1].role == "system":
+            self._open("system").texts += texts
+        else:
+            self._open("user").texts += ["<system-reminder>", *texts, "</system-reminder>"]
+
     def _open(self, role: str) -> _Draft:
-        if not self.drafts or role == "system" or self.drafts[-1].role != role:
+        if not self.drafts or self.drafts[-1].role != role:
             self.drafts.append(_Draft(role))
         return self.drafts[-1]
 

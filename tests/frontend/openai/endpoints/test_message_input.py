@@ -84,20 +84,30 @@ def test_turns_of_one_speaker_in_a_row_are_one() -> None:
     messages = [
         user(text("a"), text("b")),
         {"role": "user", "content": "c"},
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "d"},
         assistant(text("e")),
         assistant(text("f")),
     ]
     conversation = read(messages=messages)
     assert [(one.role, one.content) for one in conversation.messages] == [
         ("user", "a\nb\nc"),
-        ("system", "s"),
-        ("user", "d"),
         ("assistant", "e\nf"),
     ]
     assert conversation.continue_final_message
     assert not conversation.add_generation_prompt
+
+
+def test_a_system_message_in_the_middle_is_told_by_the_user() -> None:
+    system = {"role": "system", "content": "Begin."}
+    later = {"role": "system", "content": [text("Be brief.")]}
+    messages = [system, *LEAST["messages"], later, assistant(CALL), user(result("x")), later]
+    reminder = "<system-reminder>\nBe brief.\n</system-reminder>"
+    assert [(one.role, one.content) for one in read(messages=messages, system="Be good.").messages] == [
+        ("system", "Be good.\nBegin."),
+        ("user", f"Hi\n{reminder}"),
+        ("assistant", None),
+        ("tool", "x"),
+        ("user", reminder),
+    ]
 
 
 def test_a_system_text_that_differs_in_each_request_is_left_out() -> None:
@@ -182,6 +192,7 @@ def test_what_changes_nothing_is_taken() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [assistant(result("x"))]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "system", "content": [CALL]}]}, "messages[0].content[0].type"),
     ({"messages": [user(text("x"), CALL)]}, "messages[0].content[1].type"),
     ({"messages": [user({"type": "thinking", "thinking": "x"})]}, "messages[0].content[0].type"),
     ({"messages": [user({"type": "image", "source": {}})]}, "messages[0].content[0].type"),
