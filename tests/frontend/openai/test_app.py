@@ -71,6 +71,7 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_usage_and_done() -> 
 def test_an_answer_is_named_in_its_header_as_in_its_body(stream: bool) -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         bodies = {CHAT: chat(), "/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}
+        bodies["/v1/messages"] = chat(max_tokens=1)
         for path, body in bodies.items():
             answer = await client.post(path, body | {"stream": stream})
             name = answer.headers["x-request-id"]
@@ -371,20 +372,20 @@ def test_an_error_within_a_stream_is_an_event(path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages"])
 def test_a_client_that_leaves_ends_its_requests_before_and_after_the_first_token(
     path: str, stream: bool
 ) -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         llm.gate.clear()
-        prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": ["a", "b"]}
+        prompt = {"prompt": ["a", "b"]} if path == "/v1/completions" else chat(max_tokens=9)
         for holds_first in (True, False):
             client.gone.clear()
             llm.holds_first = holds_first
             llm.started.clear()
             num_before = len(llm.calls)
             call = asyncio.create_task(client.post(path, prompt | {"stream": stream}))
-            while len(llm.calls) < num_before + (1 if path == CHAT else 2):
+            while len(llm.calls) < num_before + (2 if path == "/v1/completions" else 1):
                 await asyncio.sleep(0)
             if not holds_first:
                 await llm.started.wait()
