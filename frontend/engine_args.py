@@ -119,6 +119,10 @@ class EngineArgs:
     logits_processors: Sequence[Any] | None = _arg(
         None, "model", "a class that edits logits (quire.LogitsProcessor), whose code is run; repeatable"
     )
+    tool_call_parser: str | None = _arg(
+        None, "model", "how the model writes tool calls, by vLLM's names; default: as its chat template says"
+    )
+    reasoning_parser: str | None = _arg(None, "model", "how the model writes its thoughts; likewise")
     distributed_executor_backend: str | None = _arg(
         None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
     )

@@ -67,6 +67,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     seed: int = 0  # dummy weights; requests without a seed draw from the system's entropy
     max_logprobs: int = 20
     generation_config: str = "auto"  # where sampling defaults come from; for frontends that attach
+    tool_call_parser: str | None = None  # likewise: how tool calls are written; None: by the chat template
+    reasoning_parser: str | None = None  # likewise, of thoughts
     eos_token_ids: tuple[int, ...] = ()
     enforce_eager: bool = False  # no CUDA graphs
 

@@ -125,6 +125,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     batch_variance_reason: str = ""  # why replays are not promised to be exact; '': they are
     recovery: RecoveryConfig = RecoveryConfig()  # how often it replaces what it loses
     logits_processors: tuple[str, ...] = ()  # of the engine, module:Class
+    tool_call_parser: str | None = None  # what the operator chose; None: by the chat template
+    reasoning_parser: str | None = None
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):

@@ -66,6 +66,8 @@ def make_engine_facts(
         batch_variance_reason=ready.batch_variance_reason,
         recovery=config.recovery,
         logits_processors=config.logits_processors,
+        tool_call_parser=config.model.tool_call_parser,
+        reasoning_parser=config.model.reasoning_parser,
     )
 
 
