@@ -11,21 +11,27 @@ from ...ipc.errors import InputError, PromptError, RequestFailedError, SamplingP
 from .conversation import Conversation
 from .exit_codes import ExitCode
 from .sampling_options import NUMBERS
+from .tools import NAMES, find_tools
 
-HELP = """\
+_QUOTES = '"""'
+HELP = f"""\
 /help                 this text
-/set NAME VALUE       set a sampling parameter, or the system message: /set system TEXT
+/set NAME VALUE       set a sampling parameter, or one of these:
+/set system TEXT      the system message
+/set think yes        have the model think first, or not: no
+/set tools NAMES      tools that the model may call: {", ".join(NAMES)}
 /set NAME default     take it back
 /set, /show           show the model, the conversation's size and what is set
 /reset                forget the conversation
 /bye                  leave (Ctrl-D too)
-\"\"\"                   begin and end a message of several lines
+{_QUOTES}                   begin and end a message of several lines
 Ctrl-C stops an answer.
 """
 _LEAVING = ("/bye", "/exit", "/quit")
-_QUOTES = '"""'
 _DEFAULT = "default"  # the value that takes a setting back
-_SETTABLE: dict[str, type] = {field.name: field.kind for field in NUMBERS} | {"stop": str, "system": str}
+_NUMBERS = {field.name: field.kind for field in NUMBERS}
+_SETTABLE = (*_NUMBERS, "stop", "system", "think", "tools")
+_WORDS = {"yes": True, "no": False}
 
 
 class Typed(NamedTuple):
@@ -103,7 +109,16 @@ class Terminal:
             return
         if name not in _SETTABLE:
             raise InputError("set", name, f"one of {', '.join(_SETTABLE)}{did_you_mean(name, _SETTABLE)}")
-        self._conversation.set_field(name, _parse_value(name, text.strip()))
+        value = _parse_value(name, text.strip())
+        match name:
+            case "system":
+                self._conversation.system = value
+            case "think":
+                self._conversation.is_thinking = value
+            case "tools":
+                self._conversation.tools = value or ()
+            case _:
+                self._conversation.set_field(name, value)
 
     def _show(self, _rest: str) -> None:
         talk = self._conversation
@@ -111,9 +126,11 @@ class Terminal:
         used = f"{talk.num_messages} messages, {talk.count_tokens()} of {talk.facts.max_model_len} tokens"
         print(f"{'conversation':<20}  {used}")
         params = talk.params
+        think = next((word for word, value in _WORDS.items() if value == talk.is_thinking), None)
+        values = {"system": talk.system, "think": think, "tools": ", ".join(tool.name for tool in talk.tools)}
         for name in _SETTABLE:
-            value = talk.system if name == "system" else getattr(params, name)
-            shown = "-" if value is None or value == [] else value
+            value = values[name] if name in values else getattr(params, name)
+            shown = "-" if value in (None, [], "") else value
             print(f"{name:<20}  {shown}{'  (set)' if name in talk.given else ''}")
 
 
@@ -134,11 +151,17 @@ def _parse_value(name: str, text: str) -> Any:
         raise InputError(name, text, f"/set {name} VALUE")
     if text == _DEFAULT:
         return None
+    if name == "tools":
+        return find_tools(text)
+    if name == "think":
+        if text not in _WORDS:
+            raise InputError(name, text, "yes or no")
+        return _WORDS[text]
+    kind = _NUMBERS.get(name, str)
     try:
-        return _SETTABLE[name](text)
+        return kind(text)
     except ValueError:
-        allowed = "an integer" if _SETTABLE[name] is int else "a number"
-        raise SamplingParamsError(name, text, allowed) from None
+        raise SamplingParamsError(name, text, "an integer" if kind is int else "a number") from None
 
 
 def _accept_any_bytes() -> None:

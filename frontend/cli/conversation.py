@@ -1,38 +1,53 @@
-"""A conversation with a model: its messages, how answers are sampled, and the printing of one as it comes."""
+"""A conversation with a model: its messages, how answers are sampled, and the tools that it may call."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ...ipc.sampling_params import SamplingParams
+from ..output_formats.events import AssistantMessage, ToolCall
+from .answer_printer import AnswerPrinter
 from .sampling_options import make_sampling_params
+from .tools import run_call
 
 if TYPE_CHECKING:
     from ...ipc.messages import EngineFacts
+    from ..output_formats.tools import Tool
     from ..outputs import RequestOutput
-    from ..prompts import Prompt
     from .session import Session
 
 # The likeliest answer, up to the model's own end; most chat models recommend something else and get it.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": None}
+MAX_ROUNDS = 5  # of an answer: turns that call tools, and the one that uses their results
 
 
 class Conversation:
-    """The messages so far and how answers are sampled. `answer` prints as the text comes."""
+    """The messages so far and how answers are made. `answer` prints as the text comes."""
 
     def __init__(
-        self, session: Session, given: Mapping[str, Any], system: str | None, is_verbose: bool
+        self,
+        session: Session,
+        given: Mapping[str, Any],
+        system: str | None,
+        is_verbose: bool,
+        tools: Sequence[Tool] = (),
+        is_thinking: bool | None = None,
     ) -> None:
+        """`is_thinking` None leaves it to the model's chat template."""
         self._session = session
         self.given = dict(given)  # the sampling fields that the user set; others are the model's or command's
         self._is_verbose = is_verbose
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
         self.system = system
+        self.tools = tools
+        self.is_thinking = is_thinking
 
     @property
     def params(self) -> SamplingParams:
@@ -46,21 +61,17 @@ class Conversation:
 
     @property
     def num_messages(self) -> int:
-        """Questions and answers so far, the system message left out."""
+        """Questions, answers and results so far, the system message left out."""
         return len(self._messages)
 
     def count_tokens(self) -> int:
         """Tokens of the conversation as the model sees it; takes as long as tokenizing it."""
         if not self._messages:
             return 0
-        tokenizer = self._session.tokenizer
-        return len(tokenizer.encode(tokenizer.render_chat(self._with_system([])), add_special_tokens=False))
+        return len(self._session.render_chat(self._with_system([]), self.tools, self.is_thinking))
 
     def set_field(self, name: str, value: Any) -> None:
-        """Set a sampling field or the system message, or take it back: None. Raises SamplingParamsError."""
-        if name == "system":
-            self.system = value
-            return
+        """Set a sampling field, or take it back: None. Raises SamplingParamsError."""
         given = {key: old for key, old in self.given.items() if key != name}
         if value is not None:
             given[name] = value
@@ -74,34 +85,76 @@ class Conversation:
     def answer(self, message: str) -> None:
         """Print the model's answer and remember both. Ctrl-C ends the answer early; what was shown stays.
 
-        Raises PromptError when the conversation does not fit into the model, RequestFailedError when the
-        engine fails it; then nothing is remembered.
+        Tools that the model calls are run, and their results are given to it. Raises PromptError when the
+        conversation does not fit into the model, RequestFailedError when the engine fails it; then nothing
+        is remembered.
         """
-        question = {"role": "user", "content": message}
-        text = self._print_answer(self._session.render_chat(self._with_system([question])))
-        self._messages += [question, {"role": "assistant", "content": text}]
+        turn: list[dict[str, Any]] = [{"role": "user", "content": message}]
+        printer = AnswerPrinter()
+        for _ in range(MAX_ROUNDS):
+            answer = self._print_answer(turn, printer)
+            turn.append(_to_message(answer))
+            if not answer.tool_calls:
+                break
+            turn += [self._run_call(call, printer) for call in answer.tool_calls]
+        else:
+            printer.note(f"no answer after {MAX_ROUNDS} rounds of tool calls")
+        self._messages += turn
 
-    def _with_system(self, more: list[dict[str, str]]) -> list[dict[str, str]]:
+    def _with_system(self, more: list[dict[str, Any]]) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self._messages, *more]
 
-    def _print_answer(self, prompt: Prompt) -> str:
-        pieces: list[str] = []
+    def _print_answer(self, turn: list[dict[str, Any]], printer: AnswerPrinter) -> AssistantMessage:
+        """One message of the model; of one that was stopped what had been shown, without calls."""
+        answer = AssistantMessage()
         rates = AnswerRates()
+        messages = self._with_system(turn)
         with interrupts_noted() as interrupt:
-            stream = self._session.stream([prompt], self.params)
-            for _, output in stream:
+            stream = self._session.chat(messages, self.params, self.tools, self.is_thinking)
+            for output, events in stream:
                 rates.take(output)
-                if output.outputs:
-                    pieces.append(output.outputs[0].text)
-                    print(pieces[-1], end="", flush=True)
+                for event in events:
+                    answer.add(event)
+                    printer.take(event)
                 if interrupt.is_set:
                     stream.close()
+                    answer.tool_calls.clear()
                     break
-        print(flush=True)
+        printer.end_message(answer)
         if self._is_verbose:
             print(rates.describe(), file=sys.stderr)
-        return "".join(pieces)
+        return answer
+
+    def _run_call(self, call: ToolCall, printer: AnswerPrinter) -> dict[str, Any]:
+        """The message with a call's result."""
+        result = run_call(call, self.tools)
+        printer.show_result(result)
+        return {"role": "tool", "tool_call_id": call.call_id, "name": call.name, "content": result}
+
+
+def _to_message(answer: AssistantMessage) -> dict[str, Any]:
+    """An answer as the next prompt has it; arguments are objects there, which templates expect."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _read_arguments(call)},
+            }
+            for call in answer.tool_calls
+        ]
+    return message
+
+
+def _read_arguments(call: ToolCall) -> Any:
+    try:
+        return msgspec.json.decode(call.arguments)
+    except msgspec.DecodeError:  # which its result says, too
+        return call.arguments
 
 
 class AnswerRates:

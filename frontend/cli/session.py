@@ -10,6 +10,8 @@ from ...ipc.messages import EngineFacts
 from ...ipc.sampling_params import SamplingParams
 from ..engine_args import EngineArgs
 from ..llm_engine import LLMEngine, read_served_sampling
+from ..output_formats.events import OutputEvent, TextDelta
+from ..output_formats.tools import Tool
 from ..outputs import RequestOutput
 from ..prompts import Prompt
 from ..text.tokenizer import Tokenizer
@@ -79,10 +81,42 @@ class Session:
         finally:
             self._engine.forget_requests(ids)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        tools: Sequence[Tool] = (),
+        is_thinking: bool | None = None,
+    ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
+        """As `stream` for the next message of one conversation: what is new of it, and the events in that.
+
+        Raises PromptError for what the chat template refuses.
+        """
+        prompt: Prompt = {"prompt_token_ids": self.render_chat(messages, tools, is_thinking)}
+        for _, output in self.stream([prompt], params):
+            yield output, [TextDelta(one.text) for one in output.outputs if one.text]
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool] = (),
+        is_thinking: bool | None = None,
+    ) -> list[int]:
         """The prompt of a conversation, by the model's chat template. Raises PromptError."""
-        text = self.tokenizer.render_chat(messages)
+        options: dict[str, Any] = {} if is_thinking is None else {"enable_thinking": is_thinking}
+        text = self.tokenizer.render_chat(messages, tools=_to_template(tools) or None, **options)
         try:
-            return {"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+            return self.tokenizer.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise PromptError("message", text, "text that UTF-8 can hold (no lone surrogates)") from None
+
+
+def _to_template(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools in the form that chat templates expect."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": one.name, "description": one.description, "parameters": one.parameters},
+        }
+        for one in tools
+    ]

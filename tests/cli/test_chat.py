@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from quire.frontend.cli import conversation as conversation_module
+from quire.frontend.cli.answer_printer import can_dim
 from quire.frontend.cli.chat_terminal import Terminal
-from quire.frontend.cli.conversation import AnswerRates, Conversation, interrupts_noted
+from quire.frontend.cli.conversation import MAX_ROUNDS, AnswerRates, Conversation, interrupts_noted
 from quire.frontend.cli.sampling_options import add_sampling_options, read_sampling_options
 from quire.frontend.cli.session import Session
+from quire.frontend.cli.tools import CALCULATOR, LOOKUP, find_tools
+from quire.frontend.output_formats.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from quire.frontend.output_formats.tools import Tool
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.errors import PromptError, RequestFailedError, SamplingParamsError
 from quire.ipc.sampling_params import SAMPLING_FIELDS, SamplingParams
@@ -26,34 +38,58 @@ class FakeSession:
 
     default_sampling: dict[str, Any] = {"top_k": 20}  # noqa: RUF012
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str | list[OutputEvent]], *more: list[str | list[OutputEvent]]) -> None:
+        """`more`: other answers that come before, in turn; a word may be events."""
         self.words = words
-        self.asked: list[list[dict[str, str]]] = []
+        self.before = list(more)
+        self.asked: list[list[dict[str, Any]]] = []
+        self.offered: list[tuple[Sequence[Tool], bool | None]] = []
         self.params: list[SamplingParams] = []
         self.num_sent = 0
         self.facts = SimpleNamespace(served_model_name="fake", max_model_len=64)
-        self.tokenizer = SimpleNamespace(render_chat=str, encode=lambda text, **_options: text.split())
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, Any]], *_options: Any) -> list[int]:
         if len(messages) > 4:
             raise PromptError("prompt", "5 messages", "at most 4")
-        self.asked.append(messages)
-        return "rendered"
+        return [1] * len(messages)
 
-    def stream(self, _prompts: list[str], params: SamplingParams) -> Generator[tuple[int, RequestOutput]]:
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        params: SamplingParams,
+        tools: Sequence[Tool],
+        is_thinking: bool | None,
+    ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
+        self.render_chat(messages)
+        self.asked.append(messages)
         self.params.append(params)
-        for number, word in enumerate(self.words, start=1):
+        self.offered.append((tools, is_thinking))
+        words = self.before.pop(0) if self.before else self.words
+        for number, word in enumerate(words, start=1):
             if word == "fail":
                 raise RequestFailedError("the step failed")
             if word == "hang":
                 raise KeyboardInterrupt
             self.num_sent = number
-            is_last = number == len(self.words)
-            yield 0, RequestOutput("id", None, [1], None, [CompletionOutput(0, word, [number])], is_last)
+            events: list[OutputEvent] = [TextDelta(word)] if isinstance(word, str) else word
+            output = CompletionOutput(0, "", [number])
+            yield RequestOutput("id", None, [1], None, [output], number == len(words)), events
 
 
-def make_conversation(session: FakeSession, system: str | None = None) -> Conversation:
-    return Conversation(cast(Session, session), {}, system, is_verbose=False)
+def make_conversation(session: FakeSession, system: str | None = None, tools: str = "") -> Conversation:
+    offered = find_tools(tools) if tools else ()
+    return Conversation(cast(Session, session), {}, system, is_verbose=False, tools=offered)
+
+
+def call(expression: str, index: int = 0) -> list[OutputEvent]:
+    arguments = f'{{"expression": "{expression}"}}'
+    start = ToolCallStart(index, f"call_{index}", "calculator")
+    return [
+        start,
+        ToolCallDelta(index, arguments[:5]),
+        ToolCallDelta(index, arguments[5:]),
+        ToolCallEnd(index),
+    ]
 
 
 def run_terminal(
@@ -200,6 +236,88 @@ def test_a_second_ctrl_c_stops_an_answer_that_does_not_move_and_not_the_chat(
     out = capsys.readouterr().out
     assert "stopped; Ctrl-D or /bye leaves" in out
     assert "/reset                forget the conversation" in out
+
+
+def test_a_call_is_run_and_its_result_is_given_to_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    session = FakeSession(["42", "."], [[ReasoningDelta("\nA sum.")], call("12 + 30")])
+    conversation = make_conversation(session, tools="calculator")
+    conversation.answer("What is 12 plus 30?")
+    assert session.offered == [([CALCULATOR], None)] * 2
+    question, asked, result = session.asked[1]
+    assert question == {"role": "user", "content": "What is 12 plus 30?"}
+    function = {"name": "calculator", "arguments": {"expression": "12 + 30"}}
+    calls = [{"id": "call_0", "type": "function", "function": function}]
+    assert asked == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "\nA sum.",
+        "tool_calls": calls,
+    }
+    assert result == {"role": "tool", "tool_call_id": "call_0", "name": "calculator", "content": "42"}
+    assert conversation.num_messages == 4
+    out, beside = capsys.readouterr()
+    assert out == "42.\n"
+    assert beside == '(thinking) A sum.\n-> calculator {"expression": "12 + 30"}\n<- 42\n'
+
+
+def test_several_calls_of_one_turn_have_a_result_each_and_a_bad_one_an_error() -> None:
+    session = FakeSession(["ok"], [call("1 + 1"), call("1 / 0", 1)])
+    make_conversation(session, tools="calculator").answer("Both.")
+    results = [(one["tool_call_id"], one["content"]) for one in session.asked[1][2:]]
+    assert results == [("call_0", "2"), ("call_1", "error: division by zero")]
+
+
+def test_a_model_that_calls_on_and_on_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    session = FakeSession([call("1 + 1")])
+    session.render_chat = lambda *_options: []
+    conversation = make_conversation(session, tools="calculator")
+    conversation.answer("Go on.")
+    assert len(session.asked) == MAX_ROUNDS
+    assert conversation.num_messages == 1 + 2 * MAX_ROUNDS
+    assert f"no answer after {MAX_ROUNDS} rounds" in capsys.readouterr().err
+
+
+def test_tools_and_thinking_can_be_set_and_taken_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["ok"])
+    typed = ["/set tools lookup", "/set think no", "Hi", "/show", "/set think maybe", "/set tools weather"]
+    typed += ["/set tools default", "/set think default", "Hi", "/bye"]
+    run_terminal(monkeypatch, make_conversation(session), [*typed])
+    assert session.offered == [([LOOKUP], False), ((), None)]
+    out = capsys.readouterr().out
+    assert re.search(r"^think +no$", out, re.MULTILINE)
+    assert re.search(r"^tools +lookup$", out, re.MULTILINE)
+    assert "think='maybe': yes or no" in out
+    assert "tools='weather': one of calculator, lookup" in out
+
+
+def test_a_stopped_call_is_neither_run_nor_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession(["ok"], ["Let me see.", call("1 + 1")[:2], call("1 + 1")[2:]])
+    conversation = make_conversation(session, tools="calculator")
+    monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
+
+    def print_and_press(text: str = "", **_options: Any) -> None:
+        if text == "-> calculator ":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("builtins.print", print_and_press)
+    conversation.answer("Count.")
+    conversation.answer("Go on.")
+    assert session.asked[1][1] == {"role": "assistant", "content": "Let me see."}
+
+
+def test_what_is_beside_the_answer_is_dimmed_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conversation_module.sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert can_dim(conversation_module.sys.stderr)
+    make_conversation(FakeSession([[ReasoningDelta("Hm.")], "Yes."])).answer("Is it?")
+    assert capsys.readouterr() == ("Yes.\n", "\x1b[2mHm.\x1b[0m\n")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not can_dim(conversation_module.sys.stderr)
 
 
 def test_rates_leave_out_cached_tokens_and_the_wait_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,18 +14,20 @@ from ..exit_codes import ExitCode
 from ..parser import Parser
 from ..piped import read_piped
 from ..sampling_options import add_sampling_options, read_sampling_options
+from ..tools import NAMES, find_tools
 
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire chat`."""
     options = _make_parser().parse(argv)
     given = read_sampling_options(options)
+    tools = () if options.tools is None else find_tools(options.tools)
     engine_args = read_engine_choice(options)
     message = _read_pipe()
     from ..session import Session
 
     with Session(engine_args, options.attach) as session:
-        conversation = Conversation(session, given, options.system, options.verbose)
+        conversation = Conversation(session, given, options.system, options.verbose, tools, options.think)
         if message is not None:
             conversation.answer(message)
             return ExitCode.OK
@@ -53,6 +55,10 @@ def _make_parser() -> Parser:
     )
     chat: Any = parser.add_argument_group("chat options")
     chat.add_argument("--system", metavar="TEXT", help="the system message")
+    text = f"tools that the model may call, of {', '.join(NAMES)}: NAME or NAME,NAME"
+    chat.add_argument("--tools", metavar="NAMES", help=text)
+    text = "have the model think first, or not; default: as its chat template has it"
+    chat.add_argument("--think", action=Parser.Switch, help=text)
     chat.add_argument("--verbose", action="store_true", help="tokens and rates after each answer, on stderr")
     sampling: Any = parser.add_argument_group(
         "sampling options", "Defaults: the model's own, else temperature 0; as long as the model goes on."
