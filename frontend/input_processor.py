@@ -24,6 +24,7 @@ from ..ipc.messages import (
     MAX_TIMEOUT_S,
     EngineCoreRequest,
     EngineFacts,
+    Purpose,
 )
 from ..ipc.sampling_params import (
     MAX_SEED,
@@ -86,6 +87,7 @@ class PreparedParams:
     extra_args: str = ""  # likewise
     beam_search: BeamSearch | None = None  # likewise; then params.n is its width
     truncation: Truncation | None = None
+    purpose: Purpose = ""  # likewise
 
 
 class InputProcessor:
@@ -260,6 +262,7 @@ class InputProcessor:
             grammar=prepared.grammar,
             extra_args=prepared.extra_args,
             beam_search=prepared.beam_search,
+            purpose=prepared.purpose,
             **checked,
         )
         searches = prepared.beam_search is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,7 @@ PackedTokenIds = Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 Grammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_LENGTH)]
 ExtraArgs = Annotated[str, Meta(max_length=MAX_EXTRA_ARGS_BYTES)]
+Purpose = Literal["", "tools", "thinking"]
 Tenant = Annotated[str, Meta(max_length=MAX_TENANT_LENGTH)]
 Weight = Annotated[float, Meta(gt=0.0, le=MAX_CLIENT_WEIGHT)]
 Timeout = Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)]
@@ -180,6 +181,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     extra_args: ExtraArgs = ""  # SamplingParams.extra_args as JSON, for logits processors; empty: none
     beam_search: BeamSearch | None = None  # with logprobs=count_candidates(eos), and no output before its end
     names: Annotated[list[RequestName], Meta(max_length=MAX_NAMES)] = []  # that AbortRequests may say
+    purpose: Purpose = ""  # what people see it counted as, where the engine itself cannot tell
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
@@ -264,7 +266,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 0  # its price: what the core holds for it (request_price.py)
     num_cached_tokens: int = 0  # of its prompt, found when it began
     prefix_miss: str = ""  # no such prefix, evicted, other salt, not looked up; empty: all was found
-    kind: str = ""  # "grammar" or "beams" and their number; empty: neither
+    kind: str = ""  # its purpose, "grammar", or "beams" and their number; empty: none of these
 
 
 class ClientView(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,7 +321,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     stats: SchedulerStats
     histograms: dict[str, Histogram]
     finished_total: dict[str, int]  # finish reason -> requests
-    finished_by_kind_total: dict[str, int] = {}  # plain, grammar or beam_search -> requests
+    finished_by_kind_total: dict[str, int] = {}  # RequestKind of core/scheduling/request.py -> requests
     tool_parse_errors_total: int = 0  # as frontends have counted them
 
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Literal
 
-from ...ipc.messages import EngineCoreRequest, FinishReason, RequestTimes
+from ...ipc.messages import EngineCoreRequest, FinishReason, Purpose, RequestTimes
 from ...ipc.request_price import find_held_bytes
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import NewRequestData
@@ -28,7 +28,7 @@ from .tenant import Tenant
 # (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
 QueueOrder = tuple[int, float, int]
 
-RequestKind = Literal["plain", "grammar", "beam_search"]
+RequestKind = Literal["plain", "grammar", "beam_search", "tools", "thinking"]
 NEVER = sys.maxsize
 _LONG_PROMPT_BYTES = 4096  # of a prompt that sequences share
 
@@ -120,6 +120,7 @@ class Request:
     num_preemptions: int = 0
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
     group: BeamGroup | None = None  # of a beam search
+    purpose: Purpose = ""  # as in the message
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float = 0.0
@@ -175,6 +176,7 @@ class Request:
             num_tokens=num_prompt + len(output),
             repetition=_make_detector(params, output),
             group=group,
+            purpose=message.purpose,
         )
 
     @property
@@ -187,7 +189,7 @@ class Request:
         """What it is counted as."""
         if self.group is not None:
             return "beam_search"
-        return "grammar" if self.grammar else "plain"
+        return self.purpose or ("grammar" if self.grammar else "plain")
 
     @property
     def num_rows(self) -> int:

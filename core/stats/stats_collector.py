@@ -188,7 +188,7 @@ class StatsCollector:
 def _describe_kind(request: Request) -> str:
     if request.group is not None:
         return f"beams {request.num_rows}"
-    return "grammar" if request.grammar else ""
+    return "" if request.kind == "plain" else request.kind
 
 
 def _name_clients(clients: Mapping[bytes, AttachedClient]) -> dict[bytes, str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from ...core.scheduling.beam_search import BeamSearchState, read_candidates
 from ...ipc.beam_search import BeamSearch
 from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from ...ipc.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock
+from ...ipc.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
 from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import (
@@ -82,6 +82,7 @@ def make_request(
     queue_timeout_s: float | None = None,
     grammar: str = "",
     beam_search: BeamSearch | None = None,
+    purpose: Purpose = "",
     **params: object,
 ) -> EngineCoreRequest:
     """A request as a frontend sends it; `params` are SamplingParams fields."""
@@ -105,6 +106,7 @@ def make_request(
         token_lists=lists,
         grammar=grammar,
         beam_search=beam_search,
+        purpose=purpose,
     )
 
 

@@ -235,6 +235,7 @@ def test_ends_are_counted_by_what_was_asked_for():
     engine.add(make_request("plain", [1], max_tokens=1))
     engine.add(make_request("grammar", [1], max_tokens=1, grammar="start: /a/"))
     engine.add(make_request("beams", [1], max_tokens=1, beam_search=BeamSearch(2)))
+    engine.add(make_request("tools", [1], max_tokens=1, grammar="start: /a/", purpose="tools"))
     engine.run()
-    counts = {"plain": 1, "grammar": 1, "beam_search": 1}
+    counts = {"plain": 1, "grammar": 1, "beam_search": 1, "tools": 1, "thinking": 0}
     assert engine.core.metrics().finished_by_kind_total == counts
