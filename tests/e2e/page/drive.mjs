@@ -80,7 +80,7 @@ async function showsTheEngine({ page }) {
   await hasText(page, "#generation", /^[1-9]/);
   await page.waitForFunction(() => document.querySelectorAll("#requests tbody tr").length >= 20);
   assert.match(await page.textContent("#requests tbody tr:nth-child(1)"), /running/);
-  assert.match(await page.textContent("#requests tbody tr:nth-child(1) td:nth-child(6)"), /^\d+ [kM]B$/);
+  assert.match(await page.textContent("#requests tbody tr:nth-child(1) td:nth-child(7)"), /^\d+ [kM]B$/);
   const waiting = page.locator("#requests tbody tr", { hasText: "waiting" }).first();
   assert.match(await waiting.locator("td.why").textContent(), /\S/);
   const progress = () => page.evaluate(() => document.querySelector("#requests progress").value);
@@ -128,6 +128,56 @@ async function becomesIdle({ page }) {
   await page.waitForSelector("#no_requests:not([hidden])");
 }
 
+// Chat answers in turn: the deltas of each; `asked` gets the bodies of the requests.
+async function openScripted(answers, asked) {
+  return openPage((page) => page.route("**/v1/chat/completions", (route) => {
+    asked.push(route.request().postDataJSON());
+    const events = answers.shift().map((delta) => `data: ${JSON.stringify({ choices: [{ index: 0, delta }] })}\n\n`);
+    return route.fulfill({ contentType: "text/event-stream", body: `${events.join("")}data: [DONE]\n\n` });
+  }));
+}
+
+async function foldsThoughtsAndAsksForResultsOfCalls() {
+  const callOf = (index, name, pieces) => [
+    { content: null, tool_calls: [{ index, id: `call_${index}`, type: "function", function: { name, arguments: "" } }] },
+    ...pieces.map((piece) => ({ tool_calls: [{ index, function: { arguments: piece } }] })),
+  ];
+  const thoughts = [{ role: "assistant", content: "" }, { reasoning_content: "Two ", reasoning: "Two " }, { reasoning_content: "cities." }];
+  const calls = [...callOf(0, "weather", ['{"city": ', '"Rome"}']), ...callOf(1, "weather", ['{"city": "<b>Oslo</b>"}'])];
+  const asked = [];
+  const { page, complaints } = await openScripted([[...thoughts, { content: "Let me look." }, ...calls], [{ content: "Rome is warmer." }]], asked);
+  const tools = [{ type: "function", function: { name: "weather" } }];
+  await page.click("#compose summary");
+  await page.fill("#tools", "[{]");
+  await send(page, "Hello");
+  await answered(page);
+  assert.match(await page.textContent(".message.error"), /^tools: .*JSON/);
+  await page.click("#clear");
+  await page.fill("#tools", JSON.stringify(tools));
+  await page.selectOption("#think", "true");
+  await send(page, "Rome or Oslo?");
+  await answered(page);
+  const fold = page.locator(".message.assistant details");
+  assert.equal(await fold.evaluate((node) => node.open), false);
+  assert.equal(await fold.locator("div").textContent(), "Two cities.");
+  assert.deepEqual(await page.locator(".call").allTextContents(), ['weather {"city": "Rome"}', 'weather {"city": "<b>Oslo</b>"}']);
+  assert.equal(await page.locator("#log b").count(), 0);
+  assert.match(await page.getAttribute("#message", "placeholder"), /^Result of weather/);
+  await send(page, "20");
+  await send(page, "-3");
+  await answered(page);
+  assert.match(await page.textContent(".message.assistant:last-child"), /^Rome is warmer\.$/);
+  assert.match(await page.getAttribute("#message", "placeholder"), /^Message/);
+  assert.deepEqual([asked[0].tools, asked[0].chat_template_kwargs], [tools, { enable_thinking: true }]);
+  const [, turn, ...results] = asked[1].messages;
+  assert.deepEqual([turn.content, turn.reasoning_content, turn.tool_calls.map((call) => call.function.arguments)],
+    ["Let me look.", "Two cities.", ['{"city": "Rome"}', '{"city": "<b>Oslo</b>"}']]);
+  assert.deepEqual(results, [{ role: "tool", tool_call_id: "call_0", content: "20" }, { role: "tool", tool_call_id: "call_1", content: "-3" }]);
+  await hasANameForEverythingOneCanUse({ page });
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
 async function asksForAKey() {
   const { page } = await openPage((page) => page.route(/stats|v1/, async (route) => {
     if (route.request().headers().authorization === "Bearer sesame") return route.continue();
@@ -154,7 +204,7 @@ async function worksInTheDarkAndOnAPhone({ page }) {
 }
 
 async function hasANameForEverythingOneCanUse({ page }) {
-  const nameless = await page.evaluate(() => [...document.querySelectorAll("button, input, textarea, progress, canvas, svg, dialog")]
+  const nameless = await page.evaluate(() => [...document.querySelectorAll("button, input, select, textarea, progress, canvas, svg, dialog")]
     .filter((node) => !(node.textContent.trim() || node.getAttribute("aria-label") || node.getAttribute("aria-labelledby") || node.labels?.length))
     .map((node) => node.outerHTML.slice(0, 80)));
   assert.deepEqual(nameless, []);
@@ -175,6 +225,7 @@ try {
   await becomesIdle(opened);
   await worksInTheDarkAndOnAPhone(opened);
   assert.deepEqual(opened.complaints, []);
+  await foldsThoughtsAndAsksForResultsOfCalls();
   await asksForAKey();
   console.log("ok");
 } finally {
