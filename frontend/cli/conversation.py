@@ -9,8 +9,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ...ipc.sampling_params import SamplingParams
 from ..output_formats.events import AssistantMessage, ToolCall
 from .answer_printer import AnswerPrinter
@@ -134,7 +132,7 @@ class Conversation:
 
 
 def _to_message(answer: AssistantMessage) -> dict[str, Any]:
-    """An answer as the next prompt has it; arguments are objects there, which templates expect."""
+    """An answer as it stands among messages."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -143,18 +141,11 @@ def _to_message(answer: AssistantMessage) -> dict[str, Any]:
             {
                 "id": call.call_id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _read_arguments(call)},
+                "function": {"name": call.name, "arguments": call.arguments},
             }
             for call in answer.tool_calls
         ]
     return message
-
-
-def _read_arguments(call: ToolCall) -> Any:
-    try:
-        return msgspec.json.decode(call.arguments)
-    except msgspec.DecodeError:  # which its result says, too
-        return call.arguments
 
 
 class AnswerRates:

@@ -245,7 +245,7 @@ def test_a_call_is_run_and_its_result_is_given_to_the_model(capsys: pytest.Captu
     assert session.offered == [([CALCULATOR], None)] * 2
     question, asked, result = session.asked[1]
     assert question == {"role": "user", "content": "What is 12 plus 30?"}
-    function = {"name": "calculator", "arguments": {"expression": "12 + 30"}}
+    function = {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}
     calls = [{"id": "call_0", "type": "function", "function": function}]
     assert asked == {
         "role": "assistant",

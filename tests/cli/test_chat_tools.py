@@ -32,7 +32,7 @@ def test_an_unknown_tool_is_refused_with_the_known_ones(names: str, error: str) 
 
 def test_calls_give_their_results() -> None:
     assert call("calculator", expression="12 + 30") == "42"
-    assert call("lookup", query="The capital of  France?") == "Paris"
+    assert call("lookup", key="The capital of  France?") == "Paris"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_calls_give_their_results() -> None:
         ("calculator", '{"expression": "1', "error: Input data was truncated"),
         (
             "lookup",
-            '{"query": "capital of Frence"}',
+            '{"key": "capital of Frence"}',
             "error: nothing is known of 'capital of Frence', did you",
         ),
         ("weather", "{}", "error: no tool 'weather' is offered"),

@@ -21,8 +21,8 @@ class _Calculation(msgspec.Struct, forbid_unknown_fields=True):
     expression: str
 
 
-class _Query(msgspec.Struct, forbid_unknown_fields=True):
-    query: str
+class _Fact(msgspec.Struct, forbid_unknown_fields=True):
+    key: str
 
 
 class _Offer(NamedTuple):
@@ -42,11 +42,12 @@ def _define(name: str, description: str, parameter: str, meaning: str) -> Tool:
     return Tool(name, description, schema)
 
 
-CALCULATOR = _define("calculator", "Compute an arithmetic expression.", "expression", "such as 12 + 30")
-LOOKUP = _define("lookup", "Look up a fact in a small table.", "query", "such as capital of France")
+# The pocket model has learned these names and descriptions (tools/pocket).
+CALCULATOR = _define("calculator", "Calculates an expression.", "expression", "such as 12 + 30")
+LOOKUP = _define("lookup", "Looks up a fact.", "key", "such as capital of France")
 _OFFERS = {
     "calculator": _Offer(CALCULATOR, _Calculation, lambda given: calculate(given.expression)),
-    "lookup": _Offer(LOOKUP, _Query, lambda given: find_fact(given.query)),
+    "lookup": _Offer(LOOKUP, _Fact, lambda given: find_fact(given.key)),
 }
 NAMES = tuple(_OFFERS)
 

@@ -31,17 +31,21 @@ _CAPITALS = {
     "turkey": "Ankara",
 }
 FACTS = {f"capital of {country}": city for country, city in _CAPITALS.items()} | {
-    "boiling point of water": "100 degrees Celsius",
-    "highest mountain": "Mount Everest, 8,849 m",
-    "speed of light": "299,792,458 m/s",
-    "speed of sound": "343 m/s in air",
+    "boiling point of water": "100 degrees",
+    "currency of japan": "yen",
+    "currency of poland": "zloty",
+    "height of mount everest": "8849 m",
+    "length of the nile": "6650 km",
+    "number of planets": "8",
+    "speed of light": "299792458 m/s",
+    "speed of sound": "343 m/s",
 }
 _MAX_LENGTH = 200
 
 
-def find_fact(query: str) -> str:
+def find_fact(key: str) -> str:
     """The fact of that name, in upper or lower case. Raises ValueError, with a hint, where there is none."""
-    name = " ".join(query[:_MAX_LENGTH].casefold().removeprefix("the ").rstrip("?. ").split())
+    name = " ".join(key[:_MAX_LENGTH].casefold().removeprefix("the ").rstrip("?. ").split())
     if name not in FACTS:
-        raise ValueError(f"nothing is known of {shorten(query)}{did_you_mean(name, FACTS)}")
+        raise ValueError(f"nothing is known of {shorten(key)}{did_you_mean(name, FACTS)}")
     return FACTS[name]
