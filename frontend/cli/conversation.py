@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.sampling_params import SamplingParams
-from ..output_formats.events import AssistantMessage, ToolCall
+from ..output_formats.events import AssistantMessage, ToolCall, ToolCallEnd
 from .answer_printer import AnswerPrinter
 from .sampling_options import make_sampling_params
 from .tools import run_call
@@ -104,8 +104,9 @@ class Conversation:
         return [*system, *self._messages, *more]
 
     def _print_answer(self, turn: list[dict[str, Any]], printer: AnswerPrinter) -> AssistantMessage:
-        """One message of the model; of one that was stopped what had been shown, without calls."""
+        """One message of the model, without calls that the end has cut, or of an answer that was stopped."""
         answer = AssistantMessage()
+        whole: set[int] = set()  # calls
         rates = AnswerRates()
         messages = self._with_system(turn)
         with interrupts_noted() as interrupt:
@@ -115,10 +116,13 @@ class Conversation:
                 for event in events:
                     answer.add(event)
                     printer.take(event)
+                    if isinstance(event, ToolCallEnd):
+                        whole.add(event.index)
                 if interrupt.is_set:
                     stream.close()
-                    answer.tool_calls.clear()
+                    whole.clear()
                     break
+        answer.tool_calls = [call for index, call in enumerate(answer.tool_calls) if index in whole]
         printer.end_message(answer)
         if self._is_verbose:
             print(rates.describe(), file=sys.stderr)

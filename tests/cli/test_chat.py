@@ -292,6 +292,13 @@ def test_tools_and_thinking_can_be_set_and_taken_back(
     assert "tools='weather': one of calculator, lookup" in out
 
 
+def test_a_call_that_the_end_has_cut_is_neither_run_nor_remembered() -> None:
+    session = FakeSession(["ok"], [call("1 + 1"), call("2 + 2", 1)[:2]])
+    make_conversation(session, tools="calculator").answer("Both.")
+    assert [one["id"] for one in session.asked[1][1]["tool_calls"]] == ["call_0"]
+    assert len(session.asked[1]) == 3
+
+
 def test_a_stopped_call_is_neither_run_nor_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession(["ok"], ["Let me see.", call("1 + 1")[:2], call("1 + 1")[2:]])
     conversation = make_conversation(session, tools="calculator")

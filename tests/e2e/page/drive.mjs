@@ -132,7 +132,8 @@ async function becomesIdle({ page }) {
 async function openScripted(answers, asked) {
   return openPage((page) => page.route("**/v1/chat/completions", (route) => {
     asked.push(route.request().postDataJSON());
-    const events = answers.shift().map((delta) => `data: ${JSON.stringify({ choices: [{ index: 0, delta }] })}\n\n`);
+    const deltas = answers.shift(), choices = [...deltas.map((delta) => ({ delta })), { delta: {}, finish_reason: "stop" }];
+    const events = choices.map((choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`);
     return route.fulfill({ contentType: "text/event-stream", body: `${events.join("")}data: [DONE]\n\n` });
   }));
 }
