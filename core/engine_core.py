@@ -268,6 +268,7 @@ class EngineCore:
     def add_counts(self, counts: FrontendCounts) -> None:
         """What a frontend has counted is among `metrics` from now on."""
         self._observations.tool_parse_errors_total += counts.num_tool_parse_errors
+        self._observations.reasoning_tokens_total += counts.num_reasoning_tokens
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, with nothing changed, while requests hold blocks."""

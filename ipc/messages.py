@@ -204,10 +204,12 @@ def make_aborts(request_ids: Sequence[str]) -> list[AbortRequests]:
 class FrontendCounts(msgspec.Struct, array_like=True, frozen=True):
     """What a frontend has counted since it last said so; the engine adds up what all of them say.
 
-    num_tool_parse_errors: calls of tools in outputs that could not be read.
+    num_tool_parse_errors: calls of tools in outputs that could not be read. num_reasoning_tokens: those of
+    outputs that were thoughts.
     """
 
     num_tool_parse_errors: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    num_reasoning_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 
 class UtilityCall(msgspec.Struct, array_like=True, frozen=True):
@@ -323,6 +325,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     finished_total: dict[str, int]  # finish reason -> requests
     finished_by_kind_total: dict[str, int] = {}  # RequestKind of core/scheduling/request.py -> requests
     tool_parse_errors_total: int = 0  # as frontends have counted them
+    reasoning_tokens_total: int = 0  # likewise
 
 
 class UtilityResult(msgspec.Struct, array_like=True, frozen=True):

@@ -162,7 +162,7 @@ class Observations:
         }
         self._histograms = {name: HistogramCounts(values) for name, values in bounds.items()}
         self._finished = dict.fromkeys(FinishReason, 0)
-        self.tool_parse_errors_total = 0  # as frontends say
+        self.tool_parse_errors_total = self.reasoning_tokens_total = 0  # as frontends say
         self._finished_by_kind: dict[str, int] = dict.fromkeys(get_args(RequestKind), 0)
 
     def observe_step(self, num_tokens: int) -> None:

@@ -97,6 +97,7 @@ class StatsCollector:
             finished_total=self.observations.finished_total,
             finished_by_kind_total=self.observations.finished_by_kind_total,
             tool_parse_errors_total=self.observations.tool_parse_errors_total,
+            reasoning_tokens_total=self.observations.reasoning_tokens_total,
         )
 
     def snapshot(

@@ -110,9 +110,15 @@ class _EngineCollector(Collector):
         text = "Requests that have ended, by what their outputs were found with."
         kinds = self._metrics.finished_by_kind_total
         yield self._fill(CounterMetricFamily, "requests_by_kind", text, kinds, "kind")
-        text = "Calls of tools that could not be read, and stayed in the answer's text."
-        num_errors = self._metrics.tool_parse_errors_total
-        yield self._fill(CounterMetricFamily, "tool_parse_errors", text, {"": num_errors})
+        for name, text, value in (
+            (
+                "tool_parse_errors",
+                "Calls of tools that could not be read, and stayed in the answer's text.",
+                self._metrics.tool_parse_errors_total,
+            ),
+            ("reasoning_tokens", "Generated tokens of thoughts.", self._metrics.reasoning_tokens_total),
+        ):
+            yield self._fill(CounterMetricFamily, name, text, {"": value})
         times = {
             "schedule": stats.schedule_s_total,
             "update": stats.update_s_total,

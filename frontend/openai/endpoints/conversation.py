@@ -179,7 +179,7 @@ async def prepare_conversation(
 async def parse_outputs(
     serving: Serving, outputs: AsyncGenerator[RequestOutput, None], reader: AnswerReader
 ) -> AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]:
-    """Each output with the events of each of its answers. Calls that could not be read are counted."""
+    """Each output with the events of each of its answers. The engine is told what was counted in them."""
     async with aclosing(outputs):
         async for output in outputs:
             num_tokens = sum(len(one.token_ids) for one in output.outputs)
@@ -187,9 +187,11 @@ async def parse_outputs(
                 events = reader.read(output)
             else:
                 events = await asyncio.to_thread(reader.read, output)
-            if output.finished and (num_errors := reader.num_errors):
-                with contextlib.suppress(EngineDeadError):  # the answer is here all the same
-                    serving.llm.add_counts(FrontendCounts(num_tool_parse_errors=num_errors))
+            if output.finished:
+                counts = FrontendCounts(reader.num_errors, reader.num_reasoning_tokens or 0)
+                if any((counts.num_tool_parse_errors, counts.num_reasoning_tokens)):
+                    with contextlib.suppress(EngineDeadError):  # the answer is here all the same
+                        serving.llm.add_counts(counts)
             yield output, events
 
 

@@ -92,5 +92,6 @@ def test_what_frontends_count_is_added_up_over_all_of_them() -> None:
     registry.core = core
     for number, client in enumerate((b"one", b"other"), start=2):
         registry.take(client, Hello(PROTOCOL_VERSION, "http", 1))
-        registry.take(client, FrontendCounts(num_tool_parse_errors=number))
-    assert core.metrics().tool_parse_errors_total == 5
+        registry.take(client, FrontendCounts(number, 10 * number))
+    metrics = core.metrics()
+    assert (metrics.tool_parse_errors_total, metrics.reasoning_tokens_total) == (5, 50)

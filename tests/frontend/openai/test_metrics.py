@@ -38,6 +38,7 @@ def make_metrics(kv_blocks_total: int = 80) -> EngineMetrics:
         finished_total={"stop": 7, "error": 0},
         finished_by_kind_total={"plain": 4, "grammar": 3},
         tool_parse_errors_total=9,
+        reasoning_tokens_total=120,
     )
 
 
@@ -58,6 +59,7 @@ def read(metrics: EngineMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]],
         ("num_requests_running", 3),
         ("num_requests_waiting", 4),
         ("tool_parse_errors_total", 9),
+        ("reasoning_tokens_total", 120),
         ("kv_cache_usage_perc", 0.25),
         ("prefix_cache_queries_total", 100),
         ("prefix_cache_hits_total", 25),

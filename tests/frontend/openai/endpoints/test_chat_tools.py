@@ -110,15 +110,23 @@ def test_each_of_several_answers_has_its_own_calls():
 
 def test_thoughts_are_counted_also_when_they_are_not_shown():
     fields = {"stream": True, "stream_options": {"include_usage": True}}
-    pieces = (*THOUGHTS, "20")
-    shown, hidden, streamed = run(
-        pieces, body(), body(include_reasoning=False), body(include_reasoning=False, **fields)
-    )
+    bodies = [body(), body(include_reasoning=False), body(include_reasoning=False, **fields)]
+    answers: list[Answer] = []
+    counted: list[int] = []
+
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.pieces = (*THOUGHTS, "20")
+        answers.extend([await client.post(CHAT, one) for one in bodies])
+        counted.extend(one.num_reasoning_tokens for one in llm.counts)
+
+    run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
+    shown, hidden, streamed = answers
     assert "reasoning" in shown.json["choices"][0]["message"]
     assert set(hidden.json["choices"][0]["message"]) == {"role", "content", "refusal"}
     assert set(join(streamed)) == {"role", "content", "tool_calls", "finish_reason"}
     counts = streamed.events[-2]["usage"]["completion_tokens_details"]
     assert counts["reasoning_tokens"] in (2, 3)  # a marker of several tokens may count in part
+    assert counted[-1] == counts["reasoning_tokens"]
 
 
 def test_a_call_that_cannot_be_read_stays_content_and_is_marked_and_counted():
