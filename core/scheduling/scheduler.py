@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from ...ipc.config import SchedulerConfig
+from ...ipc.kept_grammars import KeptGrammars
 from ...ipc.step import SchedulerOutput
 from ..kv.kv_cache_manager import KVCacheManager
 from ..policies import POLICIES
@@ -31,7 +32,7 @@ from .step import Step
 # Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
 # beginnings are cached would else be one frame of 134 MB, and one of 8 MB takes 35 ms to encode.
 MAX_NEW_BYTES = 1024 * 1024
-# Of the grammars that a step's new requests bring: a worker compiles one within the step, in up to 0.1 s.
+# Of the grammars that are new to the worker: it compiles one within the step, in up to 0.1 s.
 MAX_NEW_GRAMMARS = 2
 
 
@@ -54,6 +55,7 @@ class Scheduler:
         self.policy = POLICIES[config.policy](self.batch, monotonic)
         self.in_flight = self.batch.in_flight
         self.beams = BeamScheduler(self.batch, self.policy, self._size_chunk, self._preempt)
+        self._compiled: KeptGrammars[bool] = KeptGrammars()  # by the worker
         self._next_step_id = 0
         self._lacks_work = False  # when a step was last to be formed
         self._num_untried = 0  # requests that came, or came back, after the last step was put together
@@ -101,6 +103,7 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Forget rows and steps in flight, as the worker has; every running request waits again."""
         self.batch.forget_steps()
+        self._compiled.clear()  # the worker may be another one
         self._num_untried += len(self.running)  # each has a row again in the next step
         while self.running:
             self._preempt(self.running[-1])
@@ -191,7 +194,7 @@ class Scheduler:
             return
         if step.new_requests and step.new_bytes + request.held_bytes > MAX_NEW_BYTES:
             return
-        if request.grammar and len(step.find_new_grammars() - {request.grammar}) >= MAX_NEW_GRAMMARS:
+        if request.grammar and not self._may_bring(step, request.grammar):
             return
         if not may_run_beside(request, self.running):
             return
@@ -203,6 +206,11 @@ class Scheduler:
         self.policy.remove(request)
         self._enter(step, request)
         self._add_chunk(step, request, num_tokens)
+
+    def _may_bring(self, step: Step, grammar: str) -> bool:
+        """Whether the worker has time in this step for a request with the grammar."""
+        is_known = grammar in self._compiled or grammar in step.new_grammars
+        return is_known or len(step.new_grammars) < MAX_NEW_GRAMMARS
 
     def _size_chunk(self, step: Step, request: Request, num_missing: int) -> int:
         """How many of `num_missing` tokens of the request's prompt this step takes, 0 if none."""
@@ -229,6 +237,8 @@ class Scheduler:
             request.prefix_miss = "not looked up"
         self.batch.enter(request)
         self.policy.note_enter(step, request)
+        if request.grammar and request.grammar not in self._compiled:
+            step.new_grammars.add(request.grammar)
         step.new_requests.append(request.to_new_request_data())
         step.new_bytes += request.held_bytes
 
@@ -259,6 +269,8 @@ class Scheduler:
             request.num_placeholders += 1
             step.sampled.append(request)
             step.sampled_rows.append(request.row)
+            if request.grammar and not self._compiled.use(request.grammar):
+                self._compiled.keep(request.grammar, True)
         if request.num_computed_tokens >= request.next_index_at:
             self._manager.index_full_blocks(request, step.indexed_blocks)
         self.policy.note_chunk(step, request, num_tokens)

@@ -23,6 +23,7 @@ class Step:
     sampled_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequestData] = field(default_factory=list)
     new_bytes: int = 0  # the price of those
+    new_grammars: set[str] = field(default_factory=set)  # of those, what the worker has not compiled
     new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list)
     forks: list[RowFork] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
@@ -35,7 +36,3 @@ class Step:
     def num_scheduled_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(self.num_tokens)
-
-    def find_new_grammars(self) -> set[str]:
-        """Of the requests that enter rows."""
-        return {one.grammar for one in self.new_requests if one.grammar}

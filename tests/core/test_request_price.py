@@ -46,13 +46,33 @@ def test_the_price_is_what_is_held_and_comes_back_when_the_request_ends() -> Non
     assert engine.core.check_integrity() == []
 
 
-def test_a_step_has_few_new_grammars_and_any_number_of_requests_with_them() -> None:
-    engine = make_engine()
-    for number, text in enumerate("aababcd"):
-        engine.add(make_request(f"r{number}", [1, number], max_tokens=2, grammar=f"start: /{text}/"))
+def enter_with_grammars(engine: FakeEngine, letters: str) -> list[str]:
+    """Run a request with each; which entered in each step."""
+    num_before = len(engine.steps)
+    for number, letter in enumerate(letters):
+        name = f"{num_before}-{number}"
+        engine.add(make_request(name, [1, number], max_tokens=2, grammar=f"start: /{letter}/"))
     engine.run()
-    entered = [[one.grammar[8] for one in step.new_requests] for step in engine.steps if step.new_requests]
-    assert entered == [["a", "a", "b", "a", "b"], ["c", "d"]]
+    entered = [step.new_requests for step in engine.steps[num_before:] if step.new_requests]
+    return ["".join(one.grammar[8] for one in requests) for requests in entered]
+
+
+def test_a_step_has_few_new_grammars_and_any_number_of_requests_with_known_ones() -> None:
+    engine = make_engine()
+    assert enter_with_grammars(engine, "aababcd") == ["aabab", "cd"]
+    assert enter_with_grammars(engine, "dcbaef") == ["dcbaef"], "the worker has compiled the first four"
+    assert enter_with_grammars(engine, "abghij") == ["abgh", "ij"]
+    engine.lose_worker()
+    assert enter_with_grammars(engine, "abc") == ["ab", "c"], "another worker has compiled nothing"
+
+
+def test_a_grammar_whose_request_ends_before_it_samples_stays_new() -> None:
+    engine = make_engine(max_num_batched_tokens=16, max_num_seqs=8)
+    engine.add(make_request("r", [1] * 40, max_tokens=2, grammar="start: /a/"))
+    assert engine.launch() is not None
+    engine.core.abort_requests(b"client", ["r"])
+    engine.deliver()
+    assert enter_with_grammars(engine, "bca") == ["bc", "a"]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])

@@ -8,7 +8,6 @@ Legend: R matchers, V vocabulary, W = ceil(V / 32) words of a mask.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...ipc.config import ModelConfig
+from ...ipc.kept_grammars import KeptGrammars
 from ...ipc.structured_outputs import GRAMMAR_LIMITS, make_limits
 from ..threads import count_cores
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-# Compiled grammars that are kept: some 150 KB each for a JSON schema, and what is larger has a longer text.
-_MAX_KEPT = 256
-_MAX_KEPT_CHARACTERS = 1 << 19
 # Masks that take a core longer are shared between threads. One of a JSON schema takes 4 us at V=2,048 and 10
 # at V=151,936, one of `[a-z ]{1,300}` 2,000; on busy cores threads come 5 ms late (2-core Xeon, load 9).
 _MIN_SHARED_S = 0.005
@@ -106,8 +103,8 @@ class Grammars:
         self._executor: LLExecutor | None = None
         self._num_threads = count_cores()
         self._unusable = ""  # why there can be no tokenizer
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # none has consumed anything
-        self._num_characters = 0  # of their texts
+        # The matcher at its beginning, or why a text does not compile: nobody waits for that twice.
+        self._compiled: KeptGrammars[LLMatcher | str] = KeptGrammars()
         self._last_s = 0.0  # how long the last masks took, on one core
         self._masks: NDArray[np.int32] = np.empty((0, -(-self._vocab_size // 32)), dtype=np.int32)
 
@@ -183,25 +180,24 @@ class Grammars:
 
     def _compile(self, grammar: str) -> LLMatcher:
         """The matcher at its beginning, which nobody may advance."""
-        compiled = self._compiled.get(grammar)
-        if compiled is not None:
-            self._compiled.move_to_end(grammar)
-            return compiled
+        tokenizer = self._load_tokenizer()
+        compiled = self._compiled.use(grammar)
+        if compiled is None:
+            compiled = self._try_to_compile(tokenizer, grammar)
+            self._compiled.keep(grammar, compiled)
+        if isinstance(compiled, str):
+            raise _UnusableError(f"its grammar does not compile: {compiled}")
+        return compiled
+
+    def _try_to_compile(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
+        """A new matcher, or what is wrong with the text."""
         from llguidance import LLMatcher
 
-        tokenizer = self._load_tokenizer()
         try:
-            compiled = LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
         except BaseException as error:
-            raise _UnusableError(f"its grammar does not compile: {_describe_panic(error)}") from error
-        if compiled.is_error():
-            raise _UnusableError(f"its grammar does not compile: {_describe(compiled.get_error())}")
-        self._compiled[grammar] = compiled
-        self._num_characters += len(grammar)
-        while len(self._compiled) > _MAX_KEPT or self._num_characters > _MAX_KEPT_CHARACTERS:
-            oldest, _ = self._compiled.popitem(last=False)
-            self._num_characters -= len(oldest)
-        return compiled
+            return _describe_panic(error)
+        return _describe(matcher.get_error()) if matcher.is_error() else matcher
 
     def _load_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None and not self._unusable:

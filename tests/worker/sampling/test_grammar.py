@@ -18,6 +18,7 @@ from llguidance import LLMatcher
 from msgspec import structs
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.text.tokenizer import load_tokenizer
+from quire.ipc import kept_grammars
 from quire.ipc.config import ModelConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData
@@ -333,13 +334,16 @@ def test_a_text_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Monke
         return LLMatcher(tokenizer, grammar, **options)
 
     monkeypatch.setattr(llguidance, "LLMatcher", make)
-    monkeypatch.setattr(grammars_module, "_MAX_KEPT", 2)
+    monkeypatch.setattr(kept_grammars, "MAX_KEPT_GRAMMARS", 2)
     grammars = Grammars(make_model())
     a, b, c = (regex(letter) for letter in "abc")
     for text in (a, a, b, a, c, a, b):
         assert len(Row(grammars, text).allowed()) >= 1
     assert compiled == [a, b, c, b], "the one that was used longest ago goes first"
-    monkeypatch.setattr(grammars_module, "_MAX_KEPT_CHARACTERS", len(a))
+    monkeypatch.setattr(kept_grammars, "MAX_KEPT_CHARACTERS", len(a))
     for text in (a, c, c):
         Row(grammars, text).allowed()
     assert compiled[4:] == [c]
+    for _ in range(2):
+        assert "does not compile" in Row(grammars, ")").failure()
+    assert compiled[5:] == [")"], "a bad one takes its time once, too"
