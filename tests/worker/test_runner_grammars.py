@@ -58,6 +58,18 @@ def test_a_row_follows_its_grammar_and_its_neighbour_goes_its_way(
     assert alone.run(NUM_TOKENS)["free"] == _run(config).requests["free"].tokens[:NUM_TOKENS]
 
 
+@pytest.mark.parametrize("has_others", [False, True])
+def test_other_edits_count_among_what_the_grammar_allows(config: EngineConfig, has_others: bool) -> None:
+    driver, b = Driver(config), 1 + LETTERS.index("b")
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, logit_bias={b: 100.0})
+    driver.enter("biased", 3, make_prompt(9), params, eos=[EOS], grammar=GRAMMAR)
+    if has_others:
+        driver.enter("constrained", 1, make_prompt(9), PARAMS, eos=[EOS], grammar=GRAMMAR)
+    driver.run(NUM_TOKENS)
+    written = [token == b for token in driver.requests["biased"].tokens[:NUM_TOKENS]]
+    assert written == [True, True, True, False] * (NUM_TOKENS // 4)
+
+
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_chunks_change_no_token(config: EngineConfig, tokens: list[int], chunk: int) -> None:
     assert _run(config, chunk=chunk).requests["constrained"].tokens[:NUM_TOKENS] == tokens

@@ -64,6 +64,7 @@ class RequestRows:
         self.has_prompt_logprobs: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.has_edits: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._has_appends: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)  # an edit takes tokens
         # The most likely token and nothing else: no edits, no logprobs.
         self.is_greedy: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
 
@@ -140,7 +141,7 @@ class RequestRows:
         self._note_history(rows, token_ids)
 
     def _note_history(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        places = np.flatnonzero(self.needs_history[rows])
+        places = np.flatnonzero(self._has_appends[rows])
         for row, token_id in zip(rows[places].tolist(), token_ids[places].tolist(), strict=True):
             for edit in self.edits[row]:
                 edit.append(token_id)
@@ -189,3 +190,6 @@ class RequestRows:
         self.edits[row] = edits
         self.has_edits[row] = bool(edits)
         self.needs_history[row] = any(edit.needs_history for edit in edits)
+        self._has_appends[row] = any(
+            edit.needs_history and type(edit).append is not LogitEdit.append for edit in edits
+        )

@@ -1,9 +1,12 @@
-"""Grammar: the edit of a row whose output follows a grammar. Legend: S sampling rows, V vocabulary."""
+"""Grammar: the edit of a row whose output follows a grammar.
+
+Legend: S sampling rows, R of them with a grammar, V vocabulary, W = ceil(V / 32) words of a mask.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -11,7 +14,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .grammars import Grammars, Matcher
-from .logit_edit import EditedRows, Ids, LogitEdit, RowStart, keep_only
+from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, keep_only
+
+
+class Masks(NamedTuple):
+    """What the grammars of a step's rows leave to be sampled. Good until the next ones are computed."""
+
+    words: NDArray[np.int32]  # [R, W]
+    addresses: Ids  # [S] of a row's mask; 0 without one, where it has failed, and where only the end is left
+    places: list[int]  # [R] among the S
+    ended: list[int]  # of the S, where only the end is left
+    eos_token_ids: list[int]
+
+    def apply(self, logits: Tensor) -> None:
+        """Leave nothing else in `logits` [S, V]."""
+        self.apply_ends(logits)
+        places = np.array(self.places, dtype=np.int64)
+        is_masked = self.addresses[places] != 0
+        if is_masked.any():
+            keep_only(logits, self.words[is_masked], places[is_masked])
+
+    def apply_ends(self, logits: Tensor) -> None:
+        """The part of `apply` for rows without a mask: the rest is for a sampler that takes addresses."""
+        for place in self.ended:
+            logits[place].fill_(-torch.inf)
+            logits[place, self.eos_token_ids[0]] = 0.0
 
 
 class Grammar(LogitEdit["Grammar"]):
@@ -26,8 +53,8 @@ class Grammar(LogitEdit["Grammar"]):
     def __init__(self, start: RowStart, grammars: Grammars) -> None:
         params = start.request.sampling_params
         self._grammars, self._text = grammars, start.request.grammar
-        self._output = start.output.tolist()
         self._matcher: Matcher | None = None  # made when the row samples first: the device works by then
+        self._num_consumed = 0  # of the output
         self._min_output = sys.maxsize if params.ignore_eos else params.min_tokens
 
     @classmethod
@@ -37,52 +64,42 @@ class Grammar(LogitEdit["Grammar"]):
         assert start.grammars is not None
         return cls(start, start.grammars)
 
-    def append(self, token: int) -> None:
-        """The matcher goes on with the token."""
-        if self._matcher is None:
-            self._output.append(token)
-        else:
-            self._matcher.consume(token)
-
     @classmethod
     def apply(cls, logits: Tensor, rows: EditedRows[Grammar]) -> None:
-        masks, indexes, is_masked = cls._compute_masks(logits, rows)
-        if is_masked.any():
-            keep_only(logits, masks[is_masked], indexes[is_masked])
+        cls.compute_masks(rows, len(logits)).apply(logits)
 
     @classmethod
-    def find_masks(cls, logits: Tensor, rows: EditedRows[Grammar], addresses: Ids) -> None:
-        """In place of `apply`, for a sampler that takes masks: their addresses [S], until the next call."""
-        masks, indexes, is_masked = cls._compute_masks(logits, rows)
-        found = masks.ctypes.data + masks.strides[0] * np.arange(len(masks))
-        addresses[indexes[is_masked]] = found[is_masked]
-
-    @classmethod
-    def _compute_masks(
-        cls, logits: Tensor, rows: EditedRows[Grammar]
-    ) -> tuple[NDArray[np.int32], Ids, NDArray[np.bool_]]:
-        """Of each of `rows`: its mask, its place among the S, and whether the mask is to be applied.
-
-        It is not where the grammar has failed, and where only the end is left: that is in `logits` then.
-        """
+    def compute_masks(cls, rows: EditedRows[Grammar], num_rows: int) -> Masks:
+        """What `apply` applies to `num_rows` rows, S. Matchers go on with the tokens that are new."""
         grammars = rows[0][1]._grammars
-        matchers = [edit._find_matcher() for _, edit in rows]
-        masks = grammars.compute_masks(matchers)
-        is_masked = np.ones(len(rows), dtype=np.bool_)
-        for place, ((row, _), matcher) in enumerate(zip(rows, matchers, strict=True)):
+        token_ids = [edit._catch_up(row) for row, edit in rows]
+        matchers = [edit._matcher for _, edit in rows if edit._matcher is not None]
+        words = grammars.compute_masks(matchers, token_ids)
+        places = [row.index for row, _ in rows]
+        addresses = np.zeros(num_rows, dtype=np.int64)
+        addresses[places] = words.ctypes.data + words.strides[0] * np.arange(len(rows))
+        for (row, _), matcher in zip(rows, matchers, strict=True):
             if matcher.failure:
                 row.failure = matcher.failure
-                is_masked[place] = False
-        for place in np.flatnonzero(is_masked & grammars.find_ends(masks)).tolist():
-            row, edit = rows[place]
-            is_early = row.num_output < edit._min_output or not matchers[place].is_accepting
-            if grammars.must_end(masks[place], is_early):
-                is_masked[place] = False
-                logits[row.index].fill_(-torch.inf)
-                logits[row.index, grammars.eos_token_ids[0]] = 0.0
-        return masks, np.array([row.index for row, _ in rows], dtype=np.int64), is_masked
+                addresses[row.index] = 0
+        ended: list[int] = []
+        for number in np.flatnonzero(grammars.find_ends(words)).tolist():
+            (row, edit), matcher = rows[number], matchers[number]
+            is_early = row.num_output < edit._min_output or not matcher.is_accepting
+            if not row.failure and grammars.must_end(words[number], is_early):
+                addresses[row.index] = 0
+                ended.append(row.index)
+        return Masks(words, addresses, places, ended, grammars.eos_token_ids)
 
-    def _find_matcher(self) -> Matcher:
+    def _catch_up(self, row: EditedRow) -> int | None:
+        """The token that the matcher, which is there now, has still to consume, if it is one."""
+        num_new = row.num_output - self._num_consumed
+        self._num_consumed = row.num_output
+        if num_new == 1 and self._matcher is not None:
+            return int(row.token_ids[row.num_known - 1])
+        token_ids = row.token_ids[row.num_known - num_new : row.num_known].tolist()
         if self._matcher is None:
-            self._matcher = self._grammars.make_matcher(self._text, self._output)
-        return self._matcher
+            self._matcher = self._grammars.make_matcher(self._text, token_ids)
+        elif token_ids:
+            self._matcher.consume_all(token_ids)
+        return None

@@ -47,29 +47,27 @@ class Matcher:
         self.inner = inner  # None with a failure
         self.failure = failure
 
-    def consume(self, token_id: int) -> None:
-        """The row's output goes on with this, or ends."""
-        # This and `fill_mask` are run for each token: no more Python than this, 0.3 us a call.
-        try:
-            if self.inner is not None and not self.inner.consume_token(token_id):
-                self._fail(self.inner.get_error())
-        except BaseException as error:
-            self._fail(_describe_panic(error))
-
     def consume_all(self, token_ids: list[int]) -> None:
-        """The same for several."""
+        """The row's output goes on with these, or ends."""
         try:
             if self.inner is not None and not self.inner.consume_tokens(token_ids):
                 self._fail(self.inner.get_error())
         except BaseException as error:
             self._fail(_describe_panic(error))
 
-    def fill_mask(self, address: int, num_bytes: int) -> None:
-        """Write there which tokens may come next; with a failure nothing."""
+    def fill_mask(self, address: int, num_bytes: int, token_id: int | None = None) -> None:
+        """Write there which tokens may come next, after `token_id` if it is one; with a failure nothing."""
+        # Run for each token, and both at once: after a step nothing of the matcher is left in the cache.
+        inner = self.inner
+        if inner is None:
+            return
         try:
-            if self.inner is not None:
-                self.inner.unsafe_compute_mask_ptr(address, num_bytes)
-                self.check()
+            if token_id is not None and not inner.consume_token(token_id):
+                self._fail(inner.get_error())
+                return
+            inner.unsafe_compute_mask_ptr(address, num_bytes)
+            if inner.is_error():
+                self._fail(inner.get_error())
         except BaseException as error:
             self._fail(_describe_panic(error))
 
@@ -119,21 +117,27 @@ class Grammars:
             matcher.consume_all(output)
         return matcher
 
-    def compute_masks(self, matchers: Sequence[Matcher]) -> NDArray[np.int32]:
+    def compute_masks(
+        self, matchers: Sequence[Matcher], token_ids: Sequence[int | None]
+    ) -> NDArray[np.int32]:
         """Tokens that may come next, int32 [R, W]; of a matcher with a failure anything.
 
-        The end of sequence is among them where the output may end, and alone where it must. They are
-        overwritten by the next call.
+        Each matcher consumes its one of `token_ids` first, if that is one. The end of sequence is among those
+        of its mask where the output may end, and alone where it must. Masks are overwritten by the next call.
         """
         if len(self._masks) < len(matchers):
             self._masks = np.empty((len(matchers), self._masks.shape[1]), dtype=np.int32)
-        masks = self._masks[: len(matchers)]
         started = time.perf_counter()
-        is_shared = len(matchers) > 1 and self._last_s > _MIN_SHARED_S and self._compute_together(matchers)
-        if not is_shared:
-            self._compute_in_turn(matchers)
+        is_shared = len(matchers) > 1 and self._last_s > _MIN_SHARED_S
+        if is_shared:
+            for matcher, token_id in zip(matchers, token_ids, strict=True):
+                if token_id is not None:
+                    matcher.consume_all([token_id])
+            token_ids = [None] * len(matchers)
+        if not (is_shared and self._compute_together(matchers)):
+            self._compute_in_turn(matchers, token_ids)
         self._last_s = (time.perf_counter() - started) * (self._num_threads if is_shared else 1)
-        return masks
+        return self._masks[: len(matchers)]
 
     def find_ends(self, masks: NDArray[np.int32]) -> NDArray[np.bool_]:
         """[R]: whether a mask has an end of sequence."""
@@ -153,10 +157,10 @@ class Grammars:
             np.bitwise_or.at(mask, self._eos_words, ends)
         return False
 
-    def _compute_in_turn(self, matchers: Sequence[Matcher]) -> None:
+    def _compute_in_turn(self, matchers: Sequence[Matcher], token_ids: Sequence[int | None]) -> None:
         place, size = self._masks.ctypes.data, self._masks.strides[0]
-        for matcher in matchers:
-            matcher.fill_mask(place, size)
+        for matcher, token_id in zip(matchers, token_ids, strict=True):
+            matcher.fill_mask(place, size, token_id)
             place += size
 
     def _compute_together(self, matchers: Sequence[Matcher]) -> bool:

@@ -7,6 +7,7 @@ Legend: S sampling rows, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from ...ipc.token_ids import TOKEN_SIZE_BYTES
 from ...ipc.token_lists import is_token_mask, unpack_bad_words
 from .custom_processors import CustomProcessors
-from .grammar import Grammar
+from .grammar import Grammar, Masks
 from .logit_edit import EditedRow, EditedRows, Ids, LogitEdit, RowStart, ban, find_places, join, keep_only
 from .penalties import Penalties
 
@@ -118,6 +119,7 @@ LOGIT_EDITS: tuple[type[LogitEdit[Any]], ...] = (
     Penalties,
     Grammar,
 )
+ALL_BUT_GRAMMAR = LOGIT_EDITS[:-1]
 
 
 def make_logit_edits(start: RowStart) -> list[LogitEdit[Any]]:
@@ -125,21 +127,23 @@ def make_logit_edits(start: RowStart) -> list[LogitEdit[Any]]:
     return [edit for kind in LOGIT_EDITS if (edit := kind.make(start)) is not None]
 
 
-def apply_logit_edits(logits: Tensor, rows: list[EditedRow], masks: Ids | None = None) -> None:
-    """Edit float32 `logits` [S, V] in place, each kind of edit for all rows at once.
-
-    With `masks`, int64 zeros [S], those of grammars are not applied: a row that has one gets its address,
-    which is good until the next call.
-    """
+def apply_logit_edits(
+    logits: Tensor, rows: list[EditedRow], kinds: Sequence[type[LogitEdit[Any]]] = LOGIT_EDITS
+) -> None:
+    """Edit float32 `logits` [S, V] in place, each of `kinds` for all rows at once."""
     rows_of: dict[type[LogitEdit[Any]], list[tuple[EditedRow, Any]]] = {}
     for row in rows:
         for edit in row.edits:
             rows_of.setdefault(type(edit), []).append((row, edit))
-    for kind in LOGIT_EDITS:
-        if kind is Grammar and kind in rows_of and masks is not None:
-            Grammar.find_masks(logits, rows_of[kind], masks)
-        elif kind in rows_of:
+    for kind in kinds:
+        if kind in rows_of:
             kind.apply(logits, rows_of[kind])
+
+
+def compute_masks(rows: list[EditedRow], num_rows: int) -> Masks | None:
+    """What grammars leave to be sampled, None without one; `rows` are those of S, `num_rows`, with edits."""
+    found = [(row, edit) for row in rows for edit in row.edits if type(edit) is Grammar]
+    return Grammar.compute_masks(found, num_rows) if found else None
 
 
 def _unpack_ids(packed: bytes, vocab_size: int) -> Ids:

@@ -31,7 +31,7 @@ from ..rows.row_ops import (
 )
 from ..rows.staging import to_device
 from .logit_edit import EditedRow
-from .logit_edits import apply_logit_edits
+from .logit_edits import ALL_BUT_GRAMMAR, apply_logit_edits, compute_masks
 from .logprobs import LogprobsTensors, compute_logprobs
 from .noise import uniform_noise
 
@@ -114,11 +114,7 @@ class SampledTokens:
 def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     """Sample every row of float32 `logits` [S, V], which are edited in place."""
     raw = [(group, logits[_index(group.rows, logits.device)]) for group in batch.logprob_groups]
-    masks: Int64s | None = None
-    if batch.edited:
-        if choose_kernel("sample", logits.dtype, logits.device) == "native":
-            masks = np.zeros(len(logits), dtype=np.int64)
-        apply_logit_edits(logits, batch.edited, masks)
+    masks = _edit(logits, batch) if batch.edited else None
     token_ids, top = _choose_tokens(logits, batch, masks)
     logprobs = [
         (group.rows, compute_logprobs(rows, token_ids[_index(group.rows, rows.device)], _others(group, rows)))
@@ -126,6 +122,20 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
     ]
     failures = [(row.index, row.failure) for row in batch.edited if row.failure]
     return SampledTokens(token_ids, ~torch.isfinite(top), logprobs, failures)
+
+
+def _edit(logits: Tensor, batch: SamplingBatch) -> Int64s | None:
+    """Apply the rows' edits; returns masks that are left to the sampler, as `launch_sample` takes them."""
+    masks = compute_masks(batch.edited, len(logits))
+    if masks is None or sum(len(row.edits) for row in batch.edited) > len(masks.places):
+        apply_logit_edits(logits, batch.edited, ALL_BUT_GRAMMAR)
+    if masks is None:
+        return None
+    if choose_kernel("sample", logits.dtype, logits.device) == "native":
+        masks.apply_ends(logits)
+        return masks.addresses
+    masks.apply(logits)
+    return None
 
 
 def _choose_tokens(logits: Tensor, batch: SamplingBatch, masks: Int64s | None) -> tuple[Tensor, Tensor]:
