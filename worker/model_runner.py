@@ -38,7 +38,9 @@ from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling
 from .sampling.grammars import Grammars
 from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
-from .sampling.sampler import SampledTokens, sample
+from .sampling.sampler import SampledTokens, SamplingBatch, sample
+from .side_thread import SideJob, SideThread
+from .threads import count_cores
 
 Int64s = NDArray[np.int64]
 
@@ -98,6 +100,9 @@ class GPUModelRunner:
         self._processors: Sequence[type[LogitsProcessor]] = ()
         self._graphs = make_decode_graphs(config, model, kv_caches, self._last_tokens)
         self._grammars = Grammars(config.model)
+        self._num_cores = count_cores()
+        self._side_thread = SideThread()
+        self._prepared: SideJob[SamplingBatch] | None = None  # of a step that has been launched
         self.reset_rows()
 
     def use_logits_processors(self, processors: Sequence[type[LogitsProcessor]]) -> None:
@@ -110,6 +115,9 @@ class GPUModelRunner:
         config = self._config
         max_num_seqs = config.scheduler.max_num_seqs
         self._in_flight.clear()
+        if self._prepared is not None:
+            self._prepared.drop()
+            self._prepared = None
         vocab_size = config.model.spec.vocab_size
         self._rows = RequestRows(
             max_num_seqs,
@@ -143,6 +151,7 @@ class GPUModelRunner:
         row_ids, num_tokens = np.array(step.rows, dtype=np.int64), np.array(step.num_tokens, dtype=np.int64)
         sampling = find_sampling(step)
         sampling_rows = row_ids[sampling]
+        self._prepare_beside(sampling_rows)
         if self._native_steps is not None and not self._rows.has_prompt_logprobs[row_ids].any():
             logits = self._native_steps.compute(row_ids, num_tokens, sampling)
             prompt_logprobs: list[tuple[int, LogprobsTensors]] = []
@@ -265,7 +274,27 @@ class GPUModelRunner:
             self._commit_through(self._in_flight[-1])
         if self._library is not None and self._rows.is_greedy[row_ids].all():
             return SampledTokens(*launch_argmax(self._library, logits), [])
-        return sample(logits, self._rows.make_sampling_batch(row_ids))
+        batch = self._rows.make_sampling_batch(row_ids) if self._prepared is None else self._prepared.wait()
+        self._prepared = None
+        return sample(logits, batch)
+
+    def _prepare_beside(self, row_ids: Int64s) -> None:
+        """Have masks computed while the model runs, if a row has a grammar and a core has nothing to do.
+
+        Where the device is another one it works while this thread computes them.
+        """
+        rows = self._rows
+        if self.is_async or not rows.with_grammar or torch.get_num_threads() >= self._num_cores:
+            return
+        if rows.with_grammar.isdisjoint(row_ids.tolist()):
+            return
+
+        def prepare() -> SamplingBatch:
+            batch = rows.make_sampling_batch(row_ids)
+            batch.prepare()
+            return batch
+
+        self._prepared = self._side_thread.start(prepare)
 
     def _advance(
         self,

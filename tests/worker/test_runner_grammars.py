@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 from msgspec import structs
 from quire.ipc.config import EngineConfig
 from quire.ipc.sampling_params import SamplingParams
+from quire.worker import model_runner
+from quire.worker.side_thread import SideJob, SideThread
 from row_driver import Driver, make_prompt, toy_config
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ12345678"
@@ -73,6 +78,46 @@ def test_other_edits_count_among_what_the_grammar_allows(config: EngineConfig, h
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_chunks_change_no_token(config: EngineConfig, tokens: list[int], chunk: int) -> None:
     assert _run(config, chunk=chunk).requests["constrained"].tokens[:NUM_TOKENS] == tokens
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_masks_that_are_computed_beside_the_model_change_no_token(
+    config: EngineConfig, tokens: list[int], monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    started: list[SideJob[Any]] = []
+
+    def start(_: SideThread, work: Callable[[], Any]) -> SideJob[Any]:
+        started.append(SideJob(work))
+        if not is_late:
+            started[-1].run()
+        return started[-1]
+
+    monkeypatch.setattr(SideThread, "start", start)
+    monkeypatch.setattr(model_runner, "count_cores", lambda: sys.maxsize)
+    driver = _run(config)
+    assert driver.requests["constrained"].tokens[:NUM_TOKENS] == tokens
+    assert len(started) == NUM_TOKENS
+    driver.enter("free alone", 2, make_prompt(3), SamplingParams(temperature=1.0, seed=5))
+    driver.launch({"free alone": 3})
+    assert len(started) == NUM_TOKENS, "only where there is a grammar"
+
+
+def test_a_step_that_fails_leaves_nothing_of_its_masks(
+    config: EngineConfig, tokens: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_runner, "count_cores", lambda: sys.maxsize)
+    driver = Driver(config)
+    driver.enter("constrained", 3, make_prompt(9), PARAMS, eos=[EOS], grammar=GRAMMAR)
+    driver.run(2)
+    with monkeypatch.context() as broken:
+        broken.setattr(driver.model, "compute_logits", None)
+        with pytest.raises(TypeError):
+            driver.launch({"constrained": 1})
+    driver.runner.reset_rows()
+    again = driver.requests["constrained"].tokens[:2]
+    driver.free("constrained")
+    driver.enter("again", 5, make_prompt(9), PARAMS, output=again, eos=[EOS], grammar=GRAMMAR)
+    assert driver.run(NUM_TOKENS - 2)["again"] == tokens[2:]
 
 
 def test_a_step_that_is_launched_before_the_last_token_is_known_changes_no_token(

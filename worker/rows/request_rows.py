@@ -65,6 +65,7 @@ class RequestRows:
         self.has_edits: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self._has_appends: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)  # an edit takes tokens
+        self.with_grammar: set[int] = set()  # rows
         # The most likely token and nothing else: no edits, no logprobs.
         self.is_greedy: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
 
@@ -86,6 +87,8 @@ class RequestRows:
         self._enter_logprobs(row, request, is_resumed=len(output) > 0)
         start = RowStart(request, prompt, output, self._vocab_size, self._grammars, self._processors)
         self._enter_edits(row, make_logit_edits(start))
+        if request.grammar:
+            self.with_grammar.add(row)
         is_plain = not (self.has_edits[row] or self.has_logprobs[row])
         self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
 
@@ -187,6 +190,7 @@ class RequestRows:
         self.has_prompt_logprobs[row] = self.num_prompt_logprobs[row] is not None
 
     def _enter_edits(self, row: int, edits: list[LogitEdit[Any]]) -> None:
+        self.with_grammar.discard(row)
         self.edits[row] = edits
         self.has_edits[row] = bool(edits)
         self.needs_history[row] = any(edit.needs_history for edit in edits)

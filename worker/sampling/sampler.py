@@ -30,6 +30,7 @@ from ..rows.row_ops import (
     row_slices,
 )
 from ..rows.staging import to_device
+from .grammar import Masks
 from .logit_edit import EditedRow
 from .logit_edits import ALL_BUT_GRAMMAR, apply_logit_edits, compute_masks
 from .logprobs import LogprobsTensors, compute_logprobs
@@ -99,6 +100,13 @@ class SamplingBatch(SamplingColumns):
     output_positions: Int64s
     edited: list[EditedRow] = field(default_factory=list[EditedRow])
     logprob_groups: list[LogprobGroup] = field(default_factory=list[LogprobGroup])
+    masks: Masks | None = None  # of `edited`, if they have been computed
+    noise: NDArray[np.float64] | None = None  # likewise
+
+    def prepare(self) -> None:
+        """Compute what logits have no part in. Whoever samples without this pays for it then."""
+        self.masks = compute_masks(self.edited, len(self.seeds))
+        self.noise = uniform_noise(self.seeds, self.output_positions)
 
 
 @dataclass(slots=True)
@@ -126,7 +134,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SampledTokens:
 
 def _edit(logits: Tensor, batch: SamplingBatch) -> Int64s | None:
     """Apply the rows' edits; returns masks that are left to the sampler, as `launch_sample` takes them."""
-    masks = compute_masks(batch.edited, len(logits))
+    masks = compute_masks(batch.edited, len(logits)) if batch.masks is None else batch.masks
     if masks is None or sum(len(row.edits) for row in batch.edited) > len(masks.places):
         apply_logit_edits(logits, batch.edited, ALL_BUT_GRAMMAR)
     if masks is None:
@@ -144,7 +152,7 @@ def _choose_tokens(logits: Tensor, batch: SamplingBatch, masks: Int64s | None) -
     if chosen == "triton":
         return _choose_with_triton(logits, batch)
     if chosen == "native":
-        noise = uniform_noise(batch.seeds, batch.output_positions)
+        noise = uniform_noise(batch.seeds, batch.output_positions) if batch.noise is None else batch.noise
         filters = batch.temperature, batch.top_k, batch.top_p, batch.min_p
         return launch_sample(native_library(), logits, *filters, noise, masks)
     token_ids = argmax_rows(logits)
