@@ -60,7 +60,7 @@ class CallReader:
             yield from self._read_call_id(writer)
             yield from source.accept_marker(self._name_close)
             yield from source.skip_space()
-            yield from self._read_arguments(writer, name)
+            yield from self.read_arguments(writer, name)
         is_valid = writer.end()
         for piece in self.close:
             yield from source.skip_space()
@@ -98,7 +98,8 @@ class CallReader:
         if self._call_id_open and (yield from self._source.accept_marker(self._call_id_open)):
             writer.call_id = (yield from self._source.read_word(_NAME)) or None
 
-    def _read_arguments(self, writer: CallWriter, name: str) -> Steps[None]:
+    def read_arguments(self, writer: CallWriter, name: str) -> Steps[None]:
+        """Tell an offered name as soon as arguments begin as they should, and read them."""
         source = self._source
         if self._format.form == "python":
             yield from self._read_keywords(writer, name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .marked_text import Marks
-from .output_format import OutputFormat
+from .marked_text import MARKS, Marks
+from .output_format import ChannelFormat, OutputFormat
 from .text_source import Stop
 
 if TYPE_CHECKING:
@@ -34,12 +35,15 @@ class Lexicon:
         self.call_openers = self._find_call_openers()
         self.content_stop = Stop([*self.call_openers, *self.thinking_open[:1]], any_mark=True)
         self.thinking_stop = Stop(self.thinking_close[:1])
-        close = self.split(output_format.calls.close if output_format.calls else "")
-        self.call_stop = Stop([*self.call_openers, *close[-1:]])
+        close = self.split(output_format.calls.close if output_format.calls else "")[-1:]
+        if output_format.channels:
+            close = [piece for end in output_format.channels.ends for piece in self.split(end)]
+        self.call_stop = Stop([*self.call_openers, *close])
+        self.channels = ChannelLexicon(self, output_format.channels) if output_format.channels else None
 
     def _find_call_openers(self) -> set[str]:
         calls = self.format.calls
-        if calls is None:
+        if calls is None or self.format.channels is not None:
             return set()
         markers = (calls.lead,) if calls.is_bare else (calls.lead, calls.section_open, calls.open)
         return {piece for marker in markers for piece in self.split(marker)[:1]}
@@ -50,6 +54,30 @@ class Lexicon:
         for part in self.format.split_marker(marker):
             pieces += [self.marks.characters[part]] if isinstance(part, int) else part.split()
         return pieces
+
+
+class ChannelLexicon:
+    """What headers of messages hold, and where messages end."""
+
+    def __init__(self, lexicon: Lexicon, channels: ChannelFormat) -> None:
+        split = lexicon.split
+        self.thinking = channels.thinking
+        self.openers = [pieces[0] for text in (channels.start, channels.channel) if (pieces := split(text))]
+        self.header_starts = [*self.openers, *split(channels.recipient)]
+        self.header_stop = Stop(split(channels.body))
+        self.message_stop = Stop([*(piece for end in channels.ends for piece in split(end)), *self.openers])
+        self._recipient = re.compile(rf"{re.escape(channels.recipient)}([^\s<{MARKS}]+)")
+        self._channel = re.compile(rf"{re.escape(self.openers[-1])}\s*(\w+)")
+
+    def find_recipient(self, header: str) -> str | None:
+        """The name of the tool that a message is for."""
+        found = self._recipient.search(header)
+        return found[1] if found else None
+
+    def is_thinking(self, header: str) -> bool:
+        """Whether a message is the model's thoughts."""
+        found = self._channel.search(header)
+        return found is not None and found[1] in self.thinking
 
 
 @lru_cache(16)

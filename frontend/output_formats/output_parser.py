@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .call_reader import CallReader
 from .events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta
-from .lexicon import load_lexicon
+from .lexicon import ChannelLexicon, load_lexicon
 from .marked_text import MarkedText
 from .output_format import OutputFormat, is_reasoning_open
 from .text_source import Cut, Steps, Stop, TextSource, Unreadable
@@ -29,6 +29,9 @@ from .tools import Tool
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
+
+
+_MAX_HEADER = 200  # characters of one that does not end
 
 
 class OutputParser:
@@ -59,7 +62,8 @@ class OutputParser:
         self._thoughts_begin: int | None = None  # tokens before the thoughts that are open
         self._num_past_reasoning_tokens = 0
         self.num_errors = 0
-        self._steps = self._read_turn(is_reasoning_open(output_format, prompt_token_ids))
+        is_open = is_reasoning_open(output_format, prompt_token_ids)
+        self._steps = self._read_messages() if self._lexicon.channels else self._read_turn(is_open)
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -85,6 +89,7 @@ class OutputParser:
         if is_reasoning:
             self._thoughts_begin = 0
             yield from self._read_thoughts(lexicon.thinking_stop)
+            yield from source.skip_space()
         while True:
             if self._is_bare and not self._has_content:
                 yield from self._read_calls("")
@@ -106,6 +111,7 @@ class OutputParser:
                 return
         self._thoughts_begin = min(begin, self._marked.num_tokens)
         yield from self._read_thoughts(self._lexicon.thinking_stop)
+        yield from self._source.skip_space()
 
     def _read_thoughts(self, stop: Stop) -> Steps[str]:
         """Read thoughts and what closes them."""
@@ -116,7 +122,6 @@ class OutputParser:
             begin, self._thoughts_begin = self._thoughts_begin or 0, None
             end = self._marked.num_tokens_before(source.place - len(found))
             self._num_past_reasoning_tokens += max(0, end - begin)
-            yield from source.skip_space()
         return found
 
     def _read_calls(self, opener: str) -> Steps[None]:
@@ -142,6 +147,62 @@ class OutputParser:
                 break
             space = ""
         yield from source.skip_space()
+
+    def _read_messages(self) -> Steps[None]:
+        """Read a turn of messages; the prompt holds what starts the first."""
+        source, channels = self._source, self._lexicon.channels
+        assert channels is not None
+        while (yield from source.has_more()):
+            source.keep()
+            try:
+                header = yield from self._read_header(channels)
+            except Unreadable:
+                source.rewind()
+                self._emit_text(source.text[source.position :])
+                source.position = len(source.text)
+                continue
+            name = channels.find_recipient(header)
+            if name is not None and self._calls:
+                yield from self._read_message_call(self._calls, name)
+            source.forget()
+            if channels.is_thinking(header):
+                self._thoughts_begin = self._marked.num_tokens_before(source.place - 1) + 1
+                found = yield from self._read_thoughts(channels.message_stop)
+            else:
+                found = yield from source.read_until(channels.message_stop, self._emit_text, "")
+            if found in channels.openers:
+                source.position -= len(found)
+
+    def _read_header(self, channels: ChannelLexicon) -> Steps[str]:
+        """Read what comes before a message's text; '' if that begins at once.
+
+        Raises Unreadable for a header that is far too long. One that the end of the output cuts is no text.
+        """
+        source, pieces = self._source, list[str]()
+        yield from source.skip_space()
+        for start in channels.header_starts:
+            if (yield from source.accept(start)):
+                found = yield from source.read_until(channels.header_stop, pieces.append, "")
+                header = "".join([start, *pieces])
+                if not found and len(header) > _MAX_HEADER:
+                    raise Unreadable
+                return header
+        return ""
+
+    def _read_message_call(self, calls: CallReader, name: str) -> Steps[None]:
+        """Read a call that is a message, up to the message's end."""
+        writer = self._make_writer()
+        try:
+            yield from self._source.skip_space()
+            if not writer.is_offered(name):
+                raise Unreadable
+            yield from calls.read_arguments(writer, name)
+        except Unreadable as error:
+            yield from self._give_up(writer, True, "", isinstance(error, Cut))
+            return
+        self.num_errors += not writer.end()
+        self._num_calls += 1
+        yield from self._source.skip_space()
 
     def _make_writer(self) -> CallWriter:
         restore, emit = self._lexicon.marks.restore, self._events.append

@@ -195,4 +195,24 @@ TRANSCRIPTS = {
         calls=[ROME],
         special=("<|python_start|>", "<|python_end|>"),
     ),
+    "harmony": Transcript(
+        "harmony",
+        "<|channel|>analysis<|message|>I need it.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"city": "Rome", "days": 2}<|call|>',
+        content="I look.",
+        reasoning="I need it.",
+        calls=[ROME],
+        prompt="<|start|>user<|message|>Hi<|end|><|start|>assistant",
+        special=(
+            "<|start|>",
+            "<|channel|>",
+            "<|message|>",
+            "<|end|>",
+            "<|call|>",
+            "<|return|>",
+            "<|constrain|>",
+        ),
+        num_reasoning_tokens=10,
+    ),
 }

@@ -23,7 +23,7 @@ def check(transcript: Transcript, found: Read) -> None:
 
 
 def test_every_format_has_a_transcript() -> None:
-    assert {transcript.format for transcript in TRANSCRIPTS.values()} == set(FORMATS) - {"harmony"}
+    assert {transcript.format for transcript in TRANSCRIPTS.values()} == set(FORMATS)
 
 
 def test_a_transcript_is_read_whole(transcript: Transcript) -> None:
