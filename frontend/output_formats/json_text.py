@@ -11,7 +11,6 @@ from .text_source import Cut, Sink, Steps, TextSource, Unreadable
 
 _STRING_BODY = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _STRUCTURE = re.compile(rf'[^"{{}}\[\]{MARKS}]*+')
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SCALAR = re.compile(r"[\w.+-]*")
 
 
@@ -105,8 +104,3 @@ def _scan(source: TextSource, depth: int, in_string: bool) -> tuple[int, bool, b
             return 0, False, True
     source.position = place
     return depth, in_string, False
-
-
-def is_json_number(text: str) -> bool:
-    """Whether a text is a number as JSON writes it."""
-    return _NUMBER.fullmatch(text) is not None

@@ -97,14 +97,20 @@ class TextSource:
 
     def peek(self) -> Steps[str]:
         """The next character, '' at the end."""
-        return self.text[self.position] if (yield from self.has_more()) else ""
+        while self.position >= len(self.text):
+            if self.is_finished:
+                return ""
+            yield from self.wait()
+        return self.text[self.position]
 
     def skip_space(self) -> Steps[None]:
         """Read white space."""
-        while (yield from self.has_more()):
-            self.position = _SPACE.match(self.text, self.position).end()  # pyright: ignore[reportOptionalMemberAccess]
-            if self.position < len(self.text):
+        while True:
+            space = _SPACE.match(self.text, self.position)
+            self.position = space.end() if space else self.position
+            if self.position < len(self.text) or self.is_finished:
                 return
+            yield from self.wait()
 
     def accept(self, literal: str) -> Steps[bool]:
         """Read a literal if it comes next."""

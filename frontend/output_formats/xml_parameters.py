@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from .json_text import decode_json, is_json_number
+from .json_text import decode_json
 from .literals import PYTHON, LiteralReader
 from .output_format import CallFormat
 from .text_source import Cut, Steps, Stop, TextSource, Unreadable
@@ -101,14 +101,15 @@ def _type_of(value: object) -> str:
 def convert_value(text: str, types: frozenset[str]) -> str:
     """JSON of a parameter's text, of one of the types if it can be read so, else a string."""
     word = text.strip()
-    for candidate in (word, _CONSTANTS.get(word.lower(), ""), _convert_literal(word)):
+    for reading in _READINGS:
+        candidate = reading(word)
         try:
             found = _type_of(decode_json(candidate)) if candidate else ""
         except Unreadable:
             continue
         if found in types or (found == "integer" and "number" in types):
             return candidate
-        if found == "number" and "integer" in types and is_json_number(word) and float(word).is_integer():
+        if found == "number" and "integer" in types and float(word).is_integer():
             return str(int(float(word)))
     return to_json(text)
 
@@ -138,3 +139,10 @@ class _Value:
 
     def write_text(self, text: str) -> None:
         self.json += to_json(text)[1:-1]
+
+
+_READINGS: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda word: _CONSTANTS.get(word.lower(), ""),
+    _convert_literal,
+)
