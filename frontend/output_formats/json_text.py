@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import msgspec
@@ -64,7 +65,15 @@ def decode_json(text: str) -> object:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
+        pass
+    try:  # which takes numbers of any size, and halves of surrogate pairs
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         raise Unreadable from None
+
+
+def _refuse(word: str) -> object:
+    raise ValueError(word)
 
 
 def is_json_object(text: str) -> bool:
