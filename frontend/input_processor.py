@@ -36,6 +36,7 @@ from ..ipc.sampling_params import (
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
+from .output_formats.rules import OutputRules
 from .prompts import Prompt, RawPrompt, check_encodable, parse_prompt
 from .text.tokenizer import Tokenizer
 from .truncation import Truncation, find_truncation
@@ -170,12 +171,15 @@ class InputProcessor:
         return words is not None and sum(map(len, words)) > _LONG_TEXT // 2  # each is encoded twice
 
     def prepare_params(
-        self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
+        self,
+        params: SamplingParams,
+        encoded_bad_words: list[list[int]] | None = None,
+        rules: OutputRules | None = None,
     ) -> PreparedParams:
         """Check parameters once for all requests that they are given to.
 
         `encoded_bad_words`: token ids of `list_bad_word_texts`, where they have been encoded elsewhere.
-        Raises SamplingParamsError.
+        rules: of a turn with tools or thoughts. Raises SamplingParamsError.
         """
         if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SamplingParamsError("sampling_params", params, "a SamplingParams")
@@ -186,25 +190,27 @@ class InputProcessor:
         return PreparedParams(
             params,
             pack_token_lists(params, bad_words, self._facts.vocab_size),
-            self._compile(params),
+            self._compile(params, rules),
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
             truncation=find_truncation(params, self._facts),
         )
 
-    def _compile(self, params: SamplingParams) -> str:
+    def _compile(self, params: SamplingParams, rules: OutputRules | None) -> str:
         """The grammar that the output follows, empty for none."""
-        if params.structured_outputs is None:
+        wanted = params.structured_outputs
+        if rules is not None and not rules.binds(wanted is not None):
+            rules = None
+        if wanted is None and rules is None:
             return ""
         if self._tokenizer is None:
-            raise SamplingParamsError(
-                "structured_outputs", params.structured_outputs.kind, "None: there is no tokenizer"
-            )
-        check_has_end(self._facts, params.structured_outputs)
+            what = "tools" if wanted is None else wanted.kind
+            raise SamplingParamsError("structured_outputs", what, "None: there is no tokenizer")
+        check_has_end(self._facts, wanted)
         if self._grammars is None:
             from .structured_outputs.compiler import GrammarCompiler
 
             self._grammars = GrammarCompiler(self._tokenizer)
-        return self._grammars.compile(params.structured_outputs)
+        return self._grammars.compile(wanted, rules=rules)
 
     def prepare_beam_search(
         self, params: SamplingParams, search: BeamSearch, width_name: str = "beam_width"
@@ -382,11 +388,11 @@ class InputProcessor:
         return found
 
 
-def check_has_end(facts: EngineFacts, wanted: StructuredOutputsParams) -> None:
+def check_has_end(facts: EngineFacts, wanted: StructuredOutputsParams | None) -> None:
     """Only an end of sequence says that an output which follows a grammar is complete."""
     if not facts.eos_token_ids:
-        allowed = "None: this model names no end of sequence"
-        raise SamplingParamsError("structured_outputs", wanted.kind, allowed)
+        field, what = ("tools", "given") if wanted is None else ("structured_outputs", wanted.kind)
+        raise SamplingParamsError(field, what, "None: this model names no end of sequence")
 
 
 def list_bad_word_texts(words: Sequence[str]) -> list[str]:

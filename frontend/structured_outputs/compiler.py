@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import SamplingParamsError
 from ...ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
+from ..output_formats.grammar import make_output_grammar
+from ..output_formats.rules import OutputRules
 from ..text.tokenizer import Tokenizer
 from .grammar_cache import GrammarCache, make_key
 from .grammar_text import GrammarText, make_grammar_text, wrap_schema
@@ -43,19 +45,26 @@ class GrammarCompiler:
         self._taken = GrammarCache()
 
     def compile(
-        self, params: StructuredOutputsParams, place: str | None = None, is_strict: bool = False
+        self,
+        params: StructuredOutputsParams | None,
+        place: str | None = None,
+        is_strict: bool = False,
+        rules: OutputRules | None = None,
     ) -> str:
-        """EngineCoreRequest.grammar of `params`; some milliseconds, and rarely more than MAX_COMPILE_S.
+        """EngineCoreRequest.grammar; some milliseconds, and rarely more than MAX_COMPILE_S.
 
-        `place`: the field that they were made of, for errors. is_strict: a JSON schema has to keep OpenAI's
-        rules as well. Raises SamplingParamsError.
+        `params`: what the answer looks like. `place`: the field that they were made of, for errors.
+        is_strict: a JSON schema has to keep OpenAI's rules as well. rules: of the turn that the answer is
+        part of. '' if neither says anything. Raises SamplingParamsError.
         """
-        key = make_key(params, is_strict)
+        key = make_key(params, is_strict, rules)
         if (known := self._taken.find(key)) is not None:
             return known
-        if params.whitespace_pattern is not None:
+        if params is not None and params.whitespace_pattern is not None:
             self._check_alone("structured_outputs.whitespace_pattern", params.whitespace_pattern)
-        grammar = make_grammar_text(params, place, is_strict)
+        grammar = _make_grammar(params, place, is_strict, rules)
+        if grammar is None:
+            return ""
         self._check(grammar)
         self._taken.keep(key, grammar.text)
         return grammar.text
@@ -119,6 +128,14 @@ class GrammarCompiler:
                     break
             else:
                 return place, schema
+
+
+def _make_grammar(
+    params: StructuredOutputsParams | None, place: str | None, is_strict: bool, rules: OutputRules | None
+) -> GrammarText | None:
+    if rules is not None:
+        return make_output_grammar(rules, params, place, is_strict)
+    return None if params is None else make_grammar_text(params, place, is_strict)
 
 
 def _is_same(said_of_part: str | None, said: str) -> bool:

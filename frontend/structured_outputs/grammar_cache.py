@@ -6,6 +6,7 @@ import msgspec
 
 from ...ipc.errors import SamplingParamsError
 from ...ipc.structured_outputs import StructuredOutputsParams
+from ..output_formats.rules import OutputRules
 
 _MAX_KEPT = 128
 # Of key and text; the few that are larger are compiled again. A worker keeps 4 MB of texts: what is known
@@ -31,9 +32,18 @@ class GrammarCache:
             self._texts[key] = text
 
 
-def make_key(params: StructuredOutputsParams, is_strict: bool = False) -> bytes:
+def make_key(
+    params: StructuredOutputsParams | None, is_strict: bool = False, rules: OutputRules | None = None
+) -> bytes:
     """What equal parameters have in common, whatever Python objects they hold. Raises SamplingParamsError."""
+    key = b"" if rules is None else _encode(rules.tools_place, rules)
+    if params is None:
+        return key
+    return key + _encode(f"structured_outputs.{params.kind}", (is_strict, *msgspec.structs.astuple(params)))
+
+
+def _encode(place: str, value: object) -> bytes:
     try:
-        return msgspec.msgpack.encode((is_strict, *msgspec.structs.astuple(params)))
+        return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise SamplingParamsError(f"structured_outputs.{params.kind}", "a value", f"JSON ({error})") from None
+        raise SamplingParamsError(place, "a value", f"JSON ({error})") from None

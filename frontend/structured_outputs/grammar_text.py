@@ -37,7 +37,7 @@ class GrammarText(NamedTuple):
     text: str
     place: str
     value: Any
-    schemas: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, dict[str, Any]]
 
 
 def make_grammar_text(

@@ -12,6 +12,7 @@ import msgspec
 from ....ipc.messages import MAX_GRAMMAR_LENGTH
 from ....ipc.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
 from ...input_processor import check_has_end
+from ...output_formats.rules import OutputRules
 from ...structured_outputs.grammar_cache import make_key
 from ..bodies.formats import (
     JsonObjectFormat,
@@ -30,14 +31,16 @@ _MAX_SOURCE_BYTES = 4 * MAX_GRAMMAR_LENGTH  # more than that makes no grammar th
 
 
 class FormatSource(NamedTuple):
-    """What a grammar is made of. `place`: the field of the request that says so, None for structured_outputs.
+    """What a grammar is made of: what the answer looks like, rules of the turn that it is part of, or both.
 
-    is_strict: its JSON schema has to keep OpenAI's rules.
+    `place`: the request's field that `params` were made of, None for structured_outputs. is_strict: their
+    JSON schema has to keep OpenAI's rules.
     """
 
-    params: StructuredOutputsParams
+    params: StructuredOutputsParams | None
     place: str | None = None
     is_strict: bool = False
+    rules: OutputRules | None = None
 
 
 def find_format(request: SamplingFields | ResponsesRequest) -> FormatSource | None:
@@ -54,20 +57,30 @@ def find_format(request: SamplingFields | ResponsesRequest) -> FormatSource | No
 
 
 async def compile_format(serving: Serving, source: FormatSource, caller: Caller) -> str:
-    """The grammar's text. Raises ApiError."""
-    check_has_end(serving.llm.facts, source.params)
-    key = make_key(source.params, source.is_strict)
+    """The grammar's text, '' where rules enforce nothing. Raises ApiError."""
+    params, rules = source.params, source.rules
+    if rules is not None and not rules.binds(params is not None):
+        rules = None
+    if params is None and rules is None:
+        return ""
+    check_has_end(serving.llm.facts, params)
+    key = make_key(params, source.is_strict, rules)
+    fields = None if params is None else StructuredOutputsFields(**_as_fields(params))
+    job = GrammarJob(fields=fields, place=source.place, is_strict=source.is_strict, rules=rules)
     if len(key) > _MAX_SOURCE_BYTES:
-        place = source.place or f"structured_outputs.{source.params.kind}"
-        raise FieldError(place, f"{len(key)} bytes", f"at most {_MAX_SOURCE_BYTES}")
+        raise FieldError(_name_source(source), f"{len(key)} bytes", f"at most {_MAX_SOURCE_BYTES}")
     if (known := serving.grammars.find(key)) is not None:
         return known
-    fields = StructuredOutputsFields(**_as_fields(source.params))
-    job = GrammarJob(fields=fields, place=source.place, is_strict=source.is_strict)
     answer = await serving.text.run(job, caller.tenant)
     assert isinstance(answer, Text)
     serving.grammars.keep(key, answer.text)
     return answer.text
+
+
+def _name_source(source: FormatSource) -> str:
+    if source.params is not None:
+        return source.place or f"structured_outputs.{source.params.kind}"
+    return "tools" if source.rules is None else source.rules.tools_place
 
 
 def _as_fields(fields: StructuredOutputsFields) -> dict[str, Any]:

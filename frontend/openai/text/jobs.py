@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ....ipc.structured_outputs import StructuredOutputsFields
+from ...output_formats.rules import OutputRules
 from ...output_formats.tools import Tool
 from ...truncation import Truncation
 from ..bodies.schema import ChatMessage
@@ -80,15 +81,16 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
 
 
 class GrammarJob(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
-    """The grammar text of structured outputs, once it compiles.
+    """The grammar text of structured outputs, of rules for the turn, or of both, once it compiles.
 
-    place: the request's field that they were made of, None for structured_outputs. is_strict: their JSON
+    place: the request's field that `fields` were made of, None for structured_outputs. is_strict: their JSON
     schema has to keep OpenAI's rules.
     """
 
-    fields: StructuredOutputsFields
+    fields: StructuredOutputsFields | None
     place: str | None
     is_strict: bool
+    rules: OutputRules | None = None
 
 
 TextJob = RenderJob | EncodeJob | TokenizeJob | DetokenizeJob | DecodeJob | GrammarJob

@@ -71,6 +71,8 @@ def name_of(job: TextJob) -> str:
         case DecodeJob():
             return "prompt"
         case GrammarJob():
+            if job.fields is None and job.rules is not None:
+                return job.rules.tools_place
             return job.place or "structured_outputs"
 
 
@@ -89,8 +91,8 @@ def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
         case DecodeJob():
             return Text(tokenizer.decode(decode_token_ids(job.token_ids), skip_special_tokens=False))
         case GrammarJob():
-            params = StructuredOutputsParams(**msgspec.structs.asdict(job.fields))
-            return Text(_make_compiler(tokenizer).compile(params, job.place, job.is_strict))
+            params = job.fields and StructuredOutputsParams(**msgspec.structs.asdict(job.fields))
+            return Text(_make_compiler(tokenizer).compile(params, job.place, job.is_strict, job.rules))
 
 
 @functools.lru_cache(maxsize=1)
