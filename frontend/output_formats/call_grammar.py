@@ -7,7 +7,7 @@ from typing import Any
 
 from ..structured_outputs.grammar_text import quote
 from .arguments_grammar import ArgumentsGrammar
-from .lark import TEXT, LarkRules, Piece, escape_text
+from .lark import LarkRules, Piece, escape_text
 from .output_format import CallFormat
 from .rules import OutputRules, ToolRule
 
@@ -64,7 +64,7 @@ class CallGrammar:
         else:
             names = "|".join(escape_text(tool.name) for tool in self._rules.tools)
             begins = rf"{escape_text(calls.section_open)}[ \t\r\n]*({names})[ \t\r\n]*\("
-        return self._lark.add("BARE_TEXT", rf"{TEXT} & ~/[ \t\r\n]*{begins}(.|\n)*/")
+        return self._lark.add("BARE_TEXT", self._lark.write_text(rf"[ \t\r\n]*{begins}"))
 
     def _add_call(self, name: str, section_open: str = "", dropped: str = "") -> str:
         """A rule: a call of one of the tools. Those with the same arguments differ in the name only."""

@@ -78,8 +78,13 @@ class LarkRules:
         """A rule or terminal: any text that holds no beginning of thoughts or calls."""
         if self._are_openers_tokens:
             return self.add("text", f"{self.any_token}*")
-        openers = "|".join(escape_text(text) for text in self._list_openers())
-        return self.add("TEXT", f"{TEXT} & ~/(.|\\n)*({openers})(.|\\n)*/")
+        return self.add("TEXT", self.write_text())
+
+    def write_text(self, *begins: str) -> str:
+        """The same for a terminal, of text that begins with none of some regular expressions."""
+        openers = "" if self._are_openers_tokens else "|".join(map(escape_text, self._list_openers()))
+        refused = [*begins, *([f"(.|\\n)*({openers})"] if openers else [])]
+        return " & ".join([TEXT, *(f"~/{one}(.|\\n)*/" for one in refused)])
 
     def add_text_until(self, name: str, marker: str, most: int | None = None) -> str:
         """A rule: any text of at most `most` tokens, and then `marker`, without the whitespace around it.
