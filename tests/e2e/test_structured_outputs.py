@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import re
-import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +15,17 @@ from crowd import read_answer
 from grammar_judge import find_faults, follows
 from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
+from quire.frontend.output_formats.events import AssistantMessage
+from quire.frontend.output_formats.formats import FORMATS
+from quire.frontend.output_formats.output_format import is_reasoning_open
+from quire.frontend.output_formats.output_parser import OutputParser
+from quire.frontend.output_formats.rules import make_output_rules
+from quire.frontend.output_formats.tools import Tool, ToolChoice
 from schemas import all_schemas
+from tokenizers import AddedToken, Tokenizer
 
 FOLLOWED = [case for case in all_schemas() if case.refused is None]
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 LOAD = pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
 
 
@@ -27,8 +34,10 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder, dtype = POCKET, "bfloat16"
     if request.param == "random":
         folder, dtype = tmp_path_factory.mktemp("structured") / "random", "float32"
-        make_checkpoint(folder, replace(RECIPES["llama"], vocab_size=2048, rope="default"))
-        shutil.copy(pocket_folder() / "tokenizer.json", folder)
+        make_checkpoint(folder, replace(RECIPES["llama"], vocab_size=2056, rope="default"))
+        backend = Tokenizer.from_file(str(pocket_folder() / "tokenizer.json"))
+        backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
+        backend.save(str(folder / "tokenizer.json"))
     # Blocks for less than all requests at once, so that some are preempted.
     sizes = {"max_model_len": 128, "num_gpu_blocks_override": 40, "block_size": 8}
     with LLM(str(folder), dtype=dtype, distributed_executor_backend="uni", **sizes) as llm:
@@ -145,3 +154,72 @@ def check_logprobs(llm: LLM, asked: list[dict[str, Any]], outputs: list[RequestO
             for token_id in found.keys() & expected.keys():
                 assert found[token_id].logprob == expected[token_id].logprob
             assert len(found.keys() & expected.keys()) == len(found)
+
+
+# -- calls and thoughts
+
+CALL_LOAD = pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+TOOLS = [
+    Tool("find", parameters=SCHEMA, strict=True),
+    Tool(
+        "find_all",
+        parameters={
+            "type": "object",
+            "properties": {
+                "kind": {"enum": ["a", "b"]},
+                "limit": {"type": "integer", "minimum": 1, "maximum": 50},
+                "exact": {"type": ["boolean", "null"]},
+            },
+            "required": ["kind"],
+            "additionalProperties": False,
+        },
+        strict=True,
+    ),
+    Tool("now"),
+]
+BUDGET = 5
+
+
+@pytest.mark.parametrize("count", [40, CALL_LOAD])
+def test_every_call_is_of_an_offered_tool_with_arguments_of_its_schema(llm: LLM, count: int) -> None:
+    tokenizer, processor = llm.get_tokenizer(), llm.llm_engine.input_processor
+    assert tokenizer is not None
+    output_format = FORMATS["hermes"].bind(tokenizer)
+    has_budget = "</think>" in output_format.token_ids  # where it is one token
+    prompts = [
+        f"Day {number}<think>" if number % 2 and has_budget else f"Day {number}" for number in range(count)
+    ]
+    asked = [
+        processor.prepare_params(
+            SamplingParams(max_tokens=96, seed=number, skip_special_tokens=False),
+            rules=make_output_rules(
+                output_format,
+                llm.llm_engine.facts.eos_token_ids,
+                TOOLS,
+                ToolChoice("required"),
+                is_reasoning_open=is_reasoning_open(output_format, tokenizer.encode(prompt)),
+                is_parallel=number % 3 == 0,
+                thinking_token_budget=BUDGET if has_budget else None,
+            ),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    num_calls = num_ended = 0
+    for output in llm.generate(prompts, asked, use_tqdm=False):
+        [one] = output.outputs
+        assert one.finish_reason in ("stop", "length"), output.error
+        parser = OutputParser(output_format, tokenizer, output.prompt_token_ids, TOOLS)
+        message = AssistantMessage()
+        for event in parser.take(one.text, one.token_ids, is_finished=True):
+            message.add(event)
+        assert parser.num_reasoning_tokens <= (BUDGET if has_budget else 96)
+        num_ended += one.finish_reason == "stop"
+        num_calls += len(message.tool_calls)
+        if one.finish_reason == "stop":
+            assert message.tool_calls
+            assert (message.content.strip(), parser.num_errors) == ("", 0)
+            for call in message.tool_calls:
+                schema = next(tool.parameters for tool in TOOLS if tool.name == call.name)
+                assert find_faults(schema or {"maxProperties": 0}, json.loads(call.arguments)) == [], one.text
+    print(f"{num_ended} of {count} ended with stop, {num_calls} calls")
+    assert num_ended > count / 2 or not has_budget
