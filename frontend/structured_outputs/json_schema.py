@@ -25,6 +25,9 @@ MAX_NESTING = 64  # of objects and lists, as vLLM has it
 # Of the root and all schemas that are referred to, summed: llguidance follows references recursively, and
 # took twice as much before an 8 MB stack was full.
 _MAX_REFERRED_NESTING = 1000
+# Properties between two that are required: each may come next, and is 4 items of a parser's row (of 1,000,
+# ipc/structured_outputs.py). A row is parsed first where an output comes to it.
+_MAX_OPTIONAL = 240
 _MAX_COUNT = 2**31 - 1
 _MAX_MULTIPLE = 10_000  # of 1 or of a power of ten below: a state of the lexer each
 
@@ -121,6 +124,7 @@ class _Walk:
             else:
                 _check_dropped(name, value, where, pointer)
         _check_format(made, schema, place)
+        _check_optional(made, place)
         if self._closes_objects and ("properties" in made or "patternProperties" in made):
             made.setdefault("additionalProperties", False)
         self._depths[pointer] = depth + 1
@@ -265,6 +269,18 @@ def _check_format(made: dict[str, Any], schema: dict[str, Any], place: str) -> N
         raise SamplingParamsError(f"{place}.format", value, f"one of {', '.join(keywords.FORMATS)}")
     if value in keywords.FORMAT_BOUNDS:
         made["allOf"] = [*made.get("allOf", []), *keywords.FORMAT_BOUNDS[value]]
+
+
+def _check_optional(made: dict[str, Any], place: str) -> None:
+    """Bound how many properties may come next at any place of an object."""
+    required = set(made.get("required", ()))
+    num_next = longest = 0
+    for name in made.get("properties", ()):
+        num_next = 0 if name in required else num_next + 1
+        longest = max(longest, num_next)
+    if longest > _MAX_OPTIONAL:
+        allowed = f"at most {_MAX_OPTIONAL} properties in a row that are not required"
+        raise SamplingParamsError(f"{place}.properties", f"{longest} properties", allowed)
 
 
 def _keep(_place: str, value: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from frontend_fakes import make_facts
-from grammar_judge import accepts, find_faults, write
+from grammar_judge import TOKENIZER, accepts, find_faults, write
+from llguidance import LLMatcher, LLParserLimits
 from quire.frontend.input_processor import InputProcessor
 from quire.frontend.structured_outputs import compiler as module
 from quire.frontend.structured_outputs.compiler import GrammarCompiler
@@ -19,7 +20,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.messages import MAX_GRAMMAR_LENGTH
 from quire.ipc.sampling_params import SamplingParams
-from quire.ipc.structured_outputs import StructuredOutputsParams
+from quire.ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
 from schemas import SchemaCase, all_schemas
 
 CASES = all_schemas()
@@ -216,6 +217,10 @@ def nest(depth: int) -> dict[str, Any]:
     return schema
 
 
+def make_optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{place}": {"type": "integer"} for place in range(count)}}
+
+
 RULES = "start: a0\n" + "\n".join(f"a{place}: a{place + 1}" for place in range(3000))
 DOUBLED = "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(30)) + '\nA30: "x"'
 CHAIN = {str(place): {"$ref": f"#/$defs/{place + 1}"} for place in range(2000)} | {"2000": {}}
@@ -227,6 +232,7 @@ CHAIN = {str(place): {"$ref": f"#/$defs/{place + 1}"} for place in range(2000)} 
         ({"json": nest(64)}, "at most 64 levels of nesting"),
         ({"json": "[" * 100_000}, "at most 64 levels of nesting"),
         ({"json": {"$ref": "#/$defs/0", "$defs": CHAIN}}, "at most 1000 levels of nesting in all schemas"),
+        ({"json": {"items": make_optional(241)}}, "items.properties=.*at most 240 properties in a row"),
         ({"grammar": RULES}, "at most 1000 rules"),
         ({"grammar": DOUBLED}, "within the limits .*initial_lexer_fuel=1000000"),
         ({"grammar": "root ::= " + "(" * 100_000}, "at most 1000 rules|less depth"),
@@ -238,6 +244,19 @@ def test_what_would_cost_too_much_is_refused_with_the_limit(
 ):
     error = refuse(compiler, **fields)
     assert re.search(limit, str(error)), str(error)
+
+
+@pytest.mark.parametrize("closed", [{}, {"additionalProperties": False}, {"patternProperties": {"^x": {}}}])
+def test_as_many_optional_properties_as_are_taken_can_be_followed(
+    compiler: GrammarCompiler, closed: dict[str, Any]
+):
+    grammar = compiler.compile(StructuredOutputsParams(json=make_optional(240) | closed))
+    limits = LLParserLimits(**GRAMMAR_LIMITS)
+    matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=limits)
+    for byte in b'{"p7": 1, "p239": 2}':
+        matcher.compute_bitmask()
+        assert matcher.consume_token(byte), matcher.get_error()
+    assert matcher.is_accepting()
 
 
 def test_thousands_of_choices_are_one_terminal(compiler: GrammarCompiler):
