@@ -20,8 +20,9 @@ from ....ipc.sampling_params import SamplingParams
 from ...input_processor import PreparedParams
 from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
 from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools
-from ...output_formats.output_format import OutputFormat
+from ...output_formats.output_format import OutputFormat, is_reasoning_open
 from ...output_formats.output_parser import OutputParser
+from ...output_formats.rules import make_output_rules
 from ...output_formats.tools import Tool, ToolChoice
 from ...outputs import RequestOutput
 from ...text.tokenizer import Tokenizer
@@ -235,8 +236,20 @@ async def _make_grammar(
     output_format: OutputFormat | None,
     prompt: list[int],
 ) -> str:
-    _ = output_format, prompt
     source = conversation.format
+    if output_format is not None:
+        rules = make_output_rules(
+            output_format,
+            serving.llm.facts.eos_token_ids,
+            conversation.tools,
+            conversation.choice,
+            is_parallel=conversation.parallel,
+            is_reasoning_open=is_reasoning_open(output_format, prompt),
+            thinking_token_budget=conversation.thinking_token_budget,
+            tools_place=conversation.fields.tools,
+            schema_field=conversation.fields.schema,
+        )
+        source = FormatSource(None, rules=rules) if source is None else source._replace(rules=rules)
     return "" if source is None else await compile_format(serving, source, caller)
 
 
