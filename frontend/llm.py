@@ -13,6 +13,7 @@ from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
+from .chat import ChatTurns
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, PreparedParams, TokenizedPrompt
 from .llm_engine import LLMEngine
@@ -118,31 +119,43 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
         priority: Sequence[int] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
     ) -> list[RequestOutput]:
         """Generate the next message of one conversation or many (a list of message lists).
 
         The text comes from the model's chat template, or from `chat_template`, which is the caller's own;
-        both run in a sandbox. Otherwise as `generate`.
+        both run in a sandbox. tools, tool_choice and parallel_tool_calls are those of OpenAI's chats, for all
+        conversations, and bind the output likewise. Of a model whose format is known, an answer's `message`
+        has its calls and its thoughts, which its text has as they were generated. Otherwise as `generate`.
         """
         self.llm_engine.check_usable()
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise PromptError("messages", messages, "token ids to generate(): this engine has no tokenizer")
+        eos_token_ids = self.llm_engine.facts.eos_token_ids
+        turns = ChatTurns(tokenizer, tools, tool_choice, parallel_tool_calls, eos_token_ids)
+        template = tokenizer.find_chat_template(chat_template)
         texts = [
-            tokenizer.render_chat(
+            template.render(
                 conversation,
-                chat_template,
                 add_generation_prompt,
                 continue_final_message,
-                **(chat_template_kwargs or {}),
+                chat_template_kwargs,
+                turns.tools,
             )
             for conversation in _as_conversations(messages)
         ]
         processor = self.llm_engine.input_processor
         params = processor.prepare_each(self._params_of_each(sampling_params, len(texts)))
         tokenized = processor.tokenize(texts, params, add_special_tokens=False, is_many=True)
-        batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, params, priority))
-        return _run_batches([batch], use_tqdm)
+        bound = turns.prepare(processor, params, tokenized)
+        batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, bound, priority))
+        outputs = _run_batches([batch], use_tqdm)
+        for output in outputs:
+            turns.parse(output)
+        return outputs
 
     def beam_search(
         self,

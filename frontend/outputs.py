@@ -6,6 +6,7 @@ import msgspec
 
 from .logprobs import LogprobsList
 from .metrics import RequestMetrics
+from .output_formats.events import AssistantMessage
 
 
 class CompletionOutput(msgspec.Struct):
@@ -24,6 +25,7 @@ class CompletionOutput(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     beam_score: float | None = None  # of a beam search: cumulative_logprob with the length penalty
+    message: AssistantMessage | None = None  # of a chat with tools or thoughts: what `text` says
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -146,14 +146,19 @@ class Tokenizer:
         Raises PromptError for messages that are malformed or that the template refuses, ModelError when there
         is no template.
         """
+        template = self.find_chat_template(chat_template)
+        return template.render(messages, add_generation_prompt, continue_final_message, template_kwargs)
+
+    def find_chat_template(self, source: str | None = None) -> ChatTemplate:
+        """The caller's own template `source`, else the model's. Raises ModelError when there is none."""
         template = self.chat_template
-        if chat_template is not None:
+        if source is not None:
             from .chat_template import ChatTemplate
 
-            template = ChatTemplate(chat_template, self.special_tokens)
+            template = ChatTemplate(source, self.special_tokens)
         if template is None:
             raise ModelError("chat_template", None, "a model that has one, or the argument chat_template")
-        return template.render(messages, add_generation_prompt, continue_final_message, template_kwargs)
+        return template
 
     def apply_chat_template(
         self,

@@ -1,0 +1,93 @@
+"""LLM.chat beyond rendering: tools that are offered, the grammar for their calls, and answers as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ipc.errors import InputError
+from .input_processor import InputProcessor, PreparedParams, TokenizedPrompt
+from .output_formats.choice import choose_output_format
+from .output_formats.events import AssistantMessage
+from .output_formats.offered_tools import check_tools, read_tool_choice, read_tools
+from .output_formats.output_format import OutputFormat, is_reasoning_open
+from .output_formats.output_parser import OutputParser
+from .output_formats.rules import make_output_rules
+from .outputs import CompletionOutput, RequestOutput
+from .text.tokenizer import Tokenizer
+
+
+class ChatTurns:
+    """The turns that one call of LLM.chat asks for. Raises InputErrors.
+
+    tools, choice, is_parallel: as requests over HTTP have them. Without tools, and of a model that writes no
+    thoughts, nothing is parsed.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, tools: Any, choice: Any, is_parallel: bool, eos_token_ids: Sequence[int]
+    ) -> None:
+        self.tools = read_tools(tools)
+        self._choice = read_tool_choice(choice)
+        check_tools(self.tools, self._choice)
+        self._is_parallel = is_parallel
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        known = choose_output_format(tokenizer)
+        self._may_call = bool(self.tools) and self._choice.mode != "none"
+        if self._may_call and (known is None or known.calls is None):
+            allowed = "None: how this model writes calls is not known"
+            raise InputError("tools", f"{len(self.tools)} tools", allowed)
+        is_parsed = known is not None and (self._may_call or known.thinking is not None)
+        self._format: OutputFormat | None = known if is_parsed else None
+
+    def prepare(
+        self, processor: InputProcessor, params: Sequence[PreparedParams], prompts: Sequence[TokenizedPrompt]
+    ) -> list[PreparedParams]:
+        """The parameters with the grammar of each prompt's turn. Raises SamplingParamsError."""
+        if self._format is None:
+            return list(params)
+        made: dict[tuple[int, bool], PreparedParams] = {}
+        return [
+            self._bind(processor, one, is_reasoning_open(self._format, prompt.token_ids), made)
+            for one, prompt in zip(params, prompts, strict=True)
+        ]
+
+    def parse(self, output: RequestOutput) -> None:
+        """Put each finished answer's message beside its text."""
+        if self._format is None:
+            return
+        tools = self.tools if self._may_call else ()
+        for one in output.outputs:
+            parser = OutputParser(self._format, self._tokenizer, output.prompt_token_ids, tools)
+            one.message = message = AssistantMessage()
+            for event in parser.take(self._show_all(one), one.token_ids, True):
+                message.add(event)
+
+    def _bind(
+        self,
+        processor: InputProcessor,
+        params: PreparedParams,
+        is_open: bool,
+        made: dict[tuple[int, bool], PreparedParams],
+    ) -> PreparedParams:
+        assert self._format is not None
+        key = id(params), is_open
+        if key not in made:
+            rules = make_output_rules(
+                self._format,
+                self._eos_token_ids,
+                self.tools,
+                self._choice,
+                is_parallel=self._is_parallel,
+                is_reasoning_open=is_open,
+            )
+            made[key] = processor.prepare_params(params.params, rules=rules)
+        return made[key]
+
+    def _show_all(self, one: CompletionOutput) -> str:
+        """An answer's text with its special tokens, some of which are markers."""
+        text = self._tokenizer.decode(one.token_ids)
+        if isinstance(one.stop_reason, str):
+            return text.rpartition(one.stop_reason)[0] or text
+        return text
