@@ -34,8 +34,7 @@ CHAT_FIELDS = ToolFields()
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = CHAT_FIELDS) -> None:
     """What can be seen of tools without reading their schemas. Raises InputError."""
-    if len(tools) > MAX_TOOLS:
-        raise InputError(fields.tools, f"{len(tools)} tools", f"at most {MAX_TOOLS}")
+    check_num_tools(len(tools), fields.tools)
     places: dict[str, int] = {}
     for number, tool in enumerate(tools):
         place = f"{fields.tools}[{number}].{fields.name}"
@@ -54,6 +53,12 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = 
             raise InputError(fields.choice, name, allowed)
     if choice.mode == "required" and not tools:
         raise InputError(fields.choice, "required", f"'none' or 'auto' without {fields.tools}")
+
+
+def check_num_tools(num_tools: int, field: str = "tools") -> None:
+    """Raise InputError for more than MAX_TOOLS, before time is spent on them."""
+    if num_tools > MAX_TOOLS:
+        raise InputError(field, f"{num_tools} tools", f"at most {MAX_TOOLS}")
 
 
 def read_tools(given: Any) -> list[Tool]:
@@ -85,6 +90,7 @@ def read_tool_choice(given: Any, field: str = "tool_choice") -> ToolChoice:
 def _read_allowed(field: str, given: Any) -> ToolChoice:
     match given:
         case {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
+            check_num_tools(len(tools), f"{field}.tools")
             names = [_read_name(f"{field}.tools[{number}]", one) for number, one in enumerate(tools)]
             return ToolChoice(mode, frozenset(names))
         case _:

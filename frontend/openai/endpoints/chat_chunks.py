@@ -90,7 +90,8 @@ class ChunkMaker:
         if output.finish_reason is None and logprobs is None and not self._always_has_usage:
             if not output.text:
                 return b""
-            return self._find_prefix(output.index) + self._encode(output.text) + self._suffix
+            prefix = self._prefixes.get(output.index) or self._add_prefix(output.index)
+            return prefix + self._encode(output.text) + self._suffix
         choice = ChunkChoice(
             output.index,
             Delta(content=output.text) if output.text else Delta(),
@@ -103,13 +104,11 @@ class ChunkMaker:
 
     def _make_plain(self, index: int, delta: Delta) -> bytes:
         """A chunk that says nothing but `delta`."""
-        before = self._find_prefix(index)[: -len(_TEXT_BEGINS)]
-        return before + self._encode(delta) + self._suffix[len(_TEXT_ENDS) :]
+        prefix = self._prefixes.get(index) or self._add_prefix(index)
+        return prefix[: -len(_TEXT_BEGINS)] + self._encode(delta) + self._suffix[len(_TEXT_ENDS) :]
 
-    def _find_prefix(self, index: int) -> bytes:
-        prefix = self._prefixes.get(index)
-        if prefix is None:
-            prefix = self._prefixes[index] = self._prefix % index
+    def _add_prefix(self, index: int) -> bytes:
+        prefix = self._prefixes[index] = self._prefix % index
         return prefix
 
     def _make_deltas(

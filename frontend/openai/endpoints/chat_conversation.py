@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...output_formats.offered_tools import read_tool_choice
+from ...output_formats.offered_tools import check_num_tools, read_tool_choice
 from ...output_formats.tools import Tool
 from ..bodies.schema import ChatCompletionRequest, TokenizeRequest, ToolParam
 from ..errors import FieldError
@@ -24,11 +24,13 @@ def make_conversation(request: ChatCompletionRequest) -> Conversation:
 
 def make_prompt_conversation(request: ChatCompletionRequest | TokenizeRequest) -> Conversation:
     """What of a body the prompt is made of. Raises InputErrors."""
+    given = request.tools or ()
+    check_num_tools(len(given))
     continues = bool(request.continue_final_message)
     adds = request.add_generation_prompt
     return Conversation(
         messages=request.messages or [],
-        tools=[_make_tool(number, tool) for number, tool in enumerate(request.tools or ())],
+        tools=[_make_tool(number, tool) for number, tool in enumerate(given)],
         variables=request.chat_template_kwargs,
         add_generation_prompt=not continues if adds is None else adds,
         continue_final_message=continues,
