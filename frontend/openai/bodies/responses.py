@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -73,6 +73,12 @@ ConversationItem = MessageItem | ReasoningItem | FunctionCallItem | FunctionCall
 InputItem = ConversationItem | ItemReference
 
 
+def _refer(*kinds: type[msgspec.Struct]) -> Meta:
+    """For /openapi.json: what an object is, where msgspec is told that it may be any."""
+    refs = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]
+    return Meta(extra_json_schema={"anyOf": refs})
+
+
 class InputItems(msgspec.Struct):
     """The field that has the items, so that what is wrong with one is told with its place."""
 
@@ -110,7 +116,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     Both are checked in a second step, so that a kind that is not supported is refused by its name.
     """
 
-    input: str | list[dict[str, Any]]
+    input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem))]]
     model: str | None = None
     instructions: str | None = None
     stream: bool | None = None
@@ -126,7 +132,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     store: bool | None = None
     conversation: Any = None
     prompt: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Annotated[dict[str, Any], _refer(FunctionTool)]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -258,7 +264,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     reasoning: Reasoning | None = None
     text: ResponsesText = ResponsesText(TextFormat())
     tool_choice: Any = "auto"
-    tools: list[Any] = []
+    tools: list[FunctionTool] = []
     truncation: str = "disabled"
     user: str | None = None
     tool_parse_error: bool | UnsetType = UNSET  # a call could not be read, and is among the text

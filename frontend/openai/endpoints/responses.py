@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from ...outputs import RequestOutput
 from ..bodies.parsing import make_struct
 from ..bodies.responses import (
     ConversationItem,
+    FunctionTool,
     FunctionTools,
     InputTokensDetails,
     OutputTokensDetails,
@@ -54,7 +56,7 @@ _FIELDS = ToolFields(name="name", schema="parameters")
 async def create_response(serving: Serving, request: ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
-    tools = read_tools(request.tools)
+    tools = _read_tools(request.tools)
     wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
     params = make_responses_params(serving, request, wants_logprobs)
     if wants_logprobs and (tools or serving.is_thinking):
@@ -74,27 +76,29 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
 
 
 async def _prepare(
-    serving: Serving, request: ResponsesRequest, caller: Caller, params: SamplingParams, tools: list[Tool]
+    serving: Serving,
+    request: ResponsesRequest,
+    caller: Caller,
+    params: SamplingParams,
+    tools: list[FunctionTool],
 ) -> tuple[_Answer, PreparedConversation]:
     past = await load_past(serving, request.previous_response_id, caller)
     own = await resolve_references(serving, read_items(request.input), caller)
     conversation = _make_conversation(request, tools, past, own)
     prepared = await prepare_conversation(serving, caller, params, conversation)
-    response = _make_response(serving, request)
+    response = _make_response(serving, request, tools)
     turns = (*past.turns, msgspec.json.encode(own)) if response.store else ()
     record = Record(caller.key_hash, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
     return _Answer(serving, response, prepared.make_reader(), record, num_top), prepared
 
 
-def read_tools(given: list[dict[str, object]] | None) -> list[Tool]:
-    """A request's tools. Raises ApiErrors that name the place."""
+def _read_tools(given: list[dict[str, Any]] | None) -> list[FunctionTool]:
     for number, tool in enumerate(given or ()):
         if tool.get("type") != "function":
             allowed = "'function': tools that the client runs; this server has none of its own"
             raise FieldError(f"tools[{number}].type", tool.get("type"), allowed, "unsupported_tool")
-    read = make_struct({"tools": given or []}, FunctionTools).tools
-    return [Tool(tool.name, tool.description, tool.parameters, bool(tool.strict)) for tool in read]
+    return make_struct({"tools": given or []}, FunctionTools).tools
 
 
 def _check(serving: Serving, request: ResponsesRequest) -> None:
@@ -111,11 +115,11 @@ def _check(serving: Serving, request: ResponsesRequest) -> None:
 
 
 def _make_conversation(
-    request: ResponsesRequest, tools: list[Tool], past: Past, own: Sequence[ConversationItem]
+    request: ResponsesRequest, tools: list[FunctionTool], past: Past, own: Sequence[ConversationItem]
 ) -> Conversation:
     return Conversation(
         messages=make_messages(request.instructions, [*past.items, *own], len(past.items)),
-        tools=tools,
+        tools=[Tool(tool.name, tool.description, tool.parameters, bool(tool.strict)) for tool in tools],
         choice=read_tool_choice(request.tool_choice),
         parallel=request.parallel_tool_calls is not False,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
@@ -125,7 +129,9 @@ def _make_conversation(
     )
 
 
-def _make_response(serving: Serving, request: ResponsesRequest) -> ResponsesResponse:
+def _make_response(
+    serving: Serving, request: ResponsesRequest, tools: list[FunctionTool]
+) -> ResponsesResponse:
     """What an answer says from its beginning on, which repeats much of the request."""
     response = ResponsesResponse(
         id=serving.responses.make_id(),
@@ -143,7 +149,7 @@ def _make_response(serving: Serving, request: ResponsesRequest) -> ResponsesResp
         store=serving.responses.has_store and request.store is not False,
         reasoning=request.reasoning,
         tool_choice=request.tool_choice or "auto",
-        tools=request.tools or [],
+        tools=tools,
         truncation=request.truncation or "disabled",
         user=request.user,
     )

@@ -649,6 +649,10 @@ def test_every_reference_of_the_openapi_document_leads_somewhere() -> None:
         names = set(document["components"]["schemas"])
         found = {part.split('"')[0] for part in json.dumps(document).split('"#/components/schemas/')[1:]}
         assert found <= names
+        items = document["components"]["schemas"]["ResponsesRequest"]["properties"]["input"]["anyOf"][1][
+            "items"
+        ]
+        assert {"$ref": "#/components/schemas/FunctionCallOutputItem"} in items["anyOf"]
         assert {"ChatCompletionRequest", "CompletionRequest", "ErrorResponse"} <= found
         post = document["paths"][CHAT]["post"]
         assert {"200", "400", "401", "404", "413", "429", "503"} <= set(post["responses"])
