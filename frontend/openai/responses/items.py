@@ -89,6 +89,8 @@ class _Conversation:
                 self._assistant().texts += texts
             case ReasoningItem():
                 self._assistant().thoughts += _read_thoughts(item, place)
+            case FunctionCallItem(status="incomplete"):
+                pass  # an answer's end cut it: nobody has run it, and no template takes half an object
             case FunctionCallItem():
                 self._call_ids.add(item.call_id)
                 self._assistant().calls.append(_read_call(item, place))

@@ -18,6 +18,7 @@ from ..limits import Limits
 from .peers import UNKNOWN, Ask, Found, Peers, PeerSockets
 from .store import Record, ResponseStore
 
+_EXPIRY_PERIOD_S = 60.0  # at least, between looks for what has been kept long enough: nobody sees it before
 _ID = re.compile("resp-[0-9a-f]{32}([0-9a-f]{2})")  # the last two digits: the process that has it
 
 
@@ -124,7 +125,7 @@ class ResponseRegistry:
         due = self.store.drop_expired()
         self._expiry = None
         if due is not None:
-            delay_s = max(1.0, due - time.monotonic())
+            delay_s = max(_EXPIRY_PERIOD_S, due - time.monotonic())
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._drop_expired)
 
 

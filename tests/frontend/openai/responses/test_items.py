@@ -61,6 +61,13 @@ def test_a_turn_of_calls_alone_has_no_text_and_one_of_thoughts_alone_an_empty_on
     assert render([THOUGHTS])[0]["content"] == ""
 
 
+def test_a_call_that_was_cut_off_is_no_part_of_the_conversation() -> None:
+    cut = CALL | {"arguments": '{"key', "status": "incomplete"}
+    assert render([{"role": "user", "content": "Hi"}, cut]) == [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ApiError):
+        render([cut, RESULT])
+
+
 def test_what_the_operator_and_developers_say_at_the_beginning_is_one_system_message() -> None:
     developer = {"role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]}
     messages = render([developer, {"role": "user", "content": "Hi"}, developer], "Be brief.")
