@@ -71,6 +71,16 @@ def _many_messages(size: int) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": 1}
 
 
+def _many_items(size: int) -> dict[str, Any]:
+    """Calls and their results, one turn of the assistant after the other."""
+    items: list[dict[str, Any]] = []
+    for number in range(min(2048, size // 2000)):
+        call_id = f"call_{number}"
+        call = {"type": "function_call", "call_id": call_id, "name": "f", "arguments": '{"a": 1}'}
+        items += [call, {"type": "function_call_output", "call_id": call_id, "output": _text(1900)}]
+    return {"input": items, "max_output_tokens": 1}
+
+
 def _bad_words(num_prompts: int, n: int) -> Callable[[int], dict[str, Any]]:
     def make(length: int) -> dict[str, Any]:
         words = [f"{number} {_text(length)}"[:length] for number in range(128)]
@@ -123,6 +133,14 @@ REQUESTS: dict[str, Request] = {
         "/v1/responses", _large(lambda size: {"input": _text(size), "max_output_tokens": 1})
     ),
     "message-blocks": Request("/v1/messages", _large(_many_blocks)),
+    "items": Request("/v1/responses", _large(_many_items), 4),
+    # What an HTTP process keeps of responses: many, and large ones, of which a token is the prompt.
+    "kept-responses": Request("/v1/responses", _json(input="Hi", max_output_tokens=1), 64),
+    "large-kept-responses": Request(
+        "/v1/responses",
+        _large(lambda size: {"input": _text(size), "max_output_tokens": 1, "truncation": "auto"}, 500_000),
+        8,
+    ),
     # What core and worker hold, and what a step costs them.
     "allowed-tokens": Request(
         _COMPLETIONS,
