@@ -27,6 +27,7 @@ from ..errors import FieldError
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 _THOUGHT_TYPES = ("reasoning_text", "summary_text", "text")
+_check_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _KINDS = {str(kind.__struct_config__.tag): kind for kind in get_args(InputItem)}
 
 
@@ -144,7 +145,7 @@ class _Conversation:
 def _read_call(item: FunctionCallItem, place: str) -> dict[str, Any]:
     try:
         if item.arguments:  # of a tool that takes none they may be ''
-            msgspec.json.decode(item.arguments, type=dict[str, msgspec.Raw])
+            _check_object(item.arguments)
     except (msgspec.DecodeError, RecursionError):
         raise FieldError(f"{place}.arguments", item.arguments, "the text of a JSON object") from None
     function = {"name": item.name, "arguments": item.arguments}
