@@ -32,7 +32,6 @@ def make_conversation(serving: Serving, request: body.CountTokensRequest) -> Con
     """Check what is Anthropic's own, and say the rest in the words of all. Raises FieldError."""
     check_supported(request, MESSAGES_RULES)
     _check_size(request, serving.options.limits.max_messages)
-    thinking = request.thinking
     messages = _make_messages(request)
     continues = messages[-1].role == "assistant"
     if continues and messages[-1].tool_calls:
@@ -47,13 +46,20 @@ def make_conversation(serving: Serving, request: body.CountTokensRequest) -> Con
         continue_final_message=continues,
         fields=_FIELDS,
     )
+    _set_thinking(conversation, request)
+    if not serving.is_thinking:  # every budget is kept
+        conversation.thinking_token_budget = None
+    return conversation
+
+
+def _set_thinking(conversation: Conversation, request: body.CountTokensRequest) -> None:
+    thinking = request.thinking
     if request.output_config is not None and (effort := request.output_config.effort) is not None:
         conversation.reasoning_effort = _EFFORTS.get(effort, effort)
     if thinking is not None:
         conversation.variables = {"enable_thinking": not isinstance(thinking, body.ThinkingDisabled)}
-    if serving.is_thinking and isinstance(thinking, body.ThinkingEnabled):  # others keep every budget
+    if isinstance(thinking, body.ThinkingEnabled):
         conversation.thinking_token_budget = thinking.budget_tokens
-    return conversation
 
 
 def _check_size(request: body.CountTokensRequest, max_messages: int) -> None:
