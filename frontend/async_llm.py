@@ -22,6 +22,7 @@ from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams
 from .llm_engine import load_named_tokenizer, read_served_sampling
+from .output_formats.output_format import OutputFormat
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .prompts import Prompt
@@ -149,6 +150,13 @@ class AsyncLLM(AsyncUtilityCalls):
         """The running engine's facts; EngineDeadError before `start`."""
         self._loop.check()
         return self._running_client().facts
+
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """How the model writes thoughts and tool calls; None: only text. EngineDeadError before `start`."""
+        self._loop.check()
+        self._running_client()
+        return self._input_processor.output_format
 
     @property
     def errored(self) -> bool:

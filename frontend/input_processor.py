@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import operator
 import os
@@ -44,6 +45,7 @@ from .truncation import Truncation, find_truncation
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+    from .output_formats.output_format import OutputFormat
     from .structured_outputs.compiler import GrammarCompiler
 
 MAX_USER_ID_LENGTH = 200  # leaves room for the index and the random part within the wire's cap
@@ -98,6 +100,19 @@ class InputProcessor:
         self._facts = facts
         self._tokenizer = tokenizer
         self._grammars: GrammarCompiler | None = None  # made for the first grammar
+
+    @functools.cached_property
+    def output_format(self) -> OutputFormat | None:
+        """How the model writes thoughts and tool calls; None: only text, or there is no tokenizer.
+
+        Raises ConfigError when the engine was told a parser that is not known here.
+        """
+        if self._tokenizer is None:
+            return None
+        from .output_formats.choice import choose_output_format
+
+        facts = self._facts
+        return choose_output_format(self._tokenizer, facts.tool_call_parser, facts.reasoning_parser)
 
     def process(
         self,

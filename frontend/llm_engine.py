@@ -26,6 +26,7 @@ from .engine_args import EngineArgs
 from .input_processor import EngineInput, InputProcessor
 from .models.hf_config import read_default_sampling
 from .models.model_files import read_json
+from .output_formats.output_format import OutputFormat
 from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
 from .prompts import Prompt
@@ -87,6 +88,12 @@ class LLMEngine(UtilityCalls):
         """What the engine says of itself; process ids change when a process is replaced."""
         self._check_open()
         return self._client.facts
+
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """How the model writes thoughts and tool calls; None: only text, as far as is known."""
+        self._check_open()
+        return self.input_processor.output_format
 
     @property
     def startup(self) -> list[tuple[str, float]]:

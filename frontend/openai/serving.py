@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import cached_property
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any
@@ -22,7 +21,6 @@ from ...ipc.request_price import find_result_price
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
 from ..input_processor import PreparedParams
-from ..output_formats.choice import choose_output_format
 from ..output_formats.output_format import OutputFormat
 from ..outputs import RequestOutput
 from ..structured_outputs.grammar_cache import GrammarCache
@@ -132,10 +130,10 @@ class Serving:
             raise ApiError(HTTPStatus.BAD_REQUEST, "this engine runs without a tokenizer: token ids only")
         return tokenizer
 
-    @cached_property
+    @property
     def output_format(self) -> OutputFormat | None:
         """How the model writes thoughts and calls; None: it writes text, as far as that is known."""
-        return choose_output_format(self.tokenizer)
+        return self.llm.output_format
 
     @property
     def is_thinking(self) -> bool:

@@ -57,6 +57,8 @@ def test_every_argument_reaches_its_place():
         distributed_executor_backend="uni",
         num_threads=1,
         log_level="debug",
+        tool_call_parser="hermes",
+        reasoning_parser="qwen3",
     ).create_engine_config()
     assert (config.model.served_model_name, config.model.dtype, config.model.max_model_len) == (
         "mine",
@@ -65,6 +67,7 @@ def test_every_argument_reaches_its_place():
     )
     assert (config.model.seed, config.model.load_format, config.model.max_logprobs) == (0, "dummy", -1)
     assert config.model.quantization == "int8"
+    assert (config.model.tool_call_parser, config.model.reasoning_parser) == ("hermes", "qwen3")
     cache = config.cache
     assert (cache.gpu_memory_utilization, cache.kv_cache_memory_bytes, cache.num_gpu_blocks_override) == (
         0.5,

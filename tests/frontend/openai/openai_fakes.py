@@ -21,6 +21,7 @@ from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
 from quire.frontend.openai.text.jobs import Refused, TextJob, decode_job, encode_body
 from quire.frontend.openai.text.work import do_job
+from quire.frontend.output_formats.output_format import OutputFormat
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.beam_search import BeamSearch
@@ -80,6 +81,10 @@ class FakeLLM:
     @property
     def is_recovering(self) -> bool:
         return False
+
+    @property
+    def output_format(self) -> OutputFormat | None:
+        return InputProcessor(self.facts, self.tokenizer).output_format
 
     async def start(self, _on_phase: Any = None) -> None:
         await asyncio.sleep(0)
