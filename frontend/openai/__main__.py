@@ -10,6 +10,7 @@ import msgspec
 from ...ipc.errors import QuireError
 from ...ipc.processes.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..async_llm import AsyncLLM
+from ..output_formats.summary import summarize
 from .group import ALIVE, EXIT_ENGINE_LOST, SERVES, HttpArgs
 from .options import HTTP_CLIENT_KIND
 from .server import run_server
@@ -30,10 +31,10 @@ class Control:
         asyncio.get_running_loop().add_reader(self._socket, self._answer)
         self._say(ALIVE)
 
-    def note_serving(self) -> None:
-        """Requests are taken."""
+    def note_serving(self, formats: str) -> None:
+        """Requests are taken. formats: how tool calls and thoughts are read."""
         self.has_served = True
-        self._say(SERVES)
+        self._say(SERVES + formats.encode() + b"\n")
 
     def _answer(self) -> None:
         asked = b""
@@ -57,13 +58,17 @@ def main() -> int:
     args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
     control = Control(args.control_fd)
     llm = AsyncLLM(attach=args.attach, client_kind=HTTP_CLIENT_KIND)
+
+    def note_serving() -> None:
+        control.note_serving(summarize(llm.output_format, llm.facts))
+
     try:
         with socket.socket(fileno=args.listening_fd) as listening_socket:
             run_server(
                 llm,
                 args.options,
                 listening_socket,
-                control.note_serving,
+                note_serving,
                 on_loop=control.begin,
                 peers=args.peers,
             )

@@ -34,8 +34,9 @@ _STOP_GRACE_S = 5.0  # beyond the drain time
 class HttpArgs(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP process: which daemon to attach to, where to listen.
 
-    control_fd: a socket on which it says ALIVE when its event loop runs and for every PING, and SERVES when
-    it does. peers: where it and the others ask each other for responses.
+    control_fd: a socket on which it says ALIVE when its event loop runs and for every PING, and when it
+    serves SERVES and a line on how it reads tool calls and thoughts. peers: where it and
+    the others ask each other for responses.
     """
 
     attach: str
@@ -60,6 +61,7 @@ class HttpProcess:
         self.child.start_at = time.monotonic()
         self.control: socket.socket | None = None
         self.serves = False
+        self.formats = ""  # how it reads tool calls and thoughts, once it serves
         self._attach = attach
         self._options = options
         self._listening_socket = listening_socket
@@ -86,7 +88,9 @@ class HttpProcess:
             watch.note_listening()
             watch.start(now)
         watch.note_heard(now)
-        self.serves = self.serves or SERVES in said
+        if SERVES in said:
+            self.serves = True
+            self.formats = said.partition(SERVES)[2].partition(b"\n")[0].decode(errors="replace")
         return True
 
     def look(self) -> None:
@@ -166,6 +170,11 @@ class HttpGroup:
                 process.stop(_STOP_GRACE_S)
             for listener in self._listeners:
                 listener.close()
+
+    @property
+    def formats(self) -> str:
+        """How tool calls and thoughts are read, once all serve."""
+        return self._processes[0].formats
 
     @property
     def _has_drained(self) -> bool:

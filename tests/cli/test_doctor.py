@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
+from quire.frontend.models.model_folder import pocket_folder
+from tool_template import PLAIN_TEMPLATE, TEMPLATE
 
 
 def test_this_machine_can_generate() -> None:
@@ -75,3 +78,21 @@ def test_the_required_packages_are_those_of_pyproject() -> None:
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     listed = {line.split(">")[0].strip() for line in pyproject["project"]["dependencies"]}
     assert set(doctor.REQUIRED_PACKAGES) == listed
+
+
+def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_PARTS", {})
+    folder = tmp_path / "model"
+    shutil.copytree(pocket_folder(), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    assert doctor.run([str(folder)]) == 0
+    assert "formats  tool calls and thoughts: hermes (from the chat template)" in capsys.readouterr().out
+    (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
+    assert doctor.run([str(folder)]) == 0
+    assert "note    formats  tool calls and thoughts: not told from text" in capsys.readouterr().out
+    assert doctor.run([str(folder), "--tool-call-parser", "llama3_json"]) == 0
+    assert "tool calls: llama3_json (as chosen by --tool-call-parser" in capsys.readouterr().out
+    assert doctor.run([str(folder / "none")]) == 1
+    assert "missing model  model=" in capsys.readouterr().out

@@ -5,6 +5,8 @@ torch is asked in a child process (`quire.tools.probe`), because a frontend neve
 
 from __future__ import annotations
 
+import argparse
+import functools
 import platform
 import subprocess
 import sys
@@ -16,7 +18,11 @@ import msgspec
 
 from ....ipc.daemon.run_dir import RunDirectory
 from ....ipc.errors import QuireError
+from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_folder
+from ...output_formats.choice import choose_output_format
+from ...output_formats.summary import summarize
+from ...text.tokenizer import load_tokenizer
 from ..exit_codes import ExitCode
 from ..parser import Parser
 
@@ -67,10 +73,11 @@ class Check(msgspec.Struct, frozen=True):
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire doctor`."""
-    parser = Parser("quire doctor", "Check this machine: versions, devices, what is missing.")
-    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
-    options = parser.parse(argv)
-    checks = [check for part in _PARTS for check in _run_part(part)]
+    options = _make_parser().parse(argv)
+    parts = _PARTS
+    if options.model is not None:
+        parts = parts | {"model": functools.partial(check_model, options)}
+    checks = [check for name, part in parts.items() for check in _run_part(name, part)]
     can_generate = all(check.status is not Status.MISSING for check in checks)
     if options.json:
         print(msgspec.json.encode({"can_generate": can_generate, "checks": checks}).decode())
@@ -151,6 +158,16 @@ def check_run_directory() -> Iterator[Check]:
         directory.remove()
 
 
+def check_model(options: argparse.Namespace) -> Iterator[Check]:
+    """A model's folder: whether it can be served, and how its thoughts and tool calls would be read."""
+    given = {name: getattr(options, name) for name in ("model", "tool_call_parser", "reasoning_parser")}
+    config = EngineArgs(**given).create_engine_config().model
+    yield Check("model", Status.OK, f"{config.spec.architecture}, {config.dtype}, in {config.model}")
+    tokenizer = load_tokenizer(config.tokenizer)
+    known = choose_output_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
+    yield Check("formats", Status.OK if known else Status.NOTE, summarize(known, config))
+
+
 _PARTS: dict[str, Callable[[], Iterator[Check]]] = {
     "system": check_system,
     "packages": check_packages,
@@ -160,10 +177,10 @@ _PARTS: dict[str, Callable[[], Iterator[Check]]] = {
 }
 
 
-def _run_part(name: str) -> list[Check]:
+def _run_part(name: str, part: Callable[[], Iterator[Check]]) -> list[Check]:
     """A part's checks; what it raises is a finding, not the end of the report."""
     try:
-        return list(_PARTS[name]())
+        return list(part())
     except (QuireError, OSError, ImportError, subprocess.SubprocessError) as error:
         return [Check(name, Status.MISSING, str(error) or type(error).__name__)]
 
@@ -173,3 +190,16 @@ def _format_report(checks: list[Check], can_generate: bool) -> str:
     lines = [f"{check.status:<8}{check.name:<{width}}  {check.detail}" for check in checks]
     verdict = "Quire can generate here." if can_generate else "Quire cannot generate here; see 'missing'."
     return "\n".join([*lines, "", verdict])
+
+
+def _make_parser() -> Parser:
+    parser = Parser(
+        "quire doctor", "Check this machine: versions, devices, what is missing.", arguments=" [MODEL]"
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a model to look at, too: a folder or hub name"
+    )
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    for name in ("--tool-call-parser", "--reasoning-parser"):
+        parser.add_argument(name, metavar="NAME", help="as `quire serve` takes it, for MODEL")
+    return parser

@@ -137,7 +137,7 @@ def _serve(
     server_options: ServerOptions,
     listening_socket: socket.socket,
     name: str,
-    box: Callable[[str], str],
+    box: Callable[[str, str], str],
 ) -> int:
     """Serve the engine of the daemon `name` in this process, or in several, until a signal."""
     if options.api_server_count > 1:
@@ -145,15 +145,16 @@ def _serve(
 
         model = load_served_model_name(name, _show_phase)
         group = HttpGroup(name, server_options, listening_socket, options.api_server_count)
-        return group.run(lambda: _announce(box(model)))
+        return group.run(lambda: _announce(box(model, group.formats)))
     from ...async_llm import AsyncLLM
     from ...openai.options import HTTP_CLIENT_KIND
     from ...openai.server import run_server
+    from ...output_formats.summary import summarize
 
     llm = AsyncLLM(attach=name, client_kind=HTTP_CLIENT_KIND)
 
     def announce() -> None:
-        _announce(box(llm.facts.served_model_name))
+        _announce(box(llm.facts.served_model_name, summarize(llm.output_format, llm.facts)))
 
     return run_server(llm, server_options, listening_socket, announce, _show_phase)
 
@@ -168,8 +169,10 @@ def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def format_box(host: str, port: int, model: str, has_keys: bool, grpc_port: int | None = None) -> str:
-    """What to do with the server, as text to copy from."""
+def format_box(
+    host: str, port: int, model: str, formats: str, has_keys: bool, grpc_port: int | None = None
+) -> str:
+    """What to do with the server, as text to copy from. formats: how tool calls and thoughts are read."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else _bracket(host)
     url = f"http://{shown}:{port}"
     body = {"model": model, "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
@@ -184,6 +187,7 @@ def format_box(host: str, port: int, model: str, has_keys: bool, grpc_port: int 
         ("docs", f"{url}/docs"),
         ("metrics", f"{url}/metrics"),
         ("page", f"{url}/"),
+        ("formats", formats),
     ]
     if grpc_port is not None:
         rows.append(("gRPC", f"{shown}:{grpc_port}"))
@@ -217,6 +221,8 @@ def _make_parser() -> Parser:
         help=f"lost HTTP processes of several that are replaced in {LOSS_WINDOW_S:g} s "
         f"({MAX_LOSSES}); one more ends the server",
     )
+    text = "as vLLM's, without an effect: tools that a request offers may always be called"
+    add("--enable-auto-tool-choice", action="store_true", help=text)
     add("--share-port", action="store_true", help="join servers of yours that listen on the port already")
     add("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
     add("--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector")

@@ -27,7 +27,7 @@ lifeline.watch(0.0)
 args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 control = socket.socket(fileno=args.control_fd)
-control.send(ALIVE + SERVES)
+control.send(ALIVE + SERVES + b"tool calls: hermes\\n" + ALIVE)
 if args.attach == "lost engine":
     os._exit(EXIT_ENGINE_LOST)
 while control.recv(64):
@@ -113,6 +113,17 @@ def test_a_lost_process_is_replaced_without_the_other_until_a_signal_ends_all(
     assert None not in after
     assert after[0] != before[0]
     assert after[1] == before[1]
+
+
+def test_a_group_knows_what_its_processes_say_of_formats(listening_socket: socket.socket) -> None:
+    http_group, said = make_group(listening_socket), list[str]()
+
+    def read_and_end() -> None:
+        said.append(http_group.formats)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run_beside(http_group, read_and_end) == 0
+    assert said == ["tool calls: hermes"]
 
 
 def test_processes_that_are_lost_too_often_end_the_group_with_the_cause(

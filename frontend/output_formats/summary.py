@@ -1,0 +1,19 @@
+"""One line for a person: how a model's thoughts and tool calls are read."""
+
+from __future__ import annotations
+
+from ...ipc.config import ModelConfig
+from ...ipc.messages import EngineFacts
+from .output_format import OutputFormat
+
+
+def summarize(output_format: OutputFormat | None, chosen: EngineFacts | ModelConfig) -> str:
+    """Such as 'tool calls and thoughts: hermes (from the chat template)'. `chosen`: by the operator."""
+    source = "from the chat template"
+    if chosen.tool_call_parser or chosen.reasoning_parser:
+        source = "as chosen by --tool-call-parser or --reasoning-parser"
+    if output_format is None:
+        return f"tool calls and thoughts: not told from text ({source})"
+    parts = {"tool calls": output_format.calls, "thoughts": output_format.thinking}
+    found = " and ".join(name for name, part in parts.items() if part is not None)
+    return f"{found}: {output_format.name} ({source})"
