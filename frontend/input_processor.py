@@ -208,6 +208,7 @@ class InputProcessor:
             self._compile(params, rules),
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
             truncation=find_truncation(params, self._facts),
+            purpose="" if rules is None else rules.purpose,
         )
 
     def _compile(self, params: SamplingParams, rules: OutputRules | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...ipc.messages import Purpose
 from .output_format import OutputFormat
 from .tools import Tool, ToolChoice
 
@@ -42,6 +43,14 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     is_reasoning_open: bool = False
     thinking_token_budget: int | None = None
     tools_place: str = "tools"
+
+    @property
+    def purpose(self) -> Purpose:
+        """What a request with these rules is counted as."""
+        if self.tools:
+            return "tools"
+        has_thoughts = self.is_reasoning_open or self.thinking_token_budget is not None
+        return "thinking" if has_thoughts else ""
 
     def binds(self, has_answer_format: bool) -> bool:
         """Whether a grammar has to be made of them, where the answer has a format of its own or not."""

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from frontend_fakes import make_facts, prompt_ids
 from quire.frontend.input_processor import InputProcessor, list_bad_word_texts
+from quire.frontend.output_formats.formats import FORMATS
+from quire.frontend.output_formats.rules import make_output_rules
+from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError
 from quire.ipc.messages import EngineCoreRequest
@@ -412,3 +415,16 @@ def test_what_stands_for_a_plain_value_can_be_sent(processor: InputProcessor):
     assert (sent.priority, sent.cache_salt, sent.tenant, sent.timeout_s, sent.queue_timeout_s) == (
         3, "salt", "t", 9.0, 2,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tools", "is_open", "purpose"),
+    [((Tool("now"),), True, "tools"), ((), True, "thinking"), ((), False, "")],
+)
+def test_a_request_says_whether_it_offers_tools_or_thinks(
+    processor: InputProcessor, byte_level: Tokenizer, tools: tuple[Tool, ...], is_open: bool, purpose: str
+):
+    output_format = FORMATS["hermes"].bind(byte_level)
+    rules = make_output_rules(output_format, (2,), tools, is_reasoning_open=is_open)
+    prepared = processor.prepare_params(SamplingParams(), rules=rules)
+    assert processor.process("a", [5], prepared).sequences[0].purpose == purpose
