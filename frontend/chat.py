@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,64 +19,87 @@ from .text.tokenizer import Tokenizer
 class ChatTurns:
     """The turns that one call of LLM.chat asks for. Raises InputErrors.
 
-    known: the model's format, if it is known. tools, choice, is_parallel: as requests over HTTP have them.
-    Without tools, and of a model that writes no thoughts, nothing is parsed.
+    tools, choice, is_parallel: as requests over HTTP have them. Without tools, and of a model that writes no
+    thoughts, nothing is parsed.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, known: OutputFormat | None, tools: Any, choice: Any, is_parallel: bool
+        self,
+        tokenizer: Tokenizer,
+        known: OutputFormat | None,
+        tools: Any,
+        choice: Any,
+        is_parallel: bool,
+        eos_token_ids: Sequence[int],
     ) -> None:
+        """`known`: the model's format."""
         self.tools = read_tools(tools)
         self._choice = read_tool_choice(choice)
         check_tools(self.tools, self._choice)
         self._is_parallel = is_parallel
         self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
         self._may_call = bool(self.tools) and self._choice.mode != "none"
         if self._may_call and (known is None or known.calls is None):
             allowed = "None: how this model writes calls is not known"
             raise InputError("tools", f"{len(self.tools)} tools", allowed)
         is_parsed = known is not None and (self._may_call or known.thinking is not None)
-        self._format = known if is_parsed else None
+        self._format: OutputFormat | None = known if is_parsed else None
 
     def prepare(
-        self,
-        processor: InputProcessor,
-        eos_token_ids: Sequence[int],
-        params: Sequence[PreparedParams],
-        prompts: Sequence[TokenizedPrompt],
+        self, processor: InputProcessor, params: Sequence[PreparedParams], prompts: Sequence[TokenizedPrompt]
     ) -> list[PreparedParams]:
         """The parameters with the grammar of each prompt's turn. Raises SamplingParamsError."""
         if self._format is None:
             return list(params)
         made: dict[tuple[int, bool], PreparedParams] = {}
-        bound: list[PreparedParams] = []
-        for one, prompt in zip(params, prompts, strict=True):
-            is_open = is_reasoning_open(self._format, prompt.token_ids)
-            key = id(one), is_open
-            if key not in made:
-                rules = make_output_rules(
-                    self._format,
-                    eos_token_ids,
-                    self.tools,
-                    self._choice,
-                    is_parallel=self._is_parallel,
-                    is_reasoning_open=is_open,
-                )
-                grammar = processor.prepare_params(one.params, rules=rules).grammar
-                made[key] = dataclasses.replace(one, grammar=grammar)
-            bound.append(made[key])
-        return bound
+        return [
+            self._bind(processor, one, is_reasoning_open(self._format, prompt.token_ids), made)
+            for one, prompt in zip(params, prompts, strict=True)
+        ]
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether answers may be more than text; their text then has to have its special tokens."""
+        return self._format is not None
+
+    def make_parser(self, prompt_token_ids: Sequence[int]) -> OutputParser | None:
+        """For one answer; None where it is nothing but text."""
+        if self._format is None:
+            return None
+        tools = self.tools if self._may_call else ()
+        return OutputParser(self._format, self._tokenizer, prompt_token_ids, tools)
 
     def parse(self, output: RequestOutput) -> None:
         """Put each finished answer's message beside its text."""
-        if self._format is None:
-            return
-        tools = self.tools if self._may_call else ()
         for one in output.outputs:
-            parser = OutputParser(self._format, self._tokenizer, output.prompt_token_ids, tools)
+            parser = self.make_parser(output.prompt_token_ids)
+            if parser is None:
+                return
             one.message = message = AssistantMessage()
             for event in parser.take(self._show_all(one), one.token_ids, True):
                 message.add(event)
+
+    def _bind(
+        self,
+        processor: InputProcessor,
+        params: PreparedParams,
+        is_open: bool,
+        made: dict[tuple[int, bool], PreparedParams],
+    ) -> PreparedParams:
+        assert self._format is not None
+        key = id(params), is_open
+        if key not in made:
+            rules = make_output_rules(
+                self._format,
+                self._eos_token_ids,
+                self.tools,
+                self._choice,
+                is_parallel=self._is_parallel,
+                is_reasoning_open=is_open,
+            )
+            made[key] = processor.prepare_params(params.params, rules=rules)
+        return made[key]
 
     def _show_all(self, one: CompletionOutput) -> str:
         """An answer's text with its special tokens, some of which are markers."""

@@ -18,7 +18,6 @@ from .engine_args import EngineArgs
 from .input_processor import EngineInput, PreparedParams, TokenizedPrompt
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
-from .output_formats.choice import choose_output_format
 from .outputs import RequestOutput
 from .prompts import Prompt
 from .request_batch import RequestBatch
@@ -135,8 +134,8 @@ class LLM:
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise PromptError("messages", messages, "token ids to generate(): this engine has no tokenizer")
-        known = choose_output_format(tokenizer)
-        turns = ChatTurns(tokenizer, known, tools, tool_choice, parallel_tool_calls)
+        known, eos_token_ids = self.llm_engine.output_format, self.llm_engine.facts.eos_token_ids
+        turns = ChatTurns(tokenizer, known, tools, tool_choice, parallel_tool_calls, eos_token_ids)
         template = tokenizer.find_chat_template(chat_template)
         texts = [
             template.render(
@@ -151,7 +150,7 @@ class LLM:
         processor = self.llm_engine.input_processor
         params = processor.prepare_each(self._params_of_each(sampling_params, len(texts)))
         tokenized = processor.tokenize(texts, params, add_special_tokens=False, is_many=True)
-        bound = turns.prepare(processor, self.llm_engine.facts.eos_token_ids, params, tokenized)
+        bound = turns.prepare(processor, params, tokenized)
         batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, bound, priority))
         outputs = _run_batches([batch], use_tqdm)
         for output in outputs:

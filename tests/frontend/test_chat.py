@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from frontend_fakes import FakeSyncClient
 from quire.frontend import llm_engine as llm_engine_module
+from quire.frontend.input_processor import InputProcessor
 from quire.frontend.llm import LLM
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.outputs import RequestOutput
@@ -33,7 +34,16 @@ class Talk:
         own = self.llm.get_tokenizer()
         assert own is not None
         self.says = own.encode(SAID, add_special_tokens=False)
-        self.llm.llm_engine.tokenizer = Tokenizer(own.backend, own.special_tokens, TEMPLATE)
+        self._own = own
+        self.take_template(TEMPLATE)
+
+    def take_template(self, template: str) -> None:
+        tokenizer, engine = (
+            Tokenizer(self._own.backend, self._own.special_tokens, template),
+            self.llm.llm_engine,
+        )
+        engine.tokenizer = tokenizer
+        engine.input_processor = InputProcessor(engine.facts, tokenizer)
 
     def chat(self, params: SamplingParams | None = None, **fields: Any) -> RequestOutput:
         params = params or SamplingParams(max_tokens=200)
@@ -95,9 +105,7 @@ def test_a_message_ends_before_a_stop_text_as_the_text_does(talk: Talk):
 
 
 def test_a_model_that_writes_plain_text_has_no_message(talk: Talk):
-    own = talk.llm.llm_engine.tokenizer
-    assert own is not None
-    talk.llm.llm_engine.tokenizer = Tokenizer(own.backend, own.special_tokens, "{{ messages[0].content }}")
+    talk.take_template("{{ messages[0].content }}")
     assert talk.chat().outputs[0].message is None
     with pytest.raises(InputError, match="how this model writes calls is not known"):
         talk.chat(tools=TOOLS)

@@ -22,7 +22,7 @@ from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
 from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools
 from ...output_formats.output_format import OutputFormat, is_reasoning_open
 from ...output_formats.output_parser import OutputParser
-from ...output_formats.rules import make_output_rules
+from ...output_formats.rules import OutputRules, make_output_rules
 from ...output_formats.tools import Tool, ToolChoice
 from ...outputs import RequestOutput
 from ...text.tokenizer import Tokenizer
@@ -163,8 +163,10 @@ async def prepare_conversation(
         allowed = "none: how this model writes calls is not known (--tool-call-parser names a format)"
         raise FieldError(conversation.fields.tools, f"{len(conversation.tools)} tools", allowed)
     if search is None:
-        grammar = await _make_grammar(serving, caller, conversation, output_format, prompt)
-        prepared = dataclasses.replace(prepared, grammar=grammar)
+        rules = _make_rules(serving, conversation, output_format, prompt)
+        grammar = await _make_grammar(serving, caller, conversation.format, rules)
+        purpose = "" if rules is None else rules.purpose
+        prepared = dataclasses.replace(prepared, grammar=grammar, purpose=purpose)
     if output_format is None:
         return PreparedConversation(prompt=prompt, params=prepared)
     tools = [_shorten(tool) for tool in conversation.tools] if conversation.may_call else []
@@ -229,26 +231,28 @@ def _make_variables(conversation: Conversation) -> dict[str, Any] | None:
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(conversation.variables or {})}
 
 
+def _make_rules(
+    serving: Serving, conversation: Conversation, output_format: OutputFormat | None, prompt: list[int]
+) -> OutputRules | None:
+    if output_format is None:
+        return None
+    return make_output_rules(
+        output_format,
+        serving.llm.facts.eos_token_ids,
+        conversation.tools,
+        conversation.choice,
+        is_parallel=conversation.parallel,
+        is_reasoning_open=is_reasoning_open(output_format, prompt),
+        thinking_token_budget=conversation.thinking_token_budget,
+        tools_place=conversation.fields.tools,
+        schema_field=conversation.fields.schema,
+    )
+
+
 async def _make_grammar(
-    serving: Serving,
-    caller: Caller,
-    conversation: Conversation,
-    output_format: OutputFormat | None,
-    prompt: list[int],
+    serving: Serving, caller: Caller, source: FormatSource | None, rules: OutputRules | None
 ) -> str:
-    source = conversation.format
-    if output_format is not None:
-        rules = make_output_rules(
-            output_format,
-            serving.llm.facts.eos_token_ids,
-            conversation.tools,
-            conversation.choice,
-            is_parallel=conversation.parallel,
-            is_reasoning_open=is_reasoning_open(output_format, prompt),
-            thinking_token_budget=conversation.thinking_token_budget,
-            tools_place=conversation.fields.tools,
-            schema_field=conversation.fields.schema,
-        )
+    if rules is not None:
         source = FormatSource(None, rules=rules) if source is None else source._replace(rules=rules)
     return "" if source is None else await compile_format(serving, source, caller)
 
