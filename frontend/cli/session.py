@@ -8,12 +8,15 @@ from typing import Any, Self
 from ...ipc.errors import PromptError, RequestFailedError
 from ...ipc.messages import EngineFacts
 from ...ipc.sampling_params import SamplingParams
+from ..chat import ChatTurns
 from ..engine_args import EngineArgs
+from ..input_processor import PreparedParams
 from ..llm_engine import LLMEngine, read_served_sampling
 from ..output_formats.events import OutputEvent, TextDelta
 from ..output_formats.tools import Tool
 from ..outputs import RequestOutput
 from ..prompts import Prompt
+from ..text.messages import as_template_tools
 from ..text.tokenizer import Tokenizer
 from .progress import PhaseLine
 
@@ -59,7 +62,7 @@ class Session:
         return read_served_sampling(self.facts)
 
     def stream(
-        self, prompts: Sequence[Prompt], params: SamplingParams
+        self, prompts: Sequence[Prompt], params: SamplingParams | PreparedParams
     ) -> Generator[tuple[int, RequestOutput]]:
         """(index of the prompt, what is new of its output) as it comes, until all have finished.
 
@@ -90,11 +93,26 @@ class Session:
     ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
         """As `stream` for the next message of one conversation: what is new of it, and the events in that.
 
-        Raises PromptError for what the chat template refuses.
+        Raises PromptError for what the chat template refuses, InputError for tools of a model that has none.
         """
+        offered = as_template_tools(tools)
+        turns = ChatTurns(
+            self.tokenizer, self._engine.output_format, offered, None, True, self.facts.eos_token_ids
+        )
+        params.skip_special_tokens = not turns.is_parsed
         prompt: Prompt = {"prompt_token_ids": self.render_chat(messages, tools, is_thinking)}
-        for _, output in self.stream([prompt], params):
-            yield output, [TextDelta(one.text) for one in output.outputs if one.text]
+        processor = self._engine.input_processor
+        tokenized = processor.tokenize([prompt])
+        (prepared,) = turns.prepare(processor, processor.prepare_each([params]), tokenized)
+        parser = turns.make_parser(tokenized[0].token_ids)
+        for _, output in self.stream([prompt], prepared):
+            events: list[OutputEvent] = []
+            for one in output.outputs:
+                if parser is None:
+                    events.append(TextDelta(one.text))
+                else:
+                    events += parser.take(one.text, one.token_ids, output.finished)
+            yield output, events
 
     def render_chat(
         self,
@@ -103,20 +121,9 @@ class Session:
         is_thinking: bool | None = None,
     ) -> list[int]:
         """The prompt of a conversation, by the model's chat template. Raises PromptError."""
-        options: dict[str, Any] = {} if is_thinking is None else {"enable_thinking": is_thinking}
-        text = self.tokenizer.render_chat(messages, tools=_to_template(tools) or None, **options)
+        variables = None if is_thinking is None else {"enable_thinking": is_thinking}
+        text = self.tokenizer.find_chat_template().render(messages, variables=variables, tools=tools)
         try:
             return self.tokenizer.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise PromptError("message", text, "text that UTF-8 can hold (no lone surrogates)") from None
-
-
-def _to_template(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools in the form that chat templates expect."""
-    return [
-        {
-            "type": "function",
-            "function": {"name": one.name, "description": one.description, "parameters": one.parameters},
-        }
-        for one in tools
-    ]
