@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from .json_text import decode_json, read_json, read_json_string, read_json_text
 from .lexicon import Lexicon
@@ -62,9 +63,7 @@ class CallReader:
             yield from source.skip_space()
             yield from self.read_arguments(writer, name)
         is_valid = writer.end()
-        for piece in self.close:
-            yield from source.skip_space()
-            yield from source.accept(piece)
+        yield from self._read_close(self.close)
         return is_valid
 
     def has_next(self) -> Steps[bool]:
@@ -78,10 +77,15 @@ class CallReader:
         source.keep()
         if self._separator and (yield from source.accept_marker(self._separator)):
             return True
-        if self._section_close:
-            yield from source.accept_marker(self._section_close)
         source.forget()
+        yield from self._read_close(self._section_close)
         return False
+
+    def _read_close(self, pieces: Sequence[str]) -> Steps[None]:
+        """Read what closes something, as far as the model writes it."""
+        for piece in pieces:
+            yield from self._source.skip_space()
+            yield from self._source.accept(piece)
 
     def start_arguments(self, writer: CallWriter, name: str) -> None:
         """Tell a call's name. What was kept is needed no more."""

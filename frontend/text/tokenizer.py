@@ -41,15 +41,21 @@ class _NamedTemplate(msgspec.Struct):
 class Tokenizer:
     """A model's tokenizer. Made by `load_tokenizer`.
 
-    Attributes: `backend` (tokenizers.Tokenizer), `special_tokens` (name such as 'bos_token' -> text).
+    Attributes: `backend` (tokenizers.Tokenizer), `special_tokens` (name such as 'bos_token' -> text),
+    `response_template` (how outputs are written, as tokenizer_config.json says it, not checked; or None).
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], template: str | None
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        template: str | None,
+        response_template: object = None,
     ):
         self.backend = backend
         self.special_tokens = dict(special_tokens)
         self._template = template
+        self.response_template = response_template
         self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self.decode)
 
     def __len__(self) -> int:
@@ -123,6 +129,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `chat_template` is something; loads nothing."""
         return self._template is not None
+
+    @property
+    def template_source(self) -> str | None:
+        """The chat template's text, not compiled."""
+        return self._template
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -202,7 +213,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     config = read_json(path / "tokenizer_config.json")
     named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, named)
-    return Tokenizer(backend, named, _read_template(path, config))
+    return Tokenizer(backend, named, _read_template(path, config), config.get("response_template"))
 
 
 def _read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
