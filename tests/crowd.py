@@ -7,11 +7,15 @@ A capability registers its requests with `kind`; `e2e/test_exact.py` runs them a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.input_processor import PreparedParams
+from quire.frontend.output_formats.formats import FORMATS
+from quire.frontend.output_formats.grammar import make_output_grammar
+from quire.frontend.output_formats.rules import make_output_rules
+from quire.frontend.output_formats.tools import Tool, ToolChoice
 from quire.ipc.beam_search import BeamSearch
 
 NUM_NEIGHBOURS = 64
@@ -238,3 +242,21 @@ def constrained(i: int) -> tuple[str, SamplingParams]:
     )
     fields = {"presence_penalty": 0.7, "logit_bias": {300 + i: 2.0}} if i > 2 else {}
     return make_prompt(i), params(i, structured_outputs=outputs[i % 3], **fields)
+
+
+@kind
+def calling(i: int) -> tuple[str, PreparedParams]:
+    """Thoughts of a few tokens, then calls; what their markers are in the vocabulary does not matter."""
+    markers = {"<think>": 2040, "</think>": 2041, "<tool_call>": 2042, "</tool_call>": 2043}
+    schema = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]}
+    rules = make_output_rules(
+        replace(FORMATS["hermes"], token_ids=markers),
+        (0, 1, 2),
+        [Tool("now"), Tool("find", parameters=schema, strict=i % 3 == 0)],
+        ToolChoice("required") if i % 2 else None,
+        is_reasoning_open=i > 1,
+        thinking_token_budget=2 + i,
+    )
+    grammar = make_output_grammar(rules)
+    assert grammar is not None
+    return make_prompt(i), PreparedParams(params(i), grammar=grammar.text)
