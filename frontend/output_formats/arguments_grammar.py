@@ -17,7 +17,7 @@ from .braces_grammar import KEY, BracesGrammar
 from .lark import LarkRules
 from .output_format import CallFormat
 from .rules import ToolRule
-from .xml_parameters import list_types
+from .xml_parameters import list_types, resolve
 
 _OPTIONS = {"x-guidance": {"whitespace_pattern": WHITESPACE_PATTERN}}
 _WITHOUT_TAGS = "^(?:[^<]|<+[^</])*<*$"
@@ -111,9 +111,9 @@ class ArgumentsGrammar:
 
     def _write_xml(self, name: str, place: str, schema: Any, shared: dict[str, Any]) -> str:
         """A value and what closes it. What may only be a text is read as it stands, all else as JSON."""
-        schema = _as_dict(schema)
+        schema = resolve(_as_dict(schema), shared)
         close = self._lark.write(self._calls.parameter_close)
-        if not list_types(schema) <= {"string"}:
+        if not list_types(schema, shared) <= {"string"}:
             made = schema | shared
             if isinstance(self._lark.split(self._calls.parameter_close)[0], str):
                 made = _keep_tags_out(made)

@@ -6,7 +6,7 @@ import json
 import secrets
 import string
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from .events import OutputEvent, ToolCallDelta, ToolCallEnd, ToolCallStart
 from .json_text import is_json_object
@@ -57,7 +57,7 @@ class CallWriter:
         self._pieces: list[str] = []
         self.call_id: str | None = None
         self.is_started = False
-        self.properties: Mapping[str, Any] = {}
+        self.parameters: Mapping[str, Any] = {}  # the schema of the tool's arguments
 
     def is_offered(self, name: str) -> bool:
         """Whether a tool of this name may be called."""
@@ -65,8 +65,7 @@ class CallWriter:
 
     def start(self, name: str) -> None:
         """Tell the name of an offered tool."""
-        properties = (self._tools[name].parameters or {}).get("properties")
-        self.properties = cast(dict[str, Any], properties) if isinstance(properties, dict) else {}
+        self.parameters = self._tools[name].parameters or {}
         self.is_started = True
         call_id = self.call_id or make_call_id(self._has_short_id)
         self._emit(ToolCallStart(self._index, call_id, name))

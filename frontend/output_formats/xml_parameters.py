@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from .json_text import decode_json
@@ -11,6 +11,7 @@ from .output_format import CallFormat
 from .text_source import Cut, Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 
+_MAX_HOPS = 8  # from reference to reference; they may form a circle
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
@@ -43,7 +44,8 @@ class ParameterReader:
             if not (yield from source.accept_marker(self._values[1:])):
                 raise Unreadable
             yield from source.accept(self._lead)
-            yield from self._read_value(writer, list_types(writer.properties.get(name)))
+            schema = resolve(resolve(writer.parameters, writer.parameters).get("properties"), {}).get(name)
+            yield from self._read_value(writer, list_types(schema, writer.parameters))
             yield from source.accept_marker(self._close[1:])
         writer.write("{}" if before == "{" else "}")
 
@@ -62,20 +64,39 @@ class ParameterReader:
             raise Cut
 
 
-def list_types(schema: object) -> frozenset[str]:
-    """The JSON types that a schema allows, as far as it names them; none if it does not."""
-    return frozenset(_walk_types(schema))
+def list_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema allows, as far as it names them; none if it does not.
+
+    root: the schema that its references lead into.
+    """
+    return frozenset(_walk_types(schema, root, set()))
 
 
-def _walk_types(schema: object) -> Iterator[str]:
-    if not isinstance(schema, dict):
+def resolve(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema, or what it refers to within `root`; empty if there is no such schema."""
+    for _ in range(_MAX_HOPS):
+        if not isinstance(schema, dict):
+            return {}
+        pointer = cast(dict[str, Any], schema).get("$ref")
+        if not isinstance(pointer, str):
+            return cast(dict[str, Any], schema)
+        schema = root
+        for part in pointer.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return {}
+
+
+def _walk_types(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
+    fields = resolve(schema, root)
+    if id(fields) in seen:
         return
-    fields = cast(dict[str, Any], schema)
+    seen.add(id(fields))
     declared = fields.get("type")
     yield from declared if isinstance(declared, list) else [declared] if isinstance(declared, str) else []
     for union in ("anyOf", "oneOf", "allOf"):
         for choice in fields.get(union) or []:
-            yield from _walk_types(choice)
+            yield from _walk_types(choice, root, seen)
     for value in [*(fields.get("enum") or []), *([fields["const"]] if "const" in fields else [])]:
         yield _type_of(value)
 

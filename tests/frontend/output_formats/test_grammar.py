@@ -37,7 +37,12 @@ WEATHER = OBJECT | {
         "units": {"enum": ["metric", "imperial"]},
         "exact": {"type": "boolean"},
         "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
-        "where": {"anyOf": [{"type": "null"}, OBJECT | {"properties": {"x": {"type": "number"}}}]},
+        "where": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/Place"}]},
+        "level": {"$ref": "#/$defs/Level"},
+    },
+    "$defs": {
+        "Place": OBJECT | {"properties": {"x": {"type": "number"}, "in": {"$ref": "#/$defs/Place"}}},
+        "Level": {"type": "string", "enum": ["low", "high"]},
     },
     "required": ["city", "units"],
 }
