@@ -49,8 +49,9 @@ class BracesGrammar:
         member = lark.add("any_member", 'KEY ":" any_value')
         lark.add("any_object", f'"{{" ({member} ("," {member})*)? "}}"')
         lark.add("any_list", '"[" (any_value ("," any_value)*)? "]"')
-        words = '"true" | "false" | "null"'
-        return lark.add("any_value", f"{self._write_text()} | NUMBER | {words} | any_object | any_list")
+        text = [self._write_text()] if self._mark else []
+        words = ['"true"', '"false"', '"null"']
+        return lark.add("any_value", " | ".join([*text, "NUMBER", *words, "any_object", "any_list"]))
 
     def write(self, name: str, place: str, schema: Any) -> str:
         """A value of a schema, by a rule `name`."""
@@ -93,6 +94,9 @@ class BracesGrammar:
 
     def _write_type(self, name: str, place: str, kind: str, schema: dict[str, Any]) -> str:
         match kind:
+            case "string" if not self._mark:
+                allowed = "none of a text: this model's format has nothing that texts stand within"
+                raise SamplingParamsError(f"{place}.type", kind, allowed)
             case "string":
                 return self._write_text()
             case "boolean":

@@ -49,7 +49,7 @@ class CallGrammar:
         if calls.is_bare:
             return lark.add("text_and_calls", f"{self._add_bare_text()} | {self.add_calls()}")
         text, opened = lark.add_text(), lark.split((calls.section_open or calls.open).strip())
-        if isinstance(opened[0], int) and not text.isupper():
+        if isinstance(opened[0], int):
             return lark.add("text_and_calls", f"{text} {self.add_calls()}?")
         trigger = (calls.section_open or calls.open).split()[0]
         begun = lark.add("begun_call[lazy]", f"{text} {quote(trigger)}")

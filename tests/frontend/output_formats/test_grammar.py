@@ -61,17 +61,23 @@ def find_tokens(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+NONE = "no such marker"
+
+
 @cache
-def bind(name: str, has_tokens: bool = True) -> tuple[Tokenizer, OutputFormat, LLTokenizer]:
-    """A tokenizer with a format's markers as tokens, or without; the format; llguidance's tokenizer."""
-    tokenizer = make_tokenizer((), find_tokens(name) if has_tokens else ())
+def bind(name: str, kept: str = "") -> tuple[Tokenizer, OutputFormat, LLTokenizer]:
+    """A tokenizer with a format's markers as tokens, the format, and llguidance's tokenizer.
+
+    kept: the markers that are tokens have this in their text.
+    """
+    tokenizer = make_tokenizer((), tuple(token for token in find_tokens(name) if kept in token))
     ends = [tokenizer.eos_token_id]
     inner = LLTokenizer(tokenizer.backend.to_str(), n_vocab=tokenizer.vocab_size, eos_token=ends)
     return tokenizer, FORMATS[name].bind(tokenizer), inner
 
 
-def make_rules(name: str, tools: list[Tool], has_tokens: bool = True, **fields: Any) -> OutputRules:
-    tokenizer, output_format, _ = bind(name, has_tokens)
+def make_rules(name: str, tools: list[Tool], kept: str = "", **fields: Any) -> OutputRules:
+    tokenizer, output_format, _ = bind(name, kept)
     choice = fields.pop("choice", ToolChoice())
     return make_output_rules(output_format, [tokenizer.eos_token_id], tools, choice, **fields)
 
@@ -110,9 +116,9 @@ def read(
 
 
 def generate(
-    name: str, rules: OutputRules, tools: list[Tool], has_tokens: bool, seed: object
+    name: str, rules: OutputRules, tools: list[Tool], kept: str, seed: object
 ) -> AssistantMessage | None:
-    tokenizer, _, inner = bind(name, has_tokens)
+    tokenizer, _, inner = bind(name, kept)
     made = make_output_grammar(rules)
     assert made is not None
     calls = rules.format.calls
@@ -141,7 +147,7 @@ def test_what_is_generated_is_read_back(name: str, choice: str) -> None:
     rules = make_rules(name, TOOLS, choice=chosen)
     num_ended = num_calls = 0
     for seed in range(12):
-        message = generate(name, rules, TOOLS, True, seed)
+        message = generate(name, rules, TOOLS, "", seed)
         if message is None:
             continue
         num_ended += 1
@@ -167,10 +173,16 @@ def check(message: AssistantMessage, tools: list[Tool], choice: ToolChoice) -> N
         assert len(message.tool_calls) == 1
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "llama3_json", "mistral_list", "glm45"])
-def test_markers_that_are_no_tokens_are_followed_as_text(name: str) -> None:
-    rules = make_rules(name, STRICT, has_tokens=False)
-    messages = [generate(name, rules, STRICT, False, seed) for seed in range(40)]
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        *((name, NONE) for name in ("hermes", "qwen3_coder", "llama3_json", "mistral_list", "glm45")),
+        *(("hermes", "tool_call"), ("hermes", "think"), ("mistral", "[TOOL")),
+    ],
+)
+def test_markers_that_are_no_tokens_are_followed_as_text(name: str, kept: str) -> None:
+    rules = make_rules(name, STRICT, kept)
+    messages = [generate(name, rules, STRICT, kept, seed) for seed in range(40)]
     ended = [message for message in messages if message is not None]
     assert any(message.tool_calls for message in ended)
     assert any(message.reasoning for message in ended) == (rules.format.thinking is not None)
@@ -184,7 +196,7 @@ def test_without_parallel_calls_there_is_one_at_most(choice: str) -> None:
     counts = [
         len(message.tool_calls)
         for seed in range(40)
-        if (message := generate("hermes", rules, TOOLS, True, seed)) is not None
+        if (message := generate("hermes", rules, TOOLS, "", seed)) is not None
     ]
     assert set(counts) == ({0, 1} if choice == "auto" else {1})
 
@@ -244,7 +256,7 @@ def test_a_turn_may_go_without_thoughts_but_not_on_with_those_of_its_prompt() ->
 
 
 def test_a_budget_needs_an_end_of_thoughts_that_is_a_token() -> None:
-    rules = make_rules("hermes", [], has_tokens=False, thinking_token_budget=3)
+    rules = make_rules("hermes", [], kept=NONE, thinking_token_budget=3)
     with pytest.raises(SamplingParamsError, match="thinking_token_budget=3: None: the end of this model's"):
         make_output_grammar(rules)
 
