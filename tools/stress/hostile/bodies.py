@@ -81,6 +81,28 @@ def _many_items(size: int) -> dict[str, Any]:
     return {"input": items, "max_output_tokens": 1}
 
 
+def _tools(size: int) -> dict[str, Any]:
+    """As many tools as there may be, with schemas that have to be followed."""
+    half = size // 256
+    schema = {"properties": {"a": {"enum": [_text(50) + str(number) for number in range(half // 60)]}}}
+    tools: list[dict[str, Any]] = []
+    for number in range(128):
+        function = {"name": f"f{number}", "description": _text(half), "parameters": schema, "strict": True}
+        tools.append({"type": "function", "function": function})
+    return {**_chat(5), "tools": tools, "tool_choice": "required"}
+
+
+def _past_calls(size: int) -> dict[str, Any]:
+    """A turn of as many calls as there may be, and the result of each."""
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for number in range(min(4000, max(1, size // 2000))):
+        function = {"name": "f", "arguments": msgspec.json.encode({"a": _text(1800)}).decode()}
+        calls.append({"id": f"call_{number}", "type": "function", "function": function})
+        results.append({"role": "tool", "tool_call_id": f"call_{number}", "content": "x"})
+    return {"messages": [{"role": "assistant", "tool_calls": calls}, *results], "max_tokens": 1}
+
+
 def _bad_words(num_prompts: int, n: int) -> Callable[[int], dict[str, Any]]:
     def make(length: int) -> dict[str, Any]:
         words = [f"{number} {_text(length)}"[:length] for number in range(128)]
@@ -126,6 +148,8 @@ REQUESTS: dict[str, Request] = {
     "messages": Request(_CHAT, _large(_many_messages)),
     "role": Request(_CHAT, _large(lambda size: _chat(5, role=_text(size)), 7_500_000)),
     "tool-call": Request(_CHAT, _large(lambda size: _chat(5, role="tool", tool_call_id=_text(size)))),
+    "tools": Request(_CHAT, _large(_tools), 2),
+    "past-calls": Request(_CHAT, _large(_past_calls)),
     "template-arguments": Request(
         _CHAT, _large(lambda size: _chat(5) | {"chat_template_kwargs": {"x": ["a"] * size}}, 2_000_000)
     ),
