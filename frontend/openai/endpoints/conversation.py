@@ -89,9 +89,13 @@ class Parsing:
     tools: list[Tool]
     shows_reasoning: bool
 
-    def make_parser(self, prompt: Sequence[int]) -> OutputParser:
-        """A parser of one answer to a prompt."""
-        return OutputParser(self.format, self.tokenizer, prompt, self.tools)
+    def make_parser(self, opening: Sequence[int]) -> OutputParser:
+        """A parser of one answer. opening: as `find_opening` says."""
+        return OutputParser(self.format, self.tokenizer, opening, self.tools)
+
+    def find_opening(self, prompt: Sequence[int]) -> Sequence[int]:
+        """What of a prompt parsers have to know: the marker of thoughts, if it has opened them."""
+        return self.format.thinking_open_ids if is_reasoning_open(self.format, prompt) else ()
 
 
 class AnswerReader:
@@ -101,6 +105,7 @@ class AnswerReader:
         """`parsing` None: all is text."""
         self._parsing = parsing
         self._parsers: dict[int, OutputParser] = {}
+        self._opening: Sequence[int] | None = None  # looked for once: prompts are long, and answers many
 
     @property
     def num_reasoning_tokens(self) -> int | None:
@@ -127,7 +132,9 @@ class AnswerReader:
         for one in output.outputs:
             parser = self._parsers.get(one.index)
             if parser is None:
-                parser = self._parsers[one.index] = parsing.make_parser(output.prompt_token_ids)
+                if self._opening is None:
+                    self._opening = parsing.find_opening(output.prompt_token_ids)
+                parser = self._parsers[one.index] = parsing.make_parser(self._opening)
             events = parser.take(one.text, one.token_ids, one.finish_reason is not None)
             if not parsing.shows_reasoning:
                 events = [event for event in events if not isinstance(event, ReasoningDelta)]

@@ -129,6 +129,14 @@ def test_thoughts_are_counted_also_when_they_are_not_shown():
     assert counted[-1] == counts["reasoning_tokens"]
 
 
+def test_thoughts_that_the_prompt_has_opened_are_thoughts_of_every_answer():
+    begun = {"role": "assistant", "content": "<think>\nLet me"}
+    fields = {"messages": [USER, begun], "continue_final_message": True, "n": 2}
+    (answer,) = run((" see", "\n</think>\n\n", "20"), fields)
+    messages = [choice["message"] for choice in answer.json["choices"]]
+    assert [(one["reasoning"], one["content"]) for one in messages] == [("see", "20")] * 2
+
+
 def test_a_call_that_cannot_be_read_stays_content_and_is_marked_and_counted():
     broken = ("<tool_call>\n", '{"name": "weather", "arguments": oops}', "\n</tool_call>")
     counted: list[int] = []
