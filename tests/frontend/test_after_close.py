@@ -16,6 +16,7 @@ from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.ipc.beam_search import BeamSearchParams
 from quire.ipc.errors import EngineDeadError, WrongEventLoopError
+from quire.ipc.messages import FrontendCounts
 from quire.ipc.sampling_params import SamplingParams
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -29,6 +30,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "prepare_params": (SamplingParams(),),
     "beam_search": ([5], BeamSearchParams(beam_width=2, max_tokens=2)),
     "abort_named": (["x"],),
+    "add_counts": (FrontendCounts(1),),
 }
 # What another engine could do as well, or what has to go through when this one has ended, with the reason.
 ANSWERS_AFTER_CLOSE = {
