@@ -65,10 +65,11 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTa
 ResponsesFormat = TextFormat | JsonObjectFormat | ResponsesJsonSchemaFormat
 
 
-class ResponsesText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the text of a response has to look."""
+class ResponsesText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the text of a response has to look. verbosity: OpenAI's models know more than 'medium'."""
 
     format: ResponsesFormat | None = None
+    verbosity: str | None = None
 
 
 # The kinds there are, by the field that says which it is.

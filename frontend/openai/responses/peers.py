@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from ....ipc.daemon.daemon_mark import read_peer
-from ....ipc.errors import shorten
+from ....ipc.errors import QuireError, shorten
 from ..errors import unavailable
 
 _TIMEOUT_S = 5.0  # of a question: the process may be starting, in a lost one's place
@@ -108,8 +108,8 @@ class Peers:
                     ask = msgspec.msgpack.decode(await reader.readexactly(size), type=Ask)
                     writer.write(msgspec.msgpack.encode(await self._answer(ask)))
                     await writer.drain()
-        except (OSError, TimeoutError, EOFError, msgspec.MsgspecError):
-            pass  # who asked is gone, or was none of ours
+        except (OSError, TimeoutError, EOFError, msgspec.MsgspecError, QuireError):
+            pass  # who asked is gone, or was none of ours; or the engine is, which our own clients are told
         finally:
             self._num_asking -= 1
             writer.close()

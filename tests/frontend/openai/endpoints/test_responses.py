@@ -24,6 +24,7 @@ THOUGHTS = ("<think>\n", "Hm", ", so.", "\n</think>\n\n")
 CALL = ("<tool_call>\n", '{"name": "weather", "argu', 'ments": {"city": ', '"Rome"}}', "\n</tool_call>")
 CALL_2 = ("\n<tool_call>\n", '{"name": "now", "arguments": {}}', "\n</tool_call>")
 ARGUMENTS = '{"city": "Rome"}'
+FORMAT_PLACE = "text.format.schema.type"
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -77,6 +78,8 @@ def test_a_stream_ends_in_the_whole_answer_and_openais_types_accept_both(
             told = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
             assert len(told) > 1  # as they were generated
     assert "<" not in answer.output_text
+    counted = events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"]
+    assert (counted > 0) == ("reasoning" in kinds)
     assert answer.tools[0].type == "function"
 
 
@@ -128,10 +131,16 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
         ({"tools": [{"type": "function", "function": {"name": "weather"}}]}, "tools[0].function"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tools": [WEATHER | {"name": "a b"}]}, "tools[0].name"),
+        (
+            {"tools": [WEATHER | {"parameters": {"type": "object", "properties": {"a": {"type": "x"}}}}]},
+            "tools[0].parameters.properties.a.type",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}}}}, FORMAT_PLACE),
         ({"tool_choice": {"type": "function", "name": "nobody"}}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"background": True}, "background"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -145,6 +154,30 @@ def test_what_cannot_be_done_is_refused_with_its_place(fields: dict[str, Any], p
     async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         answer = await client.post(PATH, body() | fields)
         assert (answer.status, answer.error["param"]) == (400, param), answer.body
+
+    run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
+
+
+def test_a_call_that_cannot_be_read_stays_text_and_is_marked() -> None:
+    broken = ("<tool_call>\n", '{"name": "weather", "arguments": oops}', "\n</tool_call>")
+    for answer in run(broken, body(), body(stream=True)):
+        response = answer.events[-1]["response"] if answer.body.startswith(b"event") else answer.json
+        assert response["tool_parse_error"] is True
+        assert "oops" in response["output"][-1]["content"][0]["text"]
+
+
+def test_calls_and_the_answer_follow_a_grammar() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        text = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+        named = {"type": "function", "name": "now"}
+        for fields in ({}, {"tool_choice": "required"}, {"tool_choice": named}, {"text": text}):
+            assert (await client.post(PATH, body(**fields))).status == 200
+        assert (await client.post(PATH, body(tools=[]))).status == 200
+        grammars = [call.grammar for call in llm.calls]
+        assert len(set(grammars)) == 5
+        assert grammars[4] == ""
+        assert "weather" in grammars[0]
+        assert "weather" not in grammars[2]
 
     run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
 
