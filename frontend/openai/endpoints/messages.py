@@ -13,7 +13,7 @@ from ...output_formats.events import OutputEvent
 from ...output_formats.offered_tools import check_tools
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies import messages as body
-from ..errors import FieldError, as_api_error, encode_messages_error
+from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
 from ..serving import Caller, Serving
 from ..stream import respond
 from .conversation import AnswerReader, make_render_job, parse_outputs, prepare_conversation
@@ -23,6 +23,7 @@ from .prompts import render_chat
 from .sampling import make_messages_params
 from .usage import UsageCounter
 
+_BUDGET = "thinking.budget_tokens"
 _Outputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
 
 
@@ -32,11 +33,13 @@ async def create_message(serving: Serving, request: body.MessagesRequest, caller
     thinking = request.thinking
     if isinstance(thinking, body.ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
         allowed = f"less than max_tokens={request.max_tokens}"
-        raise FieldError("thinking.budget_tokens", thinking.budget_tokens, allowed)
+        raise FieldError(_BUDGET, thinking.budget_tokens, allowed)
     params = make_messages_params(serving, request)
     serving.check_room(params, caller)
-    # The conversation is held by nobody while the answer is generated.
-    prepared = await prepare_conversation(serving, caller, params, make_conversation(serving, request))
+    try:  # the conversation is held by nobody while the answer is generated
+        prepared = await prepare_conversation(serving, caller, params, make_conversation(serving, request))
+    except ApiError as error:
+        raise _rename(error) from None
     reader = prepared.make_reader()
     answer = _Answer(serving.model_id, reader, getattr(thinking, "display", None) != "omitted")
     outputs = serving.generate(answer.id, prepared.prompt, prepared.params, caller, request)
@@ -44,6 +47,14 @@ async def create_message(serving: Serving, request: body.MessagesRequest, caller
     if request.stream:
         return serving.stream(answer.stream(parsed), answer.id, answer.encode_failure)
     return respond(await answer.complete(parsed), answer.id)
+
+
+def _rename(error: ApiError) -> ApiError:
+    """The error, by the name that this API has for the field."""
+    if error.param != "thinking_token_budget":
+        return error
+    text = str(error).replace(error.param, _BUDGET)
+    return ApiError(error.status, text, param=_BUDGET, code=error.code, headers=error.headers)
 
 
 async def count_message_tokens(

@@ -162,6 +162,29 @@ def test_thinking_is_turned_off_in_the_template() -> None:
     run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
 
 
+def test_a_budget_of_thoughts_is_refused_by_its_name_where_nothing_could_keep_it() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        answer = await client.post(PATH, ask(thinking=thinking, max_tokens=1500))
+        assert answer.status == 400
+        assert answer.error["message"].startswith("thinking.budget_tokens=1024: ")
+        assert not llm.calls
+
+    run_with_app(scenario, template=TEMPLATE, max_model_len=2000)  # whose marker is several tokens
+
+
+def test_a_bad_schema_of_a_tool_is_refused_by_its_place() -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        schema = {"type": "object", "properties": {"a": {"type": "nothing"}}}
+        tools = [TOOL, OTHER | {"input_schema": schema, "strict": True}]
+        answer = await client.post(PATH, ask(tools=tools))
+        assert answer.status == 400
+        assert answer.error["message"].startswith("tools[1].input_schema.properties.a.type='nothing': ")
+        assert not llm.calls
+
+    run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
+
+
 def test_tools_are_refused_where_the_template_shows_none() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         for path in (PATH, f"{PATH}/count_tokens"):
