@@ -15,13 +15,24 @@ import pytest
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchSequence
 from quire.frontend.cli.entry import run_command
+from quire.frontend.output_formats.events import AssistantMessage, ToolCall
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.ipc.config import RecoveryConfig
 from quire.ipc.errors import InputError
 from quire.ipc.processes.restarts import MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 from quire.tools.sim import simulate
 from quire.tools.stress.answers import join_beams
-from quire.tools.stress.asks import Arrival, Ask, ClientPlan, add_odd, deal, draw_arrivals, draw_pool
+from quire.tools.stress.asks import (
+    Arrival,
+    Ask,
+    ClientPlan,
+    add_chats,
+    add_odd,
+    deal,
+    draw_arrivals,
+    draw_pool,
+)
+from quire.tools.stress.chats import Delta, DeltaCall, DeltaJoiner, Function, join_message, list_chats
 from quire.tools.stress.checks import check_records, count_failed
 from quire.tools.stress.client import AsyncClient
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
@@ -136,6 +147,40 @@ def test_some_requests_are_searches_and_some_are_for_the_engines_own_processor()
     assert all(isinstance(ask.prompt, str) and "n" in ask.make_body("m") for ask in searches)
     assert len(searches) == sum(ask.extra_args is not None for ask in odd) == 4
     assert not any(ask.extra_args for ask in add_odd(pool, 1, has_processor=False))
+
+
+def test_some_requests_are_conversations_of_every_kind_that_the_model_knows():
+    pool = add_odd(draw_pool(1, 64, 200), 1, has_processor=True)
+    asks = add_chats(pool, 1, list_chats(has_tools=True, has_thoughts=True))
+    chats = [ask.chat for ask in asks if ask.chat is not None]
+    assert {(chat.tool_choice, chat.is_thinking) for chat in chats} == {
+        (choice, thinks) for choice in ("auto", "required", None) for thinks in (False, True)
+    } - {(None, False)}
+    assert sum(ask.beam_width is not None for ask in asks) == sum(bool(ask.extra_args) for ask in asks) == 8
+    bodies = [ask.make_body("m") for ask in asks if ask.chat is not None]
+    assert all("prompt" not in body and body["messages"][0]["role"] == "user" for body in bodies)
+    assert add_chats(pool, 1, []) == pool
+    assert add_chats(pool, 1, list_chats(has_tools=False, has_thoughts=False)) == pool
+
+
+@pytest.mark.parametrize(
+    ("deltas", "message"),
+    [
+        ([Delta("4"), Delta(), Delta("2")], AssistantMessage("42")),
+        ([Delta(None, "A "), Delta(None, "sum."), Delta("42")], AssistantMessage("42", "A sum.")),
+        (
+            [
+                Delta("", "Hm"),
+                *(Delta(None, None, [DeltaCall(index, Function("f", ""))]) for index in range(2)),
+                Delta(None, None, [DeltaCall(1, Function(None, "{}"))]),
+            ],
+            AssistantMessage("", "Hm", [ToolCall("a", "f"), ToolCall("b", "f", "{}")]),
+        ),
+    ],
+)
+def test_the_deltas_of_a_chat_join_to_the_whole_answer(deltas: list[Delta], message: AssistantMessage):
+    joiner = DeltaJoiner()
+    assert "".join(map(joiner.take, deltas)) == join_message(message)
 
 
 def test_all_beams_of_a_search_are_owed():

@@ -1,4 +1,4 @@
-"""Whole answers of an engine's own clients: of LLM.generate and of beam searches."""
+"""Whole answers of an engine's own clients: of LLM.generate, LLM.chat and beam searches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from ...frontend.llm import LLM
 from ...ipc.errors import RequestFailedError
 from ...ipc.sampling_params import RequestOutputKind
 from .asks import Ask
+from .chats import Chat, join_message
 from .record import Golden
 
 
 def answer_all(llm: LLM, asks: Sequence[Ask]) -> list[Golden | str]:
     """Each ask's answer, or why it failed, in their order. Raises EngineDeadError."""
-    plain = [ask for ask in asks if ask.beam_width is None]
+    plain = [ask for ask in asks if ask.beam_width is None and ask.chat is None]
     outputs = iter(
         llm.generate(
             [ask.engine_prompt for ask in plain],
@@ -26,6 +27,9 @@ def answer_all(llm: LLM, asks: Sequence[Ask]) -> list[Golden | str]:
     for ask in asks:
         if ask.beam_width is not None:
             answers.append(_search(llm, ask))
+            continue
+        if ask.chat is not None:
+            answers.append(_chat(llm, ask, ask.chat))
             continue
         output = next(outputs)
         answers.append(output.error or Golden(list(output.outputs[0].token_ids), output.outputs[0].text))
@@ -45,3 +49,10 @@ def _search(llm: LLM, ask: Ask) -> Golden | str:
     except RequestFailedError as error:
         return str(error)
     return join_beams(ask, found)
+
+
+def _chat(llm: LLM, ask: Ask, chat: Chat) -> Golden | str:
+    params = ask.make_params(RequestOutputKind.FINAL_ONLY)
+    (output,) = llm.chat(ask.messages, params, use_tqdm=False, **chat.fields)
+    one = output.outputs[0]
+    return output.error or Golden(list(one.token_ids), join_message(one.message) if one.message else one.text)

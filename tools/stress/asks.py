@@ -16,6 +16,7 @@ from ...frontend.prompts import Prompt
 from ...ipc.beam_search import BeamSearchParams
 from ...ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams
+from .chats import QUESTIONS, Chat
 
 ClientKind = Literal["http", "async", "llm", "grpc"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("http", "async", "llm", "grpc")
@@ -45,6 +46,7 @@ _CONSTRAINTS: tuple[dict[str, Any], ...] = (
     {"choice": ["a red ball", "a red fox and a little bear who lived in the woods"]},
 )
 _ODD_EVERY = 8  # one of so many is a beam search, and one has a logits processor, where there are such
+_CHAT_EVERY = 5  # one of so many is a conversation, where the model knows tools or thoughts
 _MAX_SEARCH_TOKENS = 48  # of each beam
 _LONG_SHARE = 0.2  # of the prompts that are token ids: long enough to be prefilled in chunks beside others
 
@@ -60,6 +62,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     constraint: dict[str, Any] | None = None  # fields of StructuredOutputsParams
     beam_width: int | None = None  # of a beam search, whose prompt is a text
     extra_args: dict[str, Any] | None = None  # of NoRepeat
+    chat: Chat | None = None  # then the prompt is a user's message
 
     @property
     def engine_prompt(self) -> Prompt:
@@ -83,8 +86,18 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         assert self.beam_width is not None
         return BeamSearchParams(beam_width=self.beam_width, max_tokens=self.max_tokens, ignore_eos=True)
 
+    @property
+    def path(self) -> str:
+        """Where `make_body` goes."""
+        return "/v1/completions" if self.chat is None else "/v1/chat/completions"
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Of a chat."""
+        return [{"role": "user", "content": self.prompt}]
+
     def make_body(self, model: str) -> dict[str, Any]:
-        """As /v1/completions takes it, streamed if it can be."""
+        """As a server takes it at `path`, streamed if it can be."""
         if self.beam_width is not None:
             return {
                 "model": model,
@@ -94,9 +107,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
                 "n": self.beam_width,
                 "use_beam_search": True,
             }
+        asked = (
+            {"prompt": self.prompt} if self.chat is None else {"messages": self.messages, **self.chat.fields}
+        )
         return {
             "model": model,
-            "prompt": self.prompt,
+            **asked,
             "max_tokens": self.max_tokens,
             "temperature": 0.0 if self.seed is None else 1.0,
             "seed": self.seed,
@@ -168,6 +184,18 @@ def add_odd(pool: Sequence[Ask], seed: int, has_processor: bool) -> list[Ask]:
         asks[place] = Ask(prompt=_draw_text(rng), max_tokens=length, seed=None, beam_width=width)
     for place in places[1::2] if has_processor else ():
         asks[place] = msgspec.structs.replace(asks[place], extra_args={"no_repeat": True})
+    return asks
+
+
+def add_chats(pool: Sequence[Ask], seed: int, chats: Sequence[Chat]) -> list[Ask]:
+    """The pool with these conversations in some of the places of plain requests."""
+    rng = random.Random(f"chats/{seed}")
+    asks = list(pool)
+    plain = [place for place, ask in enumerate(pool) if ask.beam_width is None and ask.extra_args is None]
+    num_chats = len(pool) // _CHAT_EVERY if chats else 0
+    for number, place in enumerate(rng.sample(plain, min(num_chats, len(plain)))):
+        question, chat = rng.choice(QUESTIONS), chats[number % len(chats)]
+        asks[place] = msgspec.structs.replace(asks[place], prompt=question, constraint=None, chat=chat)
     return asks
 
 

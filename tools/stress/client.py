@@ -122,7 +122,7 @@ class HttpClient(Client):
         leave_after = ask.max_tokens // 2 if arrival.behaviour == "leaves" else None
         pause_s = _SLOW_PAUSE_S if arrival.behaviour == "slow" else 0.0
         endpoint = Endpoint.parse(self._plan.url, self._plan.api_key)
-        await ask_http(endpoint, ask.make_body(self._plan.model), record, leave_after, pause_s)
+        await ask_http(endpoint, ask.path, ask.make_body(self._plan.model), record, leave_after, pause_s)
 
 
 class AsyncClient(Client):

@@ -15,6 +15,7 @@ import msgspec
 
 from ...ipc.errors import QuireError
 from ..bench.http_stream import AnswerError, AnswerParser, Endpoint, EventParser
+from .chats import Delta, DeltaJoiner
 from .record import Record
 
 _RETRY_PAUSE_S = 0.05  # doubled after each try
@@ -35,6 +36,7 @@ class _Error(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     text: str = ""
+    delta: Delta | None = None  # of a chat, in place of `text`
     finish_reason: str | None = None
 
 
@@ -49,14 +51,19 @@ class _Chunk(msgspec.Struct):
 
 
 async def ask_http(
-    endpoint: Endpoint, body: dict[str, Any], record: Record, leave_after: int | None, pause_s: float
+    endpoint: Endpoint,
+    path: str,
+    body: dict[str, Any],
+    record: Record,
+    leave_after: int | None,
+    pause_s: float,
 ) -> None:
     """Fill the record. Ends when the stream has, or with the connection dropped after `leave_after` pieces.
 
     Tries again for as long as the caller lets it. Raises RefusedError.
     """
     pause_before_retry_s = _RETRY_PAUSE_S
-    request = endpoint.encode_request("POST", "/v1/completions", msgspec.json.encode(body))
+    request = endpoint.encode_request("POST", path, msgspec.json.encode(body))
     while True:
         _begin_again(record)
         try:
@@ -83,6 +90,7 @@ class _Exchange:
         self._events = EventParser()
         self._whole = b""  # of an answer that is not streamed
         self._is_done = False
+        self._joiner = DeltaJoiner()
 
     async def run(self, endpoint: Endpoint, request: bytes) -> None:
         """Raises AnswerError or OSError for what may be tried again, RefusedError."""
@@ -133,6 +141,6 @@ class _Exchange:
         if chunk.usage is not None:
             record.num_tokens = chunk.usage.completion_tokens
         for choice in chunk.choices:
-            record.text += choice.text
+            record.text += choice.text if choice.delta is None else self._joiner.take(choice.delta)
             record.num_ends += choice.finish_reason is not None
             record.piece_times.append(time.monotonic())

@@ -24,6 +24,7 @@ from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError
 from .answers import answer_all
 from .asks import Ask
+from .chats import list_chats
 from .kills import SITE_ROLES, Role
 from .open_files import OpenFiles, count_open_files, find_abandoned_shm, find_shm_segments
 from .record import Golden
@@ -58,6 +59,8 @@ class Site:
             facts = llm.llm_engine.facts
             self.model, self.recovery = facts.served_model_name, facts.recovery
             self.has_processor = NO_REPEAT in facts.logits_processors
+            known = llm.llm_engine.output_format
+            self.chats = [] if known is None else list_chats(bool(known.calls), bool(known.thinking))
             _check_private(
                 daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
             )

@@ -17,6 +17,7 @@ from .asks import (
     Ask,
     ClientKind,
     ClientPlan,
+    add_chats,
     add_odd,
     deal,
     draw_arrivals,
@@ -80,6 +81,7 @@ def run_stress(options: StressOptions) -> int:
         check_kills(options.roles, site.recovery)
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
         pool = add_odd(pool, options.seed, site.has_processor)
+        pool = add_chats(pool, options.seed, site.chats)
         golden = site.compute_golden(pool)
         kinds = CLIENT_KINDS if site.grpc_address else CLIENT_KINDS[:-1]
         plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, kinds).items()]
@@ -159,6 +161,8 @@ def run_reproduction(num_requests: int, max_tokens: int, seed: int, warm_spare: 
 def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arrival]) -> ClientPlan:
     if kind == "grpc":  # whose requests know nothing of logits processors
         arrivals = [one for one in arrivals if pool[one.ask].extra_args is None]
+    if kind in ("async", "grpc"):  # whose requests are prompts
+        arrivals = [one for one in arrivals if pool[one.ask].chat is None]
     return ClientPlan(
         kind=kind,
         daemon=site.daemon,
