@@ -195,6 +195,7 @@ class EngineArgs:
         Raises ConfigError or ModelError (both ValueErrors) with the field, the value and what is allowed.
         """
         self._check_choices()
+        self._check_parsers()
         folder = inspect_model_folder(
             find_model_folder(self.model, self.revision), load_weights=self.load_format != "dummy"
         )
@@ -262,6 +263,12 @@ class EngineArgs:
         value = self.gpu_memory_utilization
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError("gpu_memory_utilization", value, "a number above 0")
+
+    def _check_parsers(self) -> None:
+        if self.tool_call_parser is not None or self.reasoning_parser is not None:
+            from .output_formats.choose import check_parsers
+
+            check_parsers(self.tool_call_parser, self.reasoning_parser)
 
     def _create_model_config(self, folder: ModelFolder) -> ModelConfig:
         spec = read_model_spec(folder.config)

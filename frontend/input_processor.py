@@ -109,7 +109,7 @@ class InputProcessor:
         """
         if self._tokenizer is None:
             return None
-        from .output_formats.choice import choose_output_format
+        from .output_formats.choose import choose_output_format
 
         facts = self._facts
         return choose_output_format(self._tokenizer, facts.tool_call_parser, facts.reasoning_parser)

@@ -81,12 +81,17 @@ def choose_output_format(
     The arguments override the format of calls and that of thoughts; "none" means that there are none. Raises
     ConfigError for an unknown name, or if the two cannot be had together.
     """
-    _check("tool_call_parser", tool_call_parser, [*TOOL_CALL_PARSERS, "none", "hf"])
-    _check("reasoning_parser", reasoning_parser, [*REASONING_PARSERS, *_HARMONY_REASONING, "none", "hf"])
+    check_parsers(tool_call_parser, reasoning_parser)
     own = _find_format(tokenizer, "hf" in (tool_call_parser, reasoning_parser))
     chosen = _override_calls(own, tool_call_parser)
     chosen = _override_thinking(chosen, reasoning_parser)
     return chosen.bind(tokenizer) if chosen.calls or chosen.thinking else None
+
+
+def check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
+    """Raise ConfigError for a name that is not known; whether two fit together is seen with the model."""
+    _check("tool_call_parser", tool_call_parser, [*TOOL_CALL_PARSERS, "none", "hf"])
+    _check("reasoning_parser", reasoning_parser, [*REASONING_PARSERS, *_HARMONY_REASONING, "none", "hf"])
 
 
 def _check(field: str, name: str | None, allowed: list[str]) -> None:

@@ -12,8 +12,12 @@ def summarize(output_format: OutputFormat | None, chosen: EngineFacts | ModelCon
     source = "from the chat template"
     if chosen.tool_call_parser or chosen.reasoning_parser:
         source = "as chosen by --tool-call-parser or --reasoning-parser"
+    elif output_format is not None and output_format.name == "response_template":
+        source = "from tokenizer_config.json"
     if output_format is None:
         return f"tool calls and thoughts: not told from text ({source})"
-    parts = {"tool calls": output_format.calls, "thoughts": output_format.thinking}
-    found = " and ".join(name for name, part in parts.items() if part is not None)
+    calls, thinking = output_format.calls, output_format.thinking
+    if calls is None and thinking is not None:
+        return f"thoughts: {thinking.open.strip()} ({source})"
+    found = "tool calls and thoughts" if thinking is not None else "tool calls"
     return f"{found}: {output_format.name} ({source})"

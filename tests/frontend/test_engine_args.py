@@ -96,6 +96,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
 @pytest.mark.parametrize(
     ("values", "text"),
     [
+        ({"tool_call_parser": "hermis"}, "tool_call_parser='hermis': one of deepseek_v3, "),
+        ({"reasoning_parser": "deep"}, "reasoning_parser='deep': one of deepseek_r1, "),
         ({"dtype": "int8"}, "dtype='int8': one of auto, float32, bfloat16, float16"),
         ({"load_format": "pt"}, "load_format='pt': one of auto, safetensors, dummy"),
         ({"quantization": "awq"}, "quantization='awq': one of int8"),

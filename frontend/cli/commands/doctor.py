@@ -20,7 +20,7 @@ from ....ipc.daemon.run_dir import RunDirectory
 from ....ipc.errors import QuireError
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_folder
-from ...output_formats.choice import choose_output_format
+from ...output_formats.choose import choose_output_format
 from ...output_formats.summary import summarize
 from ...text.tokenizer import load_tokenizer
 from ..exit_codes import ExitCode
