@@ -6,20 +6,25 @@ A capability registers its requests with `kind`; `e2e/test_exact.py` runs them a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.input_processor import PreparedParams
+from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.output_formats.formats import FORMATS
 from quire.frontend.output_formats.grammar import make_output_grammar
+from quire.frontend.output_formats.output_format import OutputFormat
 from quire.frontend.output_formats.rules import make_output_rules
 from quire.frontend.output_formats.tools import Tool, ToolChoice
+from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.beam_search import BeamSearch
 
-NUM_NEIGHBOURS = 64
+NUM_NEIGHBOURS = 66
 PROCESSORS = ("own_processors:Unlike",)  # of an engine that runs these requests
+EOS_TOKEN_IDS = (0, 2)  # of the pocket model
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
 
 
@@ -244,19 +249,34 @@ def constrained(i: int) -> tuple[str, SamplingParams]:
     return make_prompt(i), params(i, structured_outputs=outputs[i % 3], **fields)
 
 
+SCHEMA = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+TOOLS = (Tool("calculator", None, SCHEMA), Tool("now", None, {"type": "object", "properties": {}}))
+
+
+@functools.cache
+def load_format() -> OutputFormat:
+    """Hermes, as the tokenizer of all models here writes it."""
+    return FORMATS["hermes"].bind(load_tokenizer(pocket_folder()))
+
+
+def bind(
+    sampling: SamplingParams, answer: StructuredOutputsParams | None = None, **rules: Any
+) -> PreparedParams:
+    """Parameters with the grammar of a turn."""
+    made = make_output_grammar(make_output_rules(load_format(), EOS_TOKEN_IDS, **rules), answer)
+    assert made is not None
+    return PreparedParams(sampling, grammar=made.text)
+
+
 @kind
 def calling(i: int) -> tuple[str, PreparedParams]:
-    """Thoughts of a few tokens, then calls; what their markers are in the vocabulary does not matter."""
-    markers = {"<think>": 2040, "</think>": 2041, "<tool_call>": 2042, "</tool_call>": 2043}
-    schema = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]}
-    rules = make_output_rules(
-        replace(FORMATS["hermes"], token_ids=markers),
-        (0, 1, 2),
-        [Tool("now"), Tool("find", parameters=schema, strict=i % 3 == 0)],
-        ToolChoice("required") if i % 2 else None,
-        is_reasoning_open=i > 1,
-        thinking_token_budget=2 + i,
-    )
-    grammar = make_output_grammar(rules)
-    assert grammar is not None
-    return make_prompt(i), PreparedParams(params(i), grammar=grammar.text)
+    choice = (ToolChoice("required"), ToolChoice("auto"), ToolChoice("required", frozenset({"calculator"})))
+    return make_prompt(i), bind(params(i, max_tokens=24), tools=TOOLS, choice=choice[i % 3])
+
+
+@kind
+def thinking(i: int) -> tuple[str, PreparedParams]:
+    """With a budget where the end of thoughts is a token, which has to be forced."""
+    budget = 4 + i if len(load_format().thinking_close_ids) == 1 else None
+    rules = {"is_reasoning_open": i % 2 == 0, "thinking_token_budget": budget}
+    return make_prompt(i), bind(params(i), StructuredOutputsParams(regex="[a-z ]{9,30}"), **rules)
