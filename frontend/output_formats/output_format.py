@@ -105,6 +105,13 @@ class OutputFormat:
     thinking_open_ids: tuple[int, ...] = ()
     thinking_close_ids: tuple[int, ...] = ()
 
+    def describe(self) -> str:
+        """For people: how calls are written and what thoughts stand between."""
+        calls = f"calls: {self.name}" if self.calls else "calls: none"
+        if self.thinking is None:
+            return f"{calls}; thoughts: none"
+        return f"{calls}; thoughts: {self.thinking.open.strip()} ... {self.thinking.close.strip()}"
+
     def list_markers(self) -> list[str]:
         """Every marker that is not empty."""
         thinking, calls, channels = self.thinking, self.calls, self.channels

@@ -218,6 +218,14 @@ def test_names_that_are_unknown_or_do_not_fit_are_refused(
     assert caught.value.field == field
 
 
+def test_a_format_is_described_in_a_line() -> None:
+    assert FORMATS["hermes"].describe() == "calls: hermes; thoughts: <think> ... </think>"
+    thoughts = choose_output_format(make_own("</think>"))
+    assert thoughts is not None
+    assert thoughts.describe() == "calls: none; thoughts: <think> ... </think>"
+    assert FORMATS["pythonic"].describe() == "calls: pythonic; thoughts: none"
+
+
 def test_every_name_of_a_parser_makes_a_format() -> None:
     for name in TOOL_CALL_PARSERS:
         assert choose_output_format(make_own(), tool_call_parser=name) is not None

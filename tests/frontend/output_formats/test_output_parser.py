@@ -18,7 +18,10 @@ from quire.frontend.output_formats.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from transcripts import END, USER, Transcript, encode, random_cuts, read
+from quire.frontend.output_formats.formats import FORMATS
+from quire.frontend.text.tokenizer import Tokenizer
+from tokenizers import Tokenizer as Backend
+from transcripts import END, USER, Transcript, encode, list_deltas, random_cuts, read, read_deltas
 
 CALL = '<tool_call>\n{"name": "list_files", "arguments": {}}\n</tool_call>'
 
@@ -152,6 +155,17 @@ def test_mistrals_call_ids_have_nine_letters_and_digits() -> None:
     given_id, made_id = [call.call_id for call in read(TRANSCRIPTS["mistral"]).message.tool_calls]
     assert given_id == "abc123DEF"
     assert re.fullmatch("[0-9A-Za-z]{9}", made_id)
+
+
+def test_markers_are_found_where_a_decoder_puts_spaces_around_tokens(metaspace: Tokenizer) -> None:
+    backend = Backend.from_str(metaspace.backend.to_str())
+    backend.add_special_tokens(["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"])
+    tokenizer = Tokenizer(backend, {"eos_token": "</s>"}, None)
+    text = '[THINK]the fox[/THINK]hello[TOOL_CALLS]get_weather[ARGS]{"city": "the world"}</s>'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    deltas = list_deltas(tokenizer, [], ids, range(1, len(ids)))
+    found = read_deltas(FORMATS["mistral"].bind(tokenizer), tokenizer, [], deltas)
+    assert found.parts == ("hello", "the fox", [("get_weather", '{"city": "the world"}')])
 
 
 def test_harmony_calls_nothing_that_is_not_offered() -> None:

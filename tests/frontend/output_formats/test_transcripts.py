@@ -35,9 +35,10 @@ def test_a_transcript_is_read_token_by_token(transcript: Transcript) -> None:
     check(transcript, read(transcript, range(1, length)))
 
 
-def test_a_transcript_is_read_alike_however_it_is_cut(transcript: Transcript) -> None:
-    chance = random.Random(15)
+@pytest.mark.parametrize("num_cuts", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_transcript_is_read_alike_however_it_is_cut(transcript: Transcript, num_cuts: int) -> None:
+    chance = random.Random(num_cuts)
     length = len(encode(transcript.tokenizer, transcript.text))
-    for _ in range(100):
+    for _ in range(num_cuts):
         stop = "\t" * chance.choice([0, 0, 3, 30])  # a stop string that never comes holds text back
         check(transcript, read(transcript, random_cuts(chance, length), stop))

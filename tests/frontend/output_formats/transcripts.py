@@ -78,7 +78,12 @@ class Transcript:
 
     @property
     def output_format(self) -> OutputFormat:
-        return FORMATS[self.format].bind(self.tokenizer)
+        return _bind(self.format, self.tokenizer)
+
+
+@cache
+def _bind(name: str, tokenizer: Tokenizer) -> OutputFormat:
+    return FORMATS[name].bind(tokenizer)
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
