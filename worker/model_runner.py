@@ -40,7 +40,6 @@ from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
 from .sampling.sampler import SampledTokens, SamplingBatch, sample
 from .side_thread import SideJob, SideThread
-from .threads import count_cores
 
 Int64s = NDArray[np.int64]
 
@@ -100,7 +99,6 @@ class GPUModelRunner:
         self._processors: Sequence[type[LogitsProcessor]] = ()
         self._graphs = make_decode_graphs(config, model, kv_caches, self._last_tokens)
         self._grammars = Grammars(config.model)
-        self._num_cores = count_cores()
         self._side_thread = SideThread()
         self._prepared: SideJob[SamplingBatch] | None = None  # of a step that has been launched
         self.reset_rows()
@@ -279,12 +277,12 @@ class GPUModelRunner:
         return sample(logits, batch)
 
     def _prepare_beside(self, row_ids: Int64s) -> None:
-        """Have masks computed while the model runs, if a row has a grammar and a core has nothing to do.
+        """Have masks computed while the model runs, where another thread is worth it.
 
         Where the device is another one it works while this thread computes them.
         """
         rows = self._rows
-        if self.is_async or not rows.with_grammar or torch.get_num_threads() >= self._num_cores:
+        if self.is_async or not rows.with_grammar or not self._grammars.is_slow:
             return
         if rows.with_grammar.isdisjoint(row_ids.tolist()):
             return

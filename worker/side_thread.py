@@ -37,9 +37,10 @@ class SideJob(Generic[Result]):
             self._is_running.release()
 
     def wait(self) -> Result:
-        """What the work returns; raises what it raises. Called once."""
+        """What the work returns; raises what it raises."""
         self.run()
-        self._is_running.acquire()
+        with self._is_running:
+            pass
         if self._error is not None:
             raise self._error
         return self._results[0]
@@ -47,7 +48,8 @@ class SideJob(Generic[Result]):
     def drop(self) -> None:
         """Nobody needs the result: when this returns the work is done or will never be."""
         if not self._is_taken.acquire(blocking=False):
-            self._is_running.acquire()
+            with self._is_running:
+                pass
 
 
 class SideThread:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from llguidance import LLMatcher
 from msgspec import structs
 from quire.ipc.config import EngineConfig
 from quire.ipc.sampling_params import SamplingParams
-from quire.worker import model_runner
+from quire.worker.sampling import grammars
 from quire.worker.side_thread import SideJob, SideThread
 from row_driver import Driver, make_prompt, toy_config
 
@@ -93,7 +92,7 @@ def test_masks_that_are_computed_beside_the_model_change_no_token(
         return started[-1]
 
     monkeypatch.setattr(SideThread, "start", start)
-    monkeypatch.setattr(model_runner, "count_cores", lambda: sys.maxsize)
+    monkeypatch.setattr(grammars, "_MIN_SLOW_S", 0.0)
     driver = _run(config)
     assert driver.requests["constrained"].tokens[:NUM_TOKENS] == tokens
     assert len(started) == NUM_TOKENS
@@ -105,7 +104,7 @@ def test_masks_that_are_computed_beside_the_model_change_no_token(
 def test_a_step_that_fails_leaves_nothing_of_its_masks(
     config: EngineConfig, tokens: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_runner, "count_cores", lambda: sys.maxsize)
+    monkeypatch.setattr(grammars, "_MIN_SLOW_S", 0.0)
     driver = Driver(config)
     driver.enter("constrained", 3, make_prompt(9), PARAMS, eos=[EOS], grammar=GRAMMAR)
     driver.run(2)

@@ -45,6 +45,7 @@ def test_who_waits_waits_for_the_end_and_gets_the_error() -> None:
     with pytest.raises(ValueError, match="bad"):
         job.wait()
     timer.join()
+    job.drop()
     assert side.start(lambda: 1).wait() == 1, "the thread lives on"
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Masks that take a core longer are shared between threads. One of a JSON schema takes 4 us at V=2,048 and 10
 # at V=151,936, one of `[a-z ]{1,300}` 2,000; on busy cores threads come 5 ms late (2-core Xeon, load 9).
 _MIN_SHARED_S = 0.005
+# Masks that take less are computed where they are needed: to hand them over and back takes some 20 us.
+_MIN_SLOW_S = 50e-6
 _MAX_REASON = 500  # characters
 # What the library says of a limit, and its name.
 _SAYINGS = {
@@ -105,6 +107,11 @@ class Grammars:
         self._compiled: KeptGrammars[LLMatcher | str] = KeptGrammars()
         self._last_s = 0.0  # how long the last masks took, on one core
         self._masks: NDArray[np.int32] = np.empty((0, -(-self._vocab_size // 32)), dtype=np.int32)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next masks may take so long that somebody else should compute them."""
+        return self._tokenizer is None or self._last_s > _MIN_SLOW_S
 
     def make_matcher(self, grammar: str, output: list[int]) -> Matcher:
         """A matcher of a row's own, after `output`. The first call of a worker makes the tokenizer's trie."""
