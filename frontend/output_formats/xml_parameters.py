@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from .json_text import decode_json
@@ -11,6 +11,8 @@ from .output_format import CallFormat
 from .text_source import Cut, Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 
+_MAX_SCHEMAS = 1000  # of one parameter, within unions
+_MAX_LITERAL = 20_000  # characters of Python that are read at once: 20 ms
 _MAX_HOPS = 8  # from reference to reference; they may form a circle
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
@@ -29,6 +31,7 @@ class ParameterReader:
         self._trail = "\n" if calls.parameter_close.startswith("\n") else ""
         self._key_stop = Stop(self._values[:1])
         self._value_stop = Stop(self._close[:1])
+        self._types: dict[tuple[int, str], frozenset[str]] = {}
 
     def read(self, writer: CallWriter) -> Steps[None]:
         """Read all parameters, and write the object that they are. Raises Unreadable, Cut."""
@@ -44,10 +47,19 @@ class ParameterReader:
             if not (yield from source.accept_marker(self._values[1:])):
                 raise Unreadable
             yield from source.accept(self._lead)
-            schema = resolve(resolve(writer.parameters, writer.parameters).get("properties"), {}).get(name)
-            yield from self._read_value(writer, list_types(schema, writer.parameters))
+            yield from self._read_value(writer, self._find_types(writer.parameters, name))
             yield from source.accept_marker(self._close[1:])
         writer.write("{}" if before == "{" else "}")
+
+    def _find_types(self, parameters: Mapping[str, Any], name: str) -> frozenset[str]:
+        """The types of a parameter; looked for once, as an enum may be long."""
+        properties = resolve(resolve(parameters, parameters).get("properties"), {})
+        if name not in properties:
+            return frozenset()
+        key = id(parameters), name
+        if key not in self._types:
+            self._types[key] = list_types(properties[name], parameters)
+        return self._types[key]
 
     def _read_value(self, writer: CallWriter, types: frozenset[str]) -> Steps[None]:
         read_until = self._source.read_until
@@ -69,7 +81,20 @@ def list_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
 
     root: the schema that its references lead into.
     """
-    return frozenset(_walk_types(schema, root, set()))
+    types, waiting, seen = set[str](), [schema], set[int]()
+    while waiting and len(seen) < _MAX_SCHEMAS:
+        fields = resolve(waiting.pop(), root)
+        if id(fields) in seen:
+            continue
+        seen.add(id(fields))
+        declared = fields.get("type")
+        types.update(name for name in [declared, *_list(declared)] if isinstance(name, str))
+        types.update(map(_type_of, _list(fields.get("enum"))))
+        if "const" in fields:
+            types.add(_type_of(fields["const"]))
+        for union in ("anyOf", "oneOf", "allOf"):
+            waiting += _list(fields.get(union))
+    return frozenset(types)
 
 
 def resolve(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,18 +112,8 @@ def resolve(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _walk_types(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
-    fields = resolve(schema, root)
-    if id(fields) in seen:
-        return
-    seen.add(id(fields))
-    declared = fields.get("type")
-    yield from declared if isinstance(declared, list) else [declared] if isinstance(declared, str) else []
-    for union in ("anyOf", "oneOf", "allOf"):
-        for choice in fields.get(union) or []:
-            yield from _walk_types(choice, root, seen)
-    for value in [*(fields.get("enum") or []), *([fields["const"]] if "const" in fields else [])]:
-        yield _type_of(value)
+def _list(value: object) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def _type_of(value: object) -> str:
@@ -137,7 +152,7 @@ def convert_value(text: str, types: frozenset[str]) -> str:
 
 def _convert_literal(text: str) -> str:
     """JSON of a list or an object that is written as Python; '' if it is none."""
-    if text[:1] not in ("{", "[", "("):
+    if text[:1] not in ("{", "[", "(") or len(text) > _MAX_LITERAL:
         return ""
     source, value = TextSource(), _Value()
     source.add(text, is_finished=True)

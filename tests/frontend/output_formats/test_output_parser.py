@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -19,6 +20,7 @@ from quire.frontend.output_formats.events import (
     ToolCallStart,
 )
 from quire.frontend.output_formats.formats import FORMATS
+from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Backend
 from transcripts import END, USER, Transcript, encode, list_deltas, random_cuts, read, read_deltas
@@ -166,6 +168,22 @@ def test_markers_are_found_where_a_decoder_puts_spaces_around_tokens(metaspace: 
     deltas = list_deltas(tokenizer, [], ids, range(1, len(ids)))
     found = read_deltas(FORMATS["mistral"].bind(tokenizer), tokenizer, [], deltas)
     assert found.parts == ("hello", "the fox", [("get_weather", '{"city": "the world"}')])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": [{}, 5, "integer"]},
+        {"type": "integer", "anyOf": 5, "oneOf": {"a": 1}, "enum": "x"},
+        {"anyOf": [{"$ref": "#"}, {"type": "integer"}, 7, None]},
+        functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(900), {"const": 1}),
+    ],
+)
+def test_any_schema_of_a_parameter_will_do(schema: object) -> None:
+    tool = Tool("f", parameters={"properties": {"a": schema}})
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>"
+    found = read(replace(TRANSCRIPTS["qwen3_coder"], text=text, tools=[tool]))
+    assert found.parts == ("", "", [("f", '{"a": 2}')])
 
 
 def test_harmony_calls_nothing_that_is_not_offered() -> None:
