@@ -219,8 +219,8 @@ class InputProcessor:
         if wanted is None and rules is None:
             return ""
         if self._tokenizer is None:
-            what = "tools" if wanted is None else wanted.kind
-            raise SamplingParamsError("structured_outputs", what, "None: there is no tokenizer")
+            field, what = ("tools", "given") if wanted is None else ("structured_outputs", wanted.kind)
+            raise SamplingParamsError(field, what, "None: there is no tokenizer")
         check_has_end(self._facts, wanted)
         if self._grammars is None:
             from .structured_outputs.compiler import GrammarCompiler

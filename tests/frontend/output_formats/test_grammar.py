@@ -9,8 +9,10 @@ from functools import cache
 from typing import Any
 
 import pytest
+from frontend_fakes import make_facts
 from grammar_judge import find_faults
 from llguidance import LLMatcher, LLTokenizer
+from quire.frontend.input_processor import InputProcessor
 from quire.frontend.openai.text.jobs import GrammarJob, decode_job, encode_body
 from quire.frontend.output_formats.events import AssistantMessage
 from quire.frontend.output_formats.formats import FORMATS
@@ -23,6 +25,7 @@ from quire.frontend.structured_outputs.compiler import GrammarCompiler
 from quire.frontend.structured_outputs.grammar_text import make_grammar_text
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
+from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputsParams
 
 from output_formats.transcripts import END, USER, make_tokenizer
@@ -282,6 +285,15 @@ def test_a_turn_is_the_answer_or_calls(choice: ToolChoice, followed: list[str], 
     rules = make_rules("hermes", TOOLS, choice=choice)
     assert [follows(start(rules, ANSWER), text) for text in followed] == [True] * len(followed)
     assert [follows(start(rules, ANSWER), text) for text in refused] == [False] * len(refused)
+
+
+def test_an_engine_of_token_ids_alone_takes_no_tools() -> None:
+    rules = make_rules("hermes", TOOLS)
+    with pytest.raises(SamplingParamsError, match="tools='given': None: there is no tokenizer"):
+        InputProcessor(make_facts(), None).prepare_params(SamplingParams(), rules=rules)
+    without_end = make_facts(eos_token_ids=())
+    with pytest.raises(SamplingParamsError, match="tools='given': None: this model names no end of sequence"):
+        InputProcessor(without_end, bind("hermes")[0]).prepare_params(SamplingParams(), rules=rules)
 
 
 def test_nothing_is_followed_where_nothing_is_said() -> None:
