@@ -14,6 +14,7 @@ from quire.frontend.openai.bodies.responses import OutputMessage, OutputText, Re
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.responses import peers as peers_module
+from quire.frontend.openai.responses import registry as registry_module
 from quire.frontend.openai.responses.peers import Ask, PeerSockets, listen_for_peers
 from quire.frontend.openai.responses.registry import ResponseRegistry
 from quire.frontend.openai.responses.store import Record
@@ -97,6 +98,23 @@ def test_what_is_not_to_be_kept_or_lost_its_client_is_not() -> None:
             await expect_unknown(registry, response.id)
         assert registry.store.num_bytes == 0
         registry.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_has_been_kept_long_enough_is_forgotten_though_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry_module, "_EXPIRY_PERIOD_S", 0.0)
+
+    async def scenario() -> None:
+        registry = ResponseRegistry(Limits(max_stored_s=0.01), abort)
+        for _ in range(2):  # and again after the store has been empty
+            finish(registry, begin(registry))
+            async with asyncio.timeout(5):
+                while registry.store.num_bytes:
+                    await asyncio.sleep(0)
+        assert registry._expiry is None
 
     asyncio.run(scenario())
 
