@@ -1,1 +1,1 @@
-"""/v1/responses beside its endpoints: items in, items and events out, and what is kept of both."""
+"""/v1/responses: items in, items and events out, and what is kept of both."""

@@ -1,4 +1,4 @@
-"""POST /v1/responses: items in, items out. What is kept can be continued by its id (stored_responses.py)."""
+"""POST /v1/responses: items in, items out. What is kept can be continued by its id (stored.py)."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from ..bodies.responses import (
     ResponsesUsage,
 )
 from ..bodies.schema import TokenLogprob
-from ..errors import FieldError, as_api_error
-from ..responses.encoder import ResponseEncoder
-from ..responses.items import make_messages, read_items
-from ..responses.past import Past, load_past, resolve_references
-from ..responses.store import Record
-from ..serving import Caller, Serving
-from ..stream import encode_named_event, respond
-from .conversation import (
+from ..endpoints.conversation import (
     AnswerReader,
     Conversation,
     PreparedConversation,
     parse_outputs,
     prepare_conversation,
 )
-from .formats import find_format
-from .logprobs import as_json, make_beside, make_chat_logprobs
-from .sampling import make_responses_params
-from .unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
-from .usage import UsageCounter
+from ..endpoints.formats import find_format
+from ..endpoints.logprobs import as_json, make_beside, make_chat_logprobs
+from ..endpoints.sampling import make_responses_params
+from ..endpoints.unsupported import LOGPROBS_ITEM, RESPONSES_RULES, check_supported
+from ..endpoints.usage import UsageCounter
+from ..errors import FieldError, as_api_error
+from ..serving import Caller, Serving
+from ..stream import encode_named_event, respond
+from .encoder import ResponseEncoder
+from .items import make_messages, read_items
+from .past import Past, load_past, resolve_references
+from .store import Record
 
 Parsed = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
 _MAX_INLINE_ITEMS = 64  # are read in the event loop: half a millisecond

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from ..bodies.openapi import Routes
 from ..bodies.responses import DeletedResponse, InputItem, InputItemList, ResponsesResponse
 from ..errors import ApiError, ErrorResponse, FieldError
-from ..responses.peers import Ask, Found
 from ..serving import Caller, Serving
 from ..stream import respond
+from .peers import Ask, Found
 
 _PATH = "/v1/responses/{response_id}"
 _decode_items = msgspec.json.Decoder(list[InputItem]).decode
