@@ -53,7 +53,7 @@ class Routes:
         """
         content: dict[str, Any] = {answer: {}} if isinstance(answer, str) else self._describe_json(answer)
         if event is not None:
-            kinds: tuple[type[msgspec.Struct], ...] = get_args(event) or (event,)
+            kinds = cast(tuple[type[msgspec.Struct], ...], get_args(event) or (event,))
             self._types.update(kinds)
             names = ", ".join(kind.__name__ for kind in kinds)
             content["text/event-stream"] = {"schema": {"description": f"Events; data: {names}"}}
