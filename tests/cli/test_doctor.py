@@ -88,11 +88,14 @@ def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
     shutil.copytree(pocket_folder(), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     assert doctor.run([str(folder)]) == 0
-    assert "formats  tool calls and thoughts: hermes (from the chat template)" in capsys.readouterr().out
+    assert (
+        "formats  calls: hermes; thoughts: <think> ... </think> (from the chat template)"
+        in capsys.readouterr().out
+    )
     (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
     assert doctor.run([str(folder)]) == 0
-    assert "note    formats  tool calls and thoughts: not told from text" in capsys.readouterr().out
+    assert "note    formats  calls: none; thoughts: none (from" in capsys.readouterr().out
     assert doctor.run([str(folder), "--tool-call-parser", "llama3_json"]) == 0
-    assert "tool calls: llama3_json (as chosen by --tool-call-parser" in capsys.readouterr().out
+    assert "calls: llama3_json; thoughts: none (as chosen by --tool-call-parser" in capsys.readouterr().out
     assert doctor.run([str(folder / "none")]) == 1
     assert "missing model  model=" in capsys.readouterr().out
