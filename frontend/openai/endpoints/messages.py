@@ -16,10 +16,11 @@ from ..bodies import messages as body
 from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
 from ..serving import Caller, Serving
 from ..stream import respond
+from ..text.jobs import Body, CountJob
 from .conversation import AnswerReader, make_render_job, parse_outputs, prepare_conversation
 from .message_events import BlockWriter, collect_blocks, encode_events
 from .message_input import make_conversation
-from .prompts import render_chat
+from .prompts import check_conversation
 from .sampling import make_messages_params
 from .usage import UsageCounter
 
@@ -64,8 +65,11 @@ async def count_message_tokens(
     serving.check_model(request.model)
     conversation = make_conversation(serving, request)
     check_tools(conversation.tools, conversation.choice, conversation.fields)
-    prompt = await render_chat(serving, make_render_job(conversation), caller)
-    return respond(body.TokenCount(len(prompt)))
+    job = make_render_job(conversation)
+    check_conversation(serving, job)
+    answer = await serving.text.run(CountJob(source=job), caller.tenant)
+    assert isinstance(answer, Body)
+    return Response(answer.json, media_type="application/json")
 
 
 class _Answer:

@@ -68,6 +68,12 @@ class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
     wants_strings: bool
 
 
+class CountJob(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
+    """The whole answer of /v1/messages/count_tokens: no event loop is to hold as many ids as there may be."""
+
+    source: RenderJob
+
+
 class DetokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="detokenize"):
     """The whole answer of /detokenize. `token_ids`: the request's JSON."""
 
@@ -93,7 +99,7 @@ class GrammarJob(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
     rules: OutputRules | None = None
 
 
-TextJob = RenderJob | EncodeJob | TokenizeJob | DetokenizeJob | DecodeJob | GrammarJob
+TextJob = RenderJob | EncodeJob | TokenizeJob | CountJob | DetokenizeJob | DecodeJob | GrammarJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from ..errors import ApiError, overloaded, unavailable
 from .jobs import (
     Body,
+    CountJob,
     GrammarJob,
     Refused,
     RenderJob,
@@ -108,6 +109,6 @@ class TextService:
 
 
 def _count_messages(job: TextJob) -> int:
-    if isinstance(job, TokenizeJob):
+    if isinstance(job, TokenizeJob | CountJob):
         return _count_messages(job.source)
     return len(job.messages) + len(job.tools) if isinstance(job, RenderJob) else 0

@@ -11,10 +11,12 @@ from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.structured_outputs import StructuredOutputsParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...text.tokenizer import Tokenizer
+from ..bodies.messages import TokenCount
 from ..bodies.schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
 from ..limits import MAX_TEXT_ANSWER_BYTES, MAX_TEXT_MEMORY_BYTES
 from .jobs import (
     Body,
+    CountJob,
     DecodeJob,
     DetokenizeJob,
     EncodeJob,
@@ -60,7 +62,7 @@ def do_job(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
 def name_of(job: TextJob) -> str:
     """The request's field that a job is about."""
     match job:
-        case TokenizeJob():
+        case TokenizeJob() | CountJob():
             return name_of(job.source)
         case RenderJob():
             return job.param
@@ -86,6 +88,9 @@ def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
             return TokenIds([encode_token_ids(ids) for ids in _encode(tokenizer, job)])
         case TokenizeJob():
             return _tokenize(tokenizer, job)
+        case CountJob():
+            (ids,) = _encode(tokenizer, job.source)
+            return _make_body(name_of(job), TokenCount(len(ids)))
         case DetokenizeJob():
             return _detokenize(tokenizer, job)
         case DecodeJob():
