@@ -44,7 +44,8 @@ def map_body(context: Any, body: Any) -> Any:
     if isinstance(body.get("model"), str):
         body["model"] = "pocket"
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    body[limit] = _cap(body.get(limit, MAX_TOKENS), MAX_TOKENS)
+    if path != "/v1/messages/count_tokens":
+        body[limit] = _cap(body.get(limit, MAX_TOKENS), MAX_TOKENS)
     for name in ("max_completion_tokens", "n", "best_of"):
         if name in body:
             body[name] = _cap(body[name], MAX_N)

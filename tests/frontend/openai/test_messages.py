@@ -11,6 +11,7 @@ from quire.frontend.openai.bodies.messages import MessageParam, MessagesRequest
 from quire.frontend.openai.endpoints.messages import create_message
 from quire.frontend.openai.serving import Caller, Serving
 from quire.frontend.openai.stream import EventStream
+from quire.frontend.openai.text.jobs import CountJob
 from quire.ipc.errors import RequestFailedError
 
 PATH = "/v1/messages"
@@ -138,7 +139,7 @@ def test_every_end_has_a_reason_that_anthropics_clients_know(
 
 
 def test_tokens_are_counted_as_the_message_has_them() -> None:
-    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
         fields = ask(system="Be good.")
         await client.post(PATH, fields)
         del fields["max_tokens"]
@@ -148,6 +149,8 @@ def test_tokens_are_counted_as_the_message_has_them() -> None:
         long = [{"role": "user", "content": "word " * 1000}]
         assert (await client.post(COUNT, fields | {"messages": long})).json["input_tokens"] > 1000
         assert len(llm.calls) == 1
+        jobs: list[Any] = serving.text.jobs  # type: ignore[attr-defined]
+        assert isinstance(jobs[-1][0], CountJob)  # as many ids as there may be stay where they were made
 
     run_with_app(scenario)
 
