@@ -22,7 +22,7 @@ from quire.frontend.output_formats.tools import Tool, ToolChoice
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.beam_search import BeamSearch
 
-NUM_NEIGHBOURS = 66
+NUM_NEIGHBOURS = 64
 PROCESSORS = ("own_processors:Unlike",)  # of an engine that runs these requests
 EOS_TOKEN_IDS = (0, 2)  # of the pocket model
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "

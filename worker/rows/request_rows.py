@@ -105,8 +105,8 @@ class RequestRows:
             self.sampling.copy(row, source)
             for column in (self.num_prompt, self.has_logprobs, self.has_prompt_logprobs, self.is_greedy):
                 column[row] = column[source]
-            self.num_logprobs[row] = self.num_logprobs[source]
-            self.num_prompt_logprobs[row] = self.num_prompt_logprobs[source]
+            for asked in (self.num_logprobs, self.num_prompt_logprobs, self.logprob_token_ids):
+                asked[row] = asked[source]
         self.token_ids[row, count : count + len(tail)] = tail
         self.num_known[row] = count + len(tail)
         self.num_computed[row] = count

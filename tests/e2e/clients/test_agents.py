@@ -19,7 +19,7 @@ from served import Served
 
 sys.path.insert(0, str(Path(__file__).parent))  # mcp_tools.py runs without pytest too
 
-from local_tools import QUESTION, RESULT  # noqa: E402
+from local_tools import QUESTION, RESULT
 
 SERVER = {"command": sys.executable, "args": [str(Path(__file__).parent / "mcp_tools.py")]}
 SYSTEM_PROMPT = "You are a helpful assistant."
