@@ -25,7 +25,7 @@ from .llm_engine import load_named_tokenizer, read_served_sampling
 from .output_formats.output_format import OutputFormat
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
-from .prompts import Prompt
+from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer
 
 _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms

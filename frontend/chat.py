@@ -8,10 +8,10 @@ from typing import Any
 from ..ipc.errors import InputError
 from .input_processor import InputProcessor, PreparedParams, TokenizedPrompt
 from .output_formats.events import AssistantMessage
+from .output_formats.grammars.rules import make_output_rules
 from .output_formats.offered_tools import check_tools, read_tool_choice, read_tools
 from .output_formats.output_format import OutputFormat, is_reasoning_open
-from .output_formats.output_parser import OutputParser
-from .output_formats.rules import make_output_rules
+from .output_formats.reading.output_parser import OutputParser
 from .outputs import CompletionOutput, RequestOutput
 from .text.tokenizer import Tokenizer
 

@@ -37,10 +37,10 @@ from ..ipc.sampling_params import (
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
-from .output_formats.rules import OutputRules
-from .prompts import Prompt, RawPrompt, check_encodable, parse_prompt
+from .output_formats.grammars.rules import OutputRules
+from .text.prompts import Prompt, RawPrompt, check_encodable, parse_prompt
 from .text.tokenizer import Tokenizer
-from .truncation import Truncation, find_truncation
+from .text.truncation import Truncation, find_truncation
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

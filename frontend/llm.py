@@ -19,8 +19,8 @@ from .input_processor import EngineInput, PreparedParams, TokenizedPrompt
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
 from .outputs import RequestOutput
-from .prompts import Prompt
 from .request_batch import RequestBatch
+from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]

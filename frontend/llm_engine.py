@@ -29,7 +29,7 @@ from .models.model_files import read_json
 from .output_formats.output_format import OutputFormat
 from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
-from .prompts import Prompt
+from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer, load_tokenizer
 
 _ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait

@@ -15,9 +15,9 @@ from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.input_processor import PreparedParams
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.output_formats.formats import FORMATS
-from quire.frontend.output_formats.grammar import make_output_grammar
+from quire.frontend.output_formats.grammars.grammar import make_output_grammar
+from quire.frontend.output_formats.grammars.rules import make_output_rules
 from quire.frontend.output_formats.output_format import OutputFormat
-from quire.frontend.output_formats.rules import make_output_rules
 from quire.frontend.output_formats.tools import Tool, ToolChoice
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.beam_search import BeamSearch

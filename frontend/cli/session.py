@@ -15,8 +15,8 @@ from ..llm_engine import LLMEngine, read_served_sampling
 from ..output_formats.events import OutputEvent, TextDelta
 from ..output_formats.tools import Tool
 from ..outputs import RequestOutput
-from ..prompts import Prompt
 from ..text.messages import as_template_tools
+from ..text.prompts import Prompt
 from ..text.tokenizer import Tokenizer
 from .progress import PhaseLine
 

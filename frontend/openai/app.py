@@ -36,15 +36,15 @@ from .bodies.schema import (
     TokenizeResponse,
     VersionResponse,
 )
+from .chat.chat import create_chat_completion
 from .connections.auth import CALLER_KEY
 from .endpoints.abort import create_abort
-from .endpoints.chat import create_chat_completion
 from .endpoints.completions import create_completion
-from .endpoints.messages import count_message_tokens, create_message
 from .endpoints.tokenize import create_detokenize, create_tokenize
 from .errors import MESSAGES_PATH, ErrorResponse, make_error_response
 from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
+from .messages.messages import count_message_tokens, create_message
 from .metrics import add_routes as add_metrics_routes
 from .responses.create import create_response
 from .responses.stored import add_routes as add_stored_responses_routes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import SamplingParamsError
 from ...ipc.structured_outputs import GRAMMAR_LIMITS, StructuredOutputsParams
-from ..output_formats.grammar import make_output_grammar
-from ..output_formats.rules import OutputRules
+from ..output_formats.grammars.grammar import make_output_grammar
+from ..output_formats.grammars.rules import OutputRules
 from ..text.tokenizer import Tokenizer
 from .grammar_cache import GrammarCache, make_key
 from .grammar_text import GrammarText, make_grammar_text, wrap_schema

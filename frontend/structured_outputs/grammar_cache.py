@@ -6,7 +6,7 @@ import msgspec
 
 from ...ipc.errors import SamplingParamsError
 from ...ipc.structured_outputs import StructuredOutputsParams
-from ..output_formats.rules import OutputRules
+from ..output_formats.grammars.rules import OutputRules
 
 _MAX_KEPT = 128
 # Of key and text; the few that are larger are compiled again. A worker keeps 4 MB of texts: what is known

@@ -1,1 +1,1 @@
-"""Text to token ids and back."""
+"""Prompts as users write them, text to token ids and back."""

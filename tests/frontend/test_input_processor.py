@@ -13,7 +13,7 @@ import pytest
 from frontend_fakes import make_facts, prompt_ids
 from quire.frontend.input_processor import InputProcessor, list_bad_word_texts
 from quire.frontend.output_formats.formats import FORMATS
-from quire.frontend.output_formats.rules import make_output_rules
+from quire.frontend.output_formats.grammars.rules import make_output_rules
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PromptError, SamplingParamsError

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...frontend.prompts import Prompt
+from ...frontend.text.prompts import Prompt
 from ...ipc.beam_search import BeamSearchParams
 from ...ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams

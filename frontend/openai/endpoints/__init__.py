@@ -1,1 +1,1 @@
-"""What the POST endpoints do, and what they have in common."""
+"""The small POST endpoints, and what all endpoints have in common."""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from ....ipc.errors import PromptError
 from ...input_processor import PreparedParams
 from ...outputs import CompletionOutput, RequestOutput
-from ...truncation import find_truncation
+from ...text.truncation import find_truncation
 from ..bodies.schema import (
     CompletionChoice,
     CompletionLogprobs,

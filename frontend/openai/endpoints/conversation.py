@@ -19,10 +19,10 @@ from ....ipc.messages import FrontendCounts
 from ....ipc.sampling_params import SamplingParams
 from ...input_processor import PreparedParams
 from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
+from ...output_formats.grammars.rules import OutputRules, make_output_rules
 from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools
 from ...output_formats.output_format import OutputFormat, is_reasoning_open
-from ...output_formats.output_parser import OutputParser
-from ...output_formats.rules import OutputRules, make_output_rules
+from ...output_formats.reading.output_parser import OutputParser
 from ...output_formats.tools import Tool, ToolChoice
 from ...outputs import RequestOutput
 from ...text.tokenizer import Tokenizer

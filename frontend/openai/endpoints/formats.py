@@ -12,7 +12,7 @@ import msgspec
 from ....ipc.messages import MAX_GRAMMAR_LENGTH
 from ....ipc.structured_outputs import StructuredOutputsFields, StructuredOutputsParams
 from ...input_processor import check_has_end
-from ...output_formats.rules import OutputRules
+from ...output_formats.grammars.rules import OutputRules
 from ...structured_outputs.grammar_cache import make_key
 from ..bodies.formats import (
     JsonObjectFormat,

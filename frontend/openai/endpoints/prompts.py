@@ -16,7 +16,7 @@ from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
-from ...truncation import Truncation
+from ...text.truncation import Truncation
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
 from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds

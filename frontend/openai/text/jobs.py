@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from ....ipc.structured_outputs import StructuredOutputsFields
-from ...output_formats.rules import OutputRules
+from ...output_formats.grammars.rules import OutputRules
 from ...output_formats.tools import Tool
-from ...truncation import Truncation
+from ...text.truncation import Truncation
 from ..bodies.schema import ChatMessage
 
 _HEAD = struct.Struct("<If")

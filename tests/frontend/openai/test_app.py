@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.openai.bodies.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
+from quire.frontend.openai.chat.chat import create_chat_completion
 from quire.frontend.openai.connections.auth import hash_key
-from quire.frontend.openai.endpoints.chat import create_chat_completion
 from quire.frontend.openai.endpoints.completions import create_completion
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions

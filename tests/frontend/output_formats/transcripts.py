@@ -11,7 +11,7 @@ from itertools import pairwise
 from quire.frontend.output_formats.events import AssistantMessage, OutputEvent
 from quire.frontend.output_formats.formats import FORMATS
 from quire.frontend.output_formats.output_format import OutputFormat
-from quire.frontend.output_formats.output_parser import OutputParser
+from quire.frontend.output_formats.reading.output_parser import OutputParser
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...ipc.messages import Purpose
-from .output_format import OutputFormat
-from .tools import Tool, ToolChoice
+from ....ipc.messages import Purpose
+from ..output_format import OutputFormat
+from ..tools import Tool, ToolChoice
 
 
 class ToolRule(msgspec.Struct, frozen=True):

@@ -16,10 +16,10 @@ from quire.frontend.input_processor import InputProcessor
 from quire.frontend.openai.text.jobs import GrammarJob, decode_job, encode_body
 from quire.frontend.output_formats.events import AssistantMessage
 from quire.frontend.output_formats.formats import FORMATS
-from quire.frontend.output_formats.grammar import make_output_grammar
+from quire.frontend.output_formats.grammars.grammar import make_output_grammar
+from quire.frontend.output_formats.grammars.rules import OutputRules, make_output_rules
 from quire.frontend.output_formats.output_format import OutputFormat
-from quire.frontend.output_formats.output_parser import OutputParser
-from quire.frontend.output_formats.rules import OutputRules, make_output_rules
+from quire.frontend.output_formats.reading.output_parser import OutputParser
 from quire.frontend.output_formats.tools import Tool, ToolChoice
 from quire.frontend.structured_outputs.compiler import GrammarCompiler
 from quire.frontend.structured_outputs.grammar_text import make_grammar_text
@@ -27,8 +27,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputsParams
-
-from output_formats.transcripts import END, USER, make_tokenizer
+from transcripts import END, USER, make_tokenizer
 
 # What of a marker is a token in the models' own tokenizers.
 TOKEN = re.compile(r"<(?!/?parameter|/?function)[^<>\s=]+>|\[[A-Z_/]+\]")

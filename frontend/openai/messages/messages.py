@@ -13,16 +13,16 @@ from ...output_formats.events import OutputEvent
 from ...output_formats.offered_tools import check_tools
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies import messages as body
+from ..endpoints.conversation import AnswerReader, make_render_job, parse_outputs, prepare_conversation
+from ..endpoints.prompts import check_conversation
+from ..endpoints.sampling import make_messages_params
+from ..endpoints.usage import UsageCounter
 from ..errors import ApiError, FieldError, as_api_error, encode_messages_error
 from ..serving import Caller, Serving
 from ..stream import respond
 from ..text.jobs import Body, CountJob
-from .conversation import AnswerReader, make_render_job, parse_outputs, prepare_conversation
 from .message_events import BlockWriter, collect_blocks, encode_events
 from .message_input import make_conversation
-from .prompts import check_conversation
-from .sampling import make_messages_params
-from .usage import UsageCounter
 
 _BUDGET = "thinking.budget_tokens"
 _Outputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]

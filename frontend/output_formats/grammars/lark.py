@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from ...ipc.errors import SamplingParamsError
-from ..structured_outputs.grammar_text import quote
-from .output_format import OutputFormat
+from ....ipc.errors import SamplingParamsError
+from ...structured_outputs.grammar_text import quote
+from ..output_format import OutputFormat
 
 Piece = int | str
 """A token's id, or text."""

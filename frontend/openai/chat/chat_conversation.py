@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...output_formats.offered_tools import check_num_tools, read_tool_choice
 from ...output_formats.tools import Tool
 from ..bodies.schema import ChatCompletionRequest, TokenizeRequest, ToolParam
+from ..endpoints.conversation import Conversation
+from ..endpoints.formats import find_format
 from ..errors import FieldError
-from .conversation import Conversation
-from .formats import find_format
 
 
 def make_conversation(request: ChatCompletionRequest) -> Conversation:

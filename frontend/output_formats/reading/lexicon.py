@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..output_format import ChannelFormat, OutputFormat
 from .marked_text import MARKS, Marks
-from .output_format import ChannelFormat, OutputFormat
 from .text_source import Stop
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ...text.tokenizer import Tokenizer
 
 
 class Lexicon:

@@ -13,17 +13,17 @@ from ...output_formats.events import AssistantMessage, OutputEvent
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, AnswerMessage, AnswerToolCall, ChatChoice, ChatCompletion
 from ..bodies.schema import ChatCompletionRequest
+from ..endpoints.beam_search import read_beam_search
+from ..endpoints.conversation import AnswerReader, parse_outputs, prepare_conversation
+from ..endpoints.logprobs import make_beside, make_prompt_logprobs
+from ..endpoints.sampling import make_chat_params
+from ..endpoints.unsupported import CHAT_RULES, check_supported
+from ..endpoints.usage import UsageCounter, take_last
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
 from ..stream import respond
-from .beam_search import read_beam_search
 from .chat_chunks import ChunkMaker, choose_finish_reason, choose_logprobs
 from .chat_conversation import make_conversation
-from .conversation import AnswerReader, parse_outputs, prepare_conversation
-from .logprobs import make_beside, make_prompt_logprobs
-from .sampling import make_chat_params
-from .unsupported import CHAT_RULES, check_supported
-from .usage import UsageCounter, take_last
 
 Outputs = AsyncGenerator[RequestOutput, None]
 ParsedOutputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ..ipc.errors import SamplingParamsError
-from ..ipc.messages import EngineFacts
-from ..ipc.sampling_params import SamplingParams
+from ...ipc.errors import SamplingParamsError
+from ...ipc.messages import EngineFacts
+from ...ipc.sampling_params import SamplingParams
 
 
 class Truncation(msgspec.Struct, frozen=True):

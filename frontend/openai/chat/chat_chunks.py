@@ -19,10 +19,10 @@ from ...output_formats.events import (
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, ChatCompletionChunk, ChunkChoice, Delta, DeltaToolCall
 from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs
+from ..endpoints.conversation import AnswerReader
+from ..endpoints.logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
+from ..endpoints.usage import UsageCounter
 from ..stream import DONE, encode_event
-from .conversation import AnswerReader
-from .logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
-from .usage import UsageCounter
 
 _TEXT_BEGINS, _TEXT_ENDS = b'{"content":', b"}"
 

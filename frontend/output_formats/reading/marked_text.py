@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ...text.tokenizer import Tokenizer
 
 MARKS = "\ud800-\udfff"  # for character classes of regular expressions
 _FIRST_MARK = 0xD800

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ..output_format import CallFormat
 from .json_text import decode_json, read_json, read_json_string, read_json_text
 from .lexicon import Lexicon
 from .literals import PYTHON, LiteralReader, LiteralStyle
 from .marked_text import MARKS
-from .output_format import CallFormat
 from .text_source import Cut, Steps, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 from .xml_parameters import ParameterReader

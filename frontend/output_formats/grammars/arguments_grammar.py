@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from ...ipc.errors import SamplingParamsError
-from ..structured_outputs.grammar_text import WHITESPACE_PATTERN, quote, to_json
-from ..structured_outputs.json_schema import make_schema
-from ..structured_outputs.strict_schema import list_schemas
+from ....ipc.errors import SamplingParamsError
+from ...structured_outputs.grammar_text import WHITESPACE_PATTERN, quote, to_json
+from ...structured_outputs.json_schema import make_schema
+from ...structured_outputs.strict_schema import list_schemas
+from ..output_format import CallFormat
+from ..reading.xml_parameters import list_types, resolve
 from .braces_grammar import KEY, BracesGrammar
 from .lark import LarkRules
-from .output_format import CallFormat
 from .rules import ToolRule
-from .xml_parameters import list_types, resolve
 
 _OPTIONS = {"x-guidance": {"whitespace_pattern": WHITESPACE_PATTERN}}
 _WITHOUT_TAGS = "^(?:[^<]|<+[^</])*<*$"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from ..output_format import CallFormat
 from .json_text import decode_json
 from .literals import PYTHON, LiteralReader
-from .output_format import CallFormat
 from .text_source import Cut, Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 

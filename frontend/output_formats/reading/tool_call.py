@@ -8,9 +8,9 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from .events import OutputEvent, ToolCallDelta, ToolCallEnd, ToolCallStart
+from ..events import OutputEvent, ToolCallDelta, ToolCallEnd, ToolCallStart
+from ..tools import Tool
 from .json_text import is_json_object
-from .tools import Tool
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _ALPHABET = string.ascii_letters + string.digits

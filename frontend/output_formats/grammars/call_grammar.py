@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..structured_outputs.grammar_text import quote
+from ...structured_outputs.grammar_text import quote
+from ..output_format import CallFormat
 from .arguments_grammar import ArgumentsGrammar
 from .lark import LarkRules, Piece, escape_text
-from .output_format import CallFormat
 from .rules import OutputRules, ToolRule
 
 

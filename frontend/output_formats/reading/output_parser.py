@@ -18,17 +18,17 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from ..events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta
+from ..output_format import OutputFormat, is_reasoning_open
+from ..tools import Tool
 from .call_reader import CallReader
-from .events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta
 from .lexicon import ChannelLexicon, load_lexicon
 from .marked_text import MarkedText
-from .output_format import OutputFormat, is_reasoning_open
 from .text_source import Cut, Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter
-from .tools import Tool
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ...text.tokenizer import Tokenizer
 
 
 _MAX_HEADER = 200  # characters of one that does not end

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ...ipc.errors import SamplingParamsError
-from ..structured_outputs import keywords
-from ..structured_outputs.grammar_text import quote, to_json
+from ....ipc.errors import SamplingParamsError
+from ...structured_outputs import keywords
+from ...structured_outputs.grammar_text import quote, to_json
 from .lark import LarkRules
 
 KEY = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"  # names of arguments that no schema names

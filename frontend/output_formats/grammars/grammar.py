@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...ipc.structured_outputs import StructuredOutputsParams
-from ..structured_outputs.grammar_text import GrammarText, check_length, make_grammar_text, to_json
+from ....ipc.structured_outputs import StructuredOutputsParams
+from ...structured_outputs.grammar_text import GrammarText, check_length, make_grammar_text, to_json
+from ..output_format import ThinkingFormat
 from .call_grammar import CallGrammar
 from .lark import LarkRules
-from .output_format import ThinkingFormat
 from .rules import OutputRules
 
 # After thoughts, and before a call that has to come: models write a line's end or two there.

@@ -1,0 +1,1 @@
+"""/v1/chat/completions: bodies to conversations, answers and streams as OpenAI's chunks."""

@@ -1,0 +1,1 @@
+"""/v1/messages: bodies to conversations, answers and streams as Anthropic's blocks."""
