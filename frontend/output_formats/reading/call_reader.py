@@ -10,7 +10,7 @@ from .json_text import decode_json, read_json, read_json_string, read_json_text
 from .lexicon import Lexicon
 from .literals import PYTHON, LiteralReader, LiteralStyle
 from .marked_text import MARKS
-from .text_source import Cut, Steps, TextSource, Unreadable
+from .text_source import Steps, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 from .xml_parameters import ParameterReader
 
@@ -20,7 +20,7 @@ _OTHER_KEYS = ("type", "id")
 
 
 class CallReader:
-    """Reads calls from `source`. All its readers raise Unreadable and Cut."""
+    """Reads calls from `source`. All its readers raise Unreadable."""
 
     def __init__(self, source: TextSource, calls: CallFormat, lexicon: Lexicon) -> None:
         self._source = source
@@ -94,8 +94,8 @@ class CallReader:
 
     def _read_name(self, writer: CallWriter) -> Steps[str]:
         name = yield from self._source.read_word(_NAME)
-        if not writer.is_offered(name):
-            raise Cut if self._source.position >= len(self._source.text) else Unreadable
+        if self._source.is_cut_off or not writer.is_offered(name):  # it may be the beginning of another
+            raise Unreadable
         return name
 
     def _read_call_id(self, writer: CallWriter) -> Steps[None]:
@@ -124,8 +124,6 @@ class CallReader:
     def _start_empty(self, writer: CallWriter, name: str) -> Steps[None]:
         """A call that ends without arguments has none."""
         following = yield from self._source.peek()
-        if not following:
-            raise Cut
         if not self.close or following != self.close[0][0]:
             raise Unreadable
         self.start_arguments(writer, name)

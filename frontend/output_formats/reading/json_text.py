@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from .marked_text import MARKS
-from .text_source import Cut, Sink, Steps, TextSource, Unreadable
+from .text_source import Sink, Steps, TextSource, Unreadable
 
 _STRING_BODY = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _STRUCTURE = re.compile(rf'[^"{{}}\[\]{MARKS}]*+')
@@ -18,7 +18,7 @@ _SCALAR = re.compile(r"[\w.+-]*")
 def read_json(source: TextSource, sink: Sink) -> Steps[None]:
     """Hand a JSON value on as it comes, up to its end. Brackets and strings are followed, nothing else.
 
-    In a string every marker is text. Raises Unreadable at a marker elsewhere, Cut at the end of the text.
+    In a string every marker is text. Raises Unreadable at a marker elsewhere, and at the end of the text.
     """
     yield from source.skip_space()
     if (yield from source.peek()) not in ("{", "[", '"'):
@@ -37,8 +37,8 @@ def read_json(source: TextSource, sink: Sink) -> Steps[None]:
                 sink(source.text[start : source.position])
         if is_done:
             return
-        if source.is_finished:
-            raise Cut
+        if source.is_over():
+            raise Unreadable
         yield from source.wait()
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .marked_text import MARKS
-from .text_source import Cut, Steps, Stop, TextSource, Unreadable
+from .text_source import Steps, Stop, TextSource, Unreadable
 from .tool_call import JsonWriter, to_json
 
 _MAX_DEPTH = 64
@@ -47,7 +47,7 @@ class LiteralReader:
         self._style = style
 
     def read_value(self, depth: int = 0) -> Steps[None]:
-        """Read a value. Raises Unreadable, Cut."""
+        """Read a value. Raises Unreadable."""
         source, is_python = self._source, self._style.is_python
         yield from source.skip_space()
         opening = yield from source.peek()
@@ -94,7 +94,7 @@ class LiteralReader:
         """Read a name, number or constant; at least a character."""
         word = yield from self._source.read_word(_WORD)
         if not word:
-            raise Cut if self._source.position >= len(self._source.text) else Unreadable
+            raise Unreadable
         return word
 
     def _read_scalar(self) -> Steps[None]:
@@ -132,7 +132,7 @@ class LiteralReader:
         stop = self._style.stop_at(quote)
         while (found := (yield from self._source.read_until(stop, self._writer.write_text, ""))) != quote:
             if not found:
-                raise Cut
+                raise Unreadable
             yield from self._read_escape()
 
     def _read_escape(self) -> Steps[None]:
@@ -140,7 +140,7 @@ class LiteralReader:
         source = self._source
         kind = yield from source.peek()
         if not kind:
-            raise Cut
+            raise Unreadable
         source.position += 1
         if kind not in _CODE_LENGTHS:
             self._writer.write_text(_ESCAPES.get(kind, kind if kind in "\\'\"" else "\\" + kind))

@@ -24,7 +24,7 @@ from ..tools import Tool
 from .call_reader import CallReader
 from .lexicon import ChannelLexicon, load_lexicon
 from .marked_text import MarkedText
-from .text_source import Cut, Steps, Stop, TextSource, Unreadable
+from .text_source import Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class OutputParser:
         """The next delta of the output, whose text may be late; what became known by it."""
         if token_ids:
             self._last_token_id = token_ids[-1]
-        self._source.add(self._marked.take(text, token_ids, is_finished), is_finished)
+        is_cut = is_finished and self._last_token_id not in self._lexicon.format.hidden_ids
+        self._source.add(self._marked.take(text, token_ids, is_finished), is_finished, is_cut)
         next(self._steps, None)
         events = list(_merge(self._events)) if len(self._events) > 1 else self._events[:]
         self._events.clear()
@@ -137,9 +138,9 @@ class OutputParser:
                 if self._num_calls == num_before:
                     is_opened = yield from calls.open_section(opener)
                 is_valid = yield from calls.read_call(writer, is_opened)
-            except Unreadable as error:
+            except Unreadable:
                 is_call = bool(opener) or self._num_calls > num_before
-                yield from self._give_up(writer, is_call, space, isinstance(error, Cut))
+                yield from self._give_up(writer, is_call, space)
                 return
             self.num_errors += not is_valid
             self._num_calls += 1
@@ -166,7 +167,8 @@ class OutputParser:
                 yield from self._read_message_call(self._calls, name)
             source.forget()
             if channels.is_thinking(header):
-                self._thoughts_begin = self._marked.num_tokens_before(source.place - 1) + 1
+                begin = self._marked.num_tokens_before(source.place - 1) + 1
+                self._thoughts_begin = min(begin, self._marked.num_tokens)  # the header may be cut
                 found = yield from self._read_thoughts(channels.message_stop)
             else:
                 found = yield from source.read_until(channels.message_stop, self._emit_text, "")
@@ -197,8 +199,8 @@ class OutputParser:
             if not writer.is_offered(name):
                 raise Unreadable
             yield from calls.read_arguments(writer, name)
-        except Unreadable as error:
-            yield from self._give_up(writer, True, "", isinstance(error, Cut))
+        except Unreadable:
+            yield from self._give_up(writer, True, "")
             return
         self.num_errors += not writer.end()
         self._num_calls += 1
@@ -208,7 +210,7 @@ class OutputParser:
         restore, emit = self._lexicon.marks.restore, self._events.append
         return CallWriter(self._num_calls, self._tools, restore, emit, self._has_short_ids)
 
-    def _give_up(self, writer: CallWriter, is_call: bool, space: str, is_cut: bool) -> Steps[None]:
+    def _give_up(self, writer: CallWriter, is_call: bool, space: str) -> Steps[None]:
         """End a call that goes wrong. What was not told of it is content, `space` before it included."""
         source, stop = self._source, self._lexicon.call_stop
         if writer.is_started:
@@ -219,17 +221,12 @@ class OutputParser:
                 return
             self._emit_text(space + source.text[source.position : source.position + 1])
             source.position += 1
-        self.num_errors += not (is_cut and not self._is_ended)
+        self.num_errors += not source.is_cut_off
         found = yield from source.read_until(stop, self._emit_text, "")
         if found in self._lexicon.call_openers:
             source.position -= len(found)
         elif not writer.is_started:
             self._emit_text(found)
-
-    @property
-    def _is_ended(self) -> bool:
-        """Whether the model itself has ended its turn, as far as that is known."""
-        return self._source.is_finished and self._last_token_id in self._lexicon.format.hidden_ids
 
     def _emit_text(self, text: str) -> None:
         self._has_content = self._has_content or not text.isspace()

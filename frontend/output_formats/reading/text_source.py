@@ -26,10 +26,6 @@ class Unreadable(Exception):
     """What was taken for a call is none."""
 
 
-class Cut(Unreadable):
-    """The text has ended within a call."""
-
-
 class Stop:
     """Where a reader stops: at any of some literals; with any_mark also at every mark."""
 
@@ -50,17 +46,27 @@ class TextSource:
         self.text = ""
         self.position = 0
         self.is_finished = False
+        self._is_cut = False
+        self._has_run_out = False  # a reader has wanted more than there is
         self.dropped_space = ""  # before the last marker that `read_until` has found
         self._offset = 0  # of `text` in all that has come
         self._mark: int | None = None
 
-    def add(self, text: str, is_finished: bool) -> None:
-        """More has come. What is read is forgotten, but for what is kept."""
+    def add(self, text: str, is_finished: bool, is_cut: bool = False) -> None:
+        """More has come. What is read is forgotten, but for what is kept.
+
+        is_cut: it has finished before who writes it has ended it.
+        """
         done = self.position if self._mark is None else min(self.position, self._mark - self._offset)
         self.text = self.text[done:] + text
         self._offset += done
         self.position -= done
-        self.is_finished = is_finished
+        self.is_finished, self._is_cut = is_finished, is_cut
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a reader, since `keep` was called, has lacked text that was still to be written."""
+        return self._has_run_out and self._is_cut
 
     @property
     def place(self) -> int:
@@ -70,6 +76,7 @@ class TextSource:
     def keep(self, num_before: int = 0) -> None:
         """Keep what is read from here on, and `num_before` characters before, until `rewind` or `forget`."""
         self._mark = self.place - num_before
+        self._has_run_out = False
 
     def rewind(self) -> None:
         """Go back to where `keep` was called."""
@@ -81,6 +88,11 @@ class TextSource:
         """Keep nothing any more."""
         self._mark = None
 
+    def is_over(self) -> bool:
+        """Asked by a reader that needs more text: whether none will come."""
+        self._has_run_out = self.is_finished
+        return self.is_finished
+
     def wait(self) -> Steps[None]:
         """Wait for more text. Raises Unreadable if too much is kept."""
         if self._mark is not None and len(self.text) > _MAX_KEPT:
@@ -90,7 +102,7 @@ class TextSource:
     def has_more(self) -> Steps[bool]:
         """Wait for a character; False at the end."""
         while self.position >= len(self.text):
-            if self.is_finished:
+            if self.is_over():
                 return False
             yield from self.wait()
         return True
@@ -98,7 +110,7 @@ class TextSource:
     def peek(self) -> Steps[str]:
         """The next character, '' at the end."""
         while self.position >= len(self.text):
-            if self.is_finished:
+            if self.is_over():
                 return ""
             yield from self.wait()
         return self.text[self.position]
@@ -108,7 +120,7 @@ class TextSource:
         while True:
             space = _SPACE.match(self.text, self.position)
             self.position = space.end() if space else self.position
-            if self.position < len(self.text) or self.is_finished:
+            if self.position < len(self.text) or self.is_over():
                 return
             yield from self.wait()
 
@@ -116,7 +128,7 @@ class TextSource:
         """Read a literal if it comes next."""
         while True:
             there = self.text[self.position : self.position + len(literal)]
-            if len(there) == len(literal) or self.is_finished or not literal.startswith(there):
+            if len(there) == len(literal) or not literal.startswith(there) or self.is_over():
                 break
             yield from self.wait()
         if there != literal:
@@ -133,7 +145,7 @@ class TextSource:
                 ahead = (space.end() if space else 0) - self.position
                 there = self.text[self.position + ahead : self.position + ahead + len(piece)]
                 is_short = len(there) < len(piece) and piece.startswith(there) and ahead < _MAX_WORD
-                if not is_short or self.is_finished:
+                if not is_short or self.is_over():
                     break
                 yield from self.wait()
             if there != piece:
@@ -143,17 +155,17 @@ class TextSource:
         return True
 
     def expect(self, literal: str) -> Steps[None]:
-        """Read white space and a literal. Raises Unreadable, or Cut."""
+        """Read white space and a literal. Raises Unreadable."""
         yield from self.skip_space()
         if not (yield from self.accept(literal)):
-            raise Cut if self.position >= len(self.text) else Unreadable
+            raise Unreadable
 
     def read_word(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Read as much as a pattern of single characters matches. Raises Unreadable for a very long word."""
         while True:
             found = pattern.match(self.text, self.position)
             end = found.end() if found else self.position
-            if end < len(self.text) or self.is_finished:
+            if end < len(self.text) or self.is_over():
                 break
             if end - self.position > _MAX_WORD:
                 raise Unreadable
@@ -175,7 +187,7 @@ class TextSource:
                 self._hand_on(sink, start, end)
                 self.position = found.end()
                 return found[0]
-            if self.is_finished:
+            if self.is_over():
                 self._hand_on(sink, start, len(text))
                 return ""
             end = len(text) - stop.measure_held(text, start)

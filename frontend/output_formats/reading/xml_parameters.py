@@ -8,7 +8,7 @@ from typing import Any, cast
 from ..output_format import CallFormat
 from .json_text import decode_json
 from .literals import PYTHON, LiteralReader
-from .text_source import Cut, Steps, Stop, TextSource, Unreadable
+from .text_source import Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 
 _MAX_SCHEMAS = 1000  # of one parameter, within unions
@@ -34,13 +34,13 @@ class ParameterReader:
         self._types: dict[tuple[int, str], frozenset[str]] = {}
 
     def read(self, writer: CallWriter) -> Steps[None]:
-        """Read all parameters, and write the object that they are. Raises Unreadable, Cut."""
+        """Read all parameters, and write the object that they are. Raises Unreadable."""
         source, before = self._source, "{"
         yield from source.skip_space()
         while (yield from source.accept_marker(self._open)):
             key: list[str] = []
             if not (yield from source.read_until(self._key_stop, key.append)):
-                raise Cut
+                raise Unreadable
             name = writer.restore("".join(key).strip())
             writer.write(f"{before}{to_json(name)}: ")
             before = ", "
@@ -49,6 +49,8 @@ class ParameterReader:
             yield from source.accept(self._lead)
             yield from self._read_value(writer, self._find_types(writer.parameters, name))
             yield from source.accept_marker(self._close[1:])
+        if source.is_cut_off:  # another parameter may have been to come
+            raise Unreadable
         writer.write("{}" if before == "{" else "}")
 
     def _find_types(self, parameters: Mapping[str, Any], name: str) -> frozenset[str]:
@@ -73,7 +75,7 @@ class ParameterReader:
             found = yield from read_until(self._value_stop, pieces.append, self._trail)
             writer.write(convert_value(writer.restore("".join(pieces)), types))
         if not found:
-            raise Cut
+            raise Unreadable
 
 
 def list_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:

@@ -6,8 +6,9 @@ import random
 
 import pytest
 from known_transcripts import TRANSCRIPTS
+from quire.frontend.output_formats.events import ToolCallEnd
 from quire.frontend.output_formats.formats import FORMATS
-from transcripts import Read, Transcript, encode, random_cuts, read
+from transcripts import Read, Transcript, encode, list_deltas, random_cuts, read, read_deltas
 
 
 @pytest.fixture(params=TRANSCRIPTS)
@@ -42,3 +43,17 @@ def test_a_transcript_is_read_alike_however_it_is_cut(transcript: Transcript, nu
     for _ in range(num_cuts):
         stop = "\t" * chance.choice([0, 0, 3, 30])  # a stop string that never comes holds text back
         check(transcript, read(transcript, random_cuts(chance, length), stop))
+
+
+def test_a_transcript_that_is_cut_off_is_no_error_and_a_call_in_it_that_ends_is_whole(
+    transcript: Transcript,
+) -> None:
+    tokenizer, output_format = transcript.tokenizer, transcript.output_format
+    prompt, ids = encode(tokenizer, transcript.prompt), encode(tokenizer, transcript.text)
+    for end in range(1, len(ids)):
+        deltas = list_deltas(tokenizer, prompt, ids[:end], ())
+        found = read_deltas(output_format, tokenizer, prompt, deltas, transcript.tools)
+        assert found.num_errors == 0 or transcript.num_errors
+        assert 0 <= found.num_reasoning_tokens <= end
+        num_ended = sum(isinstance(event, ToolCallEnd) for event in found.events)
+        assert found.parts[2][:num_ended] == list(transcript.calls[:num_ended])
