@@ -8,18 +8,26 @@ from random import Random
 
 import pytest
 from quire.tools.pocket import MODEL_DIR
-from quire.tools.pocket.evaluate import Pocket, find_story_fault, has_form_asked_for, split_words
-from quire.tools.pocket.json_tasks import draw_held_out_json_task, draw_json_task
+from quire.tools.pocket.asking import Pocket
+from quire.tools.pocket.batches import encode_documents, render
+from quire.tools.pocket.calls import CALCULATOR, make_tool
+from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, split_words
+from quire.tools.pocket.evaluate_calls import read_calls
+from quire.tools.pocket.json_tasks import draw_copying_task, draw_held_out_json_task, draw_json_task
 from quire.tools.pocket.plots import PLOTS
 from quire.tools.pocket.reading import read_story
 from quire.tools.pocket.stories import tell_story
 from quire.tools.pocket.sums import ADD_FORMS, HELD_OUT, Sum, draw_sum, draw_sum_turn
-from quire.tools.pocket.text import Document, draw_documents
+from quire.tools.pocket.talk import make_word
+from quire.tools.pocket.text import Chat, Document, draw_documents
+from quire.tools.pocket.thoughts import think_about_sum
 from quire.tools.pocket.tokenizer import (
-    CHAT_TEMPLATE,
     END_OF_TEXT,
+    MARKERS,
+    THINK_START,
     TURN_END,
     TURN_START,
+    VOCAB_SIZE,
     render_chat,
     train_tokenizer,
 )
@@ -49,15 +57,13 @@ def turns(documents: list[Document]) -> list[tuple[str, str]]:
     """Every question of the corpus with its answer."""
     pairs: list[tuple[str, str]] = []
     for chat in documents:
-        if isinstance(chat, list):
-            asked = [m["content"] for m in chat if m["role"] == "user"]
-            answered = [m["content"] for m in chat if m["role"] == "assistant"]
-            pairs += zip(asked, answered, strict=True)
+        if isinstance(chat, Chat):
+            pairs += [
+                (first["content"], second["content"])
+                for first, second in pairwise(chat.messages)
+                if (first["role"], second["role"]) == ("user", "assistant")
+            ]
     return pairs
-
-
-def as_text(document: Document) -> str:
-    return document if isinstance(document, str) else render_chat(document)
 
 
 def find_number_pairs(text: str) -> set[tuple[int, int]]:
@@ -75,13 +81,15 @@ def test_no_sum_of_a_held_out_pair_is_in_the_corpus_in_any_form(turns: list[tupl
             continue  # JSON records hold numbers that are not added
         if "only" in answer or "smaller" in answer:
             continue  # declined: no result is shown
+        if not answer:
+            continue  # calls: what comes of them is checked below, in the answer
         if re.search(r" minus | - |-|away|[Ss]ubtract|eats", question):
             continue  # checked below, as the sum that the subtraction undoes
         assert not find_number_pairs(question) & HELD_OUT, question
 
 
 def test_no_equation_of_the_corpus_shows_a_held_out_pair(documents: list[Document]) -> None:
-    text = "\n".join(as_text(document) for document in documents)
+    text = "\n".join(render(document) for document in documents)
     added = re.findall(r"(\d+) (?:plus|\+) (\d+) (?:is|=) (\d+)", text)
     taken = re.findall(r"(\d+) (?:minus|-) (\d+) (?:is|=) (\d+)", text)
     assert len(added) > 2000
@@ -92,7 +100,7 @@ def test_no_equation_of_the_corpus_shows_a_held_out_pair(documents: list[Documen
 
 
 def test_every_sum_that_the_corpus_answers_is_right(documents: list[Document]) -> None:
-    text = "\n".join(as_text(document) for document in documents)
+    text = "\n".join(render(document) for document in documents)
     for a, sign, b, c in re.findall(r"(\d+) (plus|minus|\+|-) (\d+) (?:is|=) (\d+)", text):
         assert int(c) == (int(a) + int(b) if sign in ("plus", "+") else int(a) - int(b))
 
@@ -133,7 +141,7 @@ def test_the_same_seed_gives_the_same_text() -> None:
 
 def test_another_seed_gives_other_text() -> None:
     first, second = (list(islice(draw_documents(seed=seed), 300)) for seed in (3, 4))
-    assert not set(map(as_text, first)) <= set(map(as_text, second))
+    assert not set(map(render, first)) <= set(map(render, second))
 
 
 def test_json_answers_parse_and_have_the_form_asked_for() -> None:
@@ -153,6 +161,14 @@ def test_extraction_tasks_state_every_value_in_the_prompt() -> None:
     for task in tasks:
         values = task.value.values() if isinstance(task.value, dict) else task.value
         assert all(str(value) in task.prompt for value in values)
+
+
+def test_copying_tasks_state_every_value_and_are_never_held_out() -> None:
+    rng = Random(14)
+    for task in (draw_copying_task(rng) for _ in range(1000)):
+        assert isinstance(task.value, dict)
+        assert not task.is_held_out
+        assert all(str(value) in task.prompt for value in task.value.values())
 
 
 def test_held_out_json_prompts_are_never_trained_on(turns: list[tuple[str, str]]) -> None:
@@ -205,19 +221,104 @@ def test_a_fault_is_found_in_each_kind_of_bad_story() -> None:
 
 
 def test_the_tokenizer_splits_digits_and_encodes_any_text(documents: list[Document]) -> None:
-    tokenizer = train_tokenizer(map(as_text, documents[:2000]))
+    tokenizer = train_tokenizer(map(render, documents[:2000]))
     assert tokenizer.encode("a 123").tokens[-3:] == ["1", "2", "3"]
     strange = "naïve 日本語 🙂 \t\n\x00"
     assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
     assert [tokenizer.token_to_id(token) for token in (END_OF_TEXT, TURN_START, TURN_END)] == [0, 1, 2]
 
 
-def test_render_chat_and_the_chat_template_agree() -> None:
-    jinja2 = pytest.importorskip("jinja2")
-    template = jinja2.Template(CHAT_TEMPLATE, keep_trailing_newline=True)
-    for wants_prompt in (False, True):
-        rendered = template.render(messages=CHAT, add_generation_prompt=wants_prompt)
-        assert rendered == render_chat(CHAT, wants_prompt)
+def test_a_word_has_the_same_tokens_after_a_space_and_after_a_quote(documents: list[Document]) -> None:
+    tokenizer = train_tokenizer(map(render, documents))
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    assert [tokenizer.token_to_id(marker) for marker in MARKERS] == list(range(VOCAB_SIZE - 6, VOCAB_SIZE))
+    rng = Random(15)
+    for word in (make_word(rng) for _ in range(200)):
+        spaced, quoted = tokenizer.encode(f"a {word}").tokens[1:], tokenizer.encode(f'"{word}').tokens[1:]
+        assert spaced in (["Ġ", *quoted], ["Ġ" + quoted[0], *quoted[1:]])
+
+
+def test_calls_are_rendered_in_the_hermes_format() -> None:
+    tool = make_tool("lookup", "Looks up a fact.", ("key",), ("string",))
+    call = {"type": "function", "function": {"name": "lookup", "arguments": {"key": "age of Mia"}}}
+    messages = [
+        {"role": "system", "content": "You are Pocket."},
+        {"role": "user", "content": "How old is Mia?"},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "content": "7"},
+        {"role": "tool", "content": "7"},
+    ]
+    called = '<tool_call>\n{"name": "lookup", "arguments": {"key": "age of Mia"}}\n</tool_call>'
+    result = "<tool_response>\n7\n</tool_response>"
+    assert render_chat(messages, True, [tool]) == (
+        "<|im_start|>system\nYou are Pocket.\n\n<tools>\n"
+        '{"name": "lookup", "description": "Looks up a fact.", "parameters": {"key": "string"}}\n'
+        "</tools><|im_end|>\n<|im_start|>user\nHow old is Mia?<|im_end|>\n"
+        f"<|im_start|>assistant\n{called}\n{called}<|im_end|>\n"
+        f"<|im_start|>user\n{result}\n{result}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert read_calls(f"{called}\n{called}") == [call["function"]] * 2
+
+
+def test_tools_are_rendered_whatever_their_schemas_leave_out() -> None:
+    bare = {"type": "function", "function": {"name": "now"}}
+    vague = make_tool("f", "", (), ())
+    vague["function"]["parameters"]["properties"] = {"x": {"anyOf": []}, "y": {"type": ["string", "null"]}}
+    rendered = render_chat([{"role": "user", "content": "Hi!"}], tools=[bare, vague])
+    assert '{"name": "now", "description": "", "parameters": {}}' in rendered
+    assert '"parameters": {"x": "any", "y": "any"}' in rendered
+
+
+def test_thinking_opens_the_thoughts_and_past_ones_are_not_rendered() -> None:
+    assert render_chat(CHAT, True, is_thinking=True).endswith("<|im_start|>assistant\n<think>\n")
+    thought = [{"role": "assistant", "content": "<think>\nSo 42.\n</think>\n\n42."}]
+    assert render_chat(thought) == "<|im_start|>assistant\n42.<|im_end|>\n"
+
+
+def test_calls_of_the_corpus_name_offered_tools_and_copy_what_was_asked(documents: list[Document]) -> None:
+    chats = [document for document in documents if isinstance(document, Chat) and document.tools]
+    calls = [
+        (chat.tools, message["content"], call["function"])
+        for chat in chats
+        for message, reply in pairwise(chat.messages)
+        for call in reply.get("tool_calls", ())
+    ]
+    assert len(calls) > 1000
+    for tools, question, call in calls:
+        offered = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
+        assert offered[call["name"]].keys() == call["arguments"].keys()
+        values = [value for value in call["arguments"].values() if not isinstance(value, bool)]
+        words = [word for value in values for word in str(value).split()]
+        assert sum(word in question for word in words) >= len(words) - 2, (question, call)
+
+
+def test_results_of_the_corpus_are_true_and_said_in_the_answer() -> None:
+    rng = Random(13)
+    for _ in range(2000):
+        calculation = CALCULATOR.draw(rng)
+        [expression] = calculation.values
+        a, sign, b = str(expression).split()
+        result = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}
+        assert int(calculation.result) == (int(a) // int(b) if sign == "/" else result[sign])
+        assert calculation.answer.endswith(f" is {calculation.result}.")
+
+
+def test_thoughts_about_sums_end_with_the_result() -> None:
+    assert think_about_sum(Sum(47, 38)) == "7 and 8 make 15. 1 and 4 and 3 make 8. So 85."
+    taken = think_about_sum(Sum(42, 17, is_minus=True))
+    assert taken == "12 without 7 leaves 5. 4 without 1 without 1 leaves 2. So 25."
+
+
+def test_the_prompt_opens_thoughts_and_training_asks_only_for_the_rest(documents: list[Document]) -> None:
+    tokenizer = train_tokenizer(map(render, documents))
+    thinking = [document for document in documents if isinstance(document, Chat) and document.thought]
+    assert len(thinking) > 300
+    for chat, (ids, targets) in zip(thinking, encode_documents(tokenizer, iter(thinking)), strict=True):
+        start = ids.index(tokenizer.encode(THINK_START).ids[0])
+        assert not any(targets[start : start + 2])
+        assert chat.thought
+        asked = [token for token, is_asked in zip(ids[start:], targets[start:], strict=True) if is_asked]
+        assert tokenizer.decode(asked, skip_special_tokens=False).startswith(f"{chat.thought}\n</think>\n\n")
 
 
 @needs_model

@@ -6,26 +6,23 @@ Asks only what training never showed: held-out additions, held-out JSON prompts,
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from . import MODEL_DIR
-from .json_tasks import JsonTask, draw_held_out_json_task
+from .asking import SEED, Pocket, Score, ask, score_chat
+from .evaluate_calls import score_calls, score_thoughts
+from .json_tasks import JsonTask, draw_copying_task, draw_held_out_json_task
 from .reading import draw_reading
 from .sums import ADD_FORMS, HELD_OUT, Sum
 from .talk import ONLY_KNOW, draw_unknown
 from .text import draw_documents
-from .tokenizer import render_chat
 from .words import ANIMALS, a
 
-SEED = 4242  # text drawn for evaluation only; training seeds are small numbers
 STORY_STARTS: tuple[str, ...] = (
     "Once upon a time",
     "The cat",
@@ -35,83 +32,6 @@ STORY_STARTS: tuple[str, ...] = (
     "Tom",
 )
 MAX_STORY_TOKENS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How many of `total` cases passed, with the failed ones as text."""
-
-    name: str
-    total: int
-    failures: list[str]
-
-    def __str__(self) -> str:
-        passed = self.total - len(self.failures)
-        return f"{self.name:<44} {passed:>5} of {self.total:<5} {100 * passed / self.total:6.2f} %"
-
-
-def ask(question: str) -> str:
-    """The prompt of a chat that begins with `question`."""
-    return render_chat([{"role": "user", "content": question}], add_generation_prompt=True)
-
-
-@dataclass(frozen=True)
-class Pocket:
-    """A loaded model that answers batches of prompts."""
-
-    folder: Path
-    batch_size: int = 64
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(self.folder, padding_side="left")
-
-    @cached_property
-    def model(self) -> LlamaForCausalLM:
-        return LlamaForCausalLM.from_pretrained(self.folder, dtype="auto").eval()
-
-    def chat(self, questions: list[str], max_tokens: int = 80) -> list[str]:
-        """The greedy answer to each question, up to the end of the turn."""
-        prompts = [ask(question) for question in questions]
-        return [text for text, _ in self.complete(prompts, max_tokens)]
-
-    def complete(
-        self, prompts: list[str], max_tokens: int, temperature: float | None = None
-    ) -> list[tuple[str, bool]]:
-        """The text after each prompt, and whether the model ended it itself; greedy without a temperature."""
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        results: dict[int, tuple[str, bool]] = {}
-        for low in range(0, len(order), self.batch_size):
-            chosen = order[low : low + self.batch_size]
-            texts = self._complete_batch([prompts[index] for index in chosen], max_tokens, temperature)
-            results |= zip(chosen, texts, strict=True)
-        return [results[index] for index in range(len(prompts))]
-
-    @torch.inference_mode()
-    def _complete_batch(
-        self, prompts: list[str], max_tokens: int, temperature: float | None
-    ) -> Iterator[tuple[str, bool]]:
-        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True)
-        sampling = {"do_sample": temperature is not None, "temperature": temperature or 1.0, "top_k": 0}
-        # transformers' own protocol for `self` does not fit its models
-        generate = self.model.generate  # pyright: ignore[reportAttributeAccessIssue]
-        output = generate(**inputs, max_new_tokens=max_tokens, **sampling)
-        for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
-            has_ended = any(token in self.model.config.eos_token_id for token in ids)
-            yield str(self.tokenizer.decode(ids, skip_special_tokens=True)), has_ended
-
-
-def score_chat(
-    pocket: Pocket, name: str, cases: list[tuple[str, str]], is_right: Callable[[str, str], bool]
-) -> Score:
-    """Asks each case's question; `is_right` judges an answer by what was expected."""
-    answers = pocket.chat([question for question, _ in cases])
-    failures = [
-        f"{question!r} -> {answer!r}"
-        for (question, expected), answer in zip(cases, answers, strict=True)
-        if not is_right(answer, expected)
-    ]
-    return Score(name, len(cases), failures)
 
 
 def score_additions(pocket: Pocket, limit: int | None = None) -> Score:
@@ -147,6 +67,16 @@ def score_json(pocket: Pocket, count: int) -> tuple[Score, Score]:
     return (
         Score("held-out JSON prompts: valid, right keys", count, bad),
         Score("held-out JSON prompts: facts copied right", len(stated), wrong),
+    )
+
+
+def score_copying(pocket: Pocket, count: int) -> Score:
+    """Prompts that state their facts, with words that mean nothing or stand where they do not belong."""
+    rng = Random(SEED)
+    tasks = [draw_copying_task(rng) for _ in range(count)]
+    cases = [(task.prompt, task.answer) for task in tasks]
+    return score_chat(
+        pocket, "JSON of strange facts copied right", cases, lambda answer, right: answer == right
     )
 
 
@@ -239,11 +169,14 @@ def evaluate(folder: Path, is_quick: bool = False) -> Iterator[Score]:
     yield score_additions(pocket, limit=200 if is_quick else None)
     yield score_one_digit_sums(pocket)
     yield from score_json(pocket, 500 // scale)
+    yield score_copying(pocket, 300 // scale)
     yield score_reading(pocket, 400 // scale)
     yield score_unknown(pocket, 300 // scale)
     yield score_stories(pocket, words, 0, temperature=None)
     yield score_stories(pocket, words, 120 // scale, temperature=1.0)
     yield score_story_requests(pocket, words)
+    yield from score_calls(pocket, 200 // scale)
+    yield from score_thoughts(pocket, 200 // scale)
 
 
 def main() -> None:

@@ -4,12 +4,14 @@ A tenth of all prompts is held out by the hash of its text: training skips them 
 """
 
 import json
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
+from .talk import ECHO_WORDS, make_word
 from .words import (
     ANIMALS,
     BOYS,
@@ -177,6 +179,32 @@ def draw_json_task(rng: Random) -> JsonTask:
 def draw_held_out_json_task(rng: Random) -> JsonTask:
     """A task whose prompt is held out."""
     return _draw_until(rng, is_held_out=True)
+
+
+def draw_copying_task(rng: Random) -> JsonTask:
+    """An extraction whose values may be words without a meaning, or of another kind than its keys say.
+
+    Only copying from the prompt gets it right. A prompt that is held out is not drawn.
+    """
+    text, facts = rng.choice(_FACTS)(rng)
+    stated: dict[str, Value] = {}
+    for key, value in facts.items():
+        new = _draw_stranger(rng, value) if rng.random() < 0.6 else value
+        text, found = re.subn(rf"\b{value}\b", str(new), text, count=1)
+        stated[key] = new if found else value
+    keys = list(stated)
+    if rng.random() < 0.4:
+        keys = rng.sample(keys, rng.randint(1, len(keys)))
+    prompt = rng.choice(EXTRACT_FORMS).format(text=text, keys=_say_keys(rng, keys))
+    task = JsonTask(prompt, {key: stated[key] for key in keys}, is_extraction=True)
+    return draw_copying_task(rng) if task.is_held_out else task
+
+
+def _draw_stranger(rng: Random, value: Value) -> Value:
+    if isinstance(value, int):
+        return rng.randrange(10 ** rng.randint(1, 4))
+    word = make_word(rng) if rng.random() < 0.5 else rng.choice(ECHO_WORDS)
+    return word.capitalize() if str(value)[0].isupper() else word
 
 
 def _draw_until(rng: Random, is_held_out: bool) -> JsonTask:

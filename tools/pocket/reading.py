@@ -46,6 +46,16 @@ def read_sentences(rng: Random) -> list[Turn]:
     return [(first, picked[0][1]), *picked[1:]]
 
 
+def read_sentence(rng: Random) -> tuple[str, str, str]:
+    """Plain sentences with a question, the sentence that answers it, and the answer."""
+    name = rng.choice(GIRLS + BOYS)
+    drawn = _draw_facts(rng, name)
+    sentence, turns = rng.choice(drawn)
+    question, answer = rng.choice(turns)
+    text = " ".join(each for each, _ in drawn)
+    return rng.choice(READ_FORMS).format(text=text, question=question), sentence, answer
+
+
 def _draw_facts(rng: Random, name: str) -> list[Fact]:
     """One to four sentences about `name`, of which the first names them."""
     he = "She" if name in GIRLS else "He"

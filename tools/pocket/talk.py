@@ -139,10 +139,11 @@ def _draw_topic(rng: Random) -> str:
     """A real topic, or words that mean nothing, so that unseen words too lead to the polite answer."""
     if rng.random() < 0.65:
         return rng.choice(TOPICS)
-    return " ".join(_make_word(rng) for _ in range(rng.randint(1, 2)))
+    return " ".join(make_word(rng) for _ in range(rng.randint(1, 2)))
 
 
-def _make_word(rng: Random) -> str:
+def make_word(rng: Random) -> str:
+    """A word of one to four syllables that means nothing."""
     syllables = rng.randint(1, 4)
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
     return word if rng.random() < 0.7 else word.capitalize()
@@ -151,7 +152,7 @@ def _make_word(rng: Random) -> str:
 def draw_echo(rng: Random) -> tuple[str, str]:
     """Words to repeat, in no order and some without a meaning, so that only copying gets them right."""
     words = [
-        rng.choice(ECHO_WORDS) if rng.random() < 0.8 else _make_word(rng) for _ in range(rng.randint(1, 14))
+        rng.choice(ECHO_WORDS) if rng.random() < 0.8 else make_word(rng) for _ in range(rng.randint(1, 14))
     ]
     text = " ".join(words)
     return rng.choice(ECHO_FORMS).format(text=text), text

@@ -1,14 +1,13 @@
 """Trains the pocket model from scratch on the CPU: `python -m quire.tools.pocket.train`.
 
-The recipe has three stages: text, then sequences to copy, then text again while the learning rate falls to
-zero. The corpus never repeats, so a stage is a number of steps and nothing is seen twice.
+The corpus never repeats, so nothing is seen twice. Text and sequences to copy are mixed: many of these at
+first, few at the end.
 """
 
 import argparse
-import math
+import ctypes
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -16,54 +15,54 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from . import MODEL_DIR
-from .batches import END_OF_TEXT_ID, TURN_END_ID, Batch, encode_documents, pack_copies, pack_texts
-from .text import Document, draw_documents
-from .tokenizer import VOCAB_SIZE, render_chat, save_tokenizer, train_tokenizer, write_json
+from .batches import (
+    END_OF_TEXT_ID,
+    LONG_SHAPE,
+    SHORT_SHAPE,
+    TURN_END_ID,
+    Batch,
+    Packer,
+    encode_documents,
+    render,
+)
+from .loss import NORM_EPS, ROPE_THETA, compute_loss
+from .text import draw_documents
+from .tokenizer import SPACE, VOCAB_SIZE, save_tokenizer, train_tokenizer, write_json
 
 MAX_LENGTH = 2048
-ROPE_THETA = 10000.0
 TOKENIZER_DOCUMENTS = 10_000
+MALLOC_TRIM_THRESHOLD, MALLOC_TOP_PAD, MALLOC_MMAP_MAX = -1, -2, -4  # of malloc.h
 WARM_UP_STEPS = 60
 EMA_DECAY = 0.98
 MATRIX_RATE, OTHER_RATE = 0.02, 0.004  # learning rates of Muon and AdamW at factor 1
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """`num_steps` steps on one kind of batch; the learning rate's factor goes from `first` to `last`."""
-
-    is_copying: bool
-    num_steps: int
-    first: float
-    last: float
-
-    def factor(self, step: int) -> float:
-        """A cosine from `first` to `last`, the latter at `step` `num_steps`."""
-        return self.last + (self.first - self.last) * 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
-
-
-STAGES = (
-    Stage(is_copying=False, num_steps=1250, first=1.0, last=0.3),
-    Stage(is_copying=True, num_steps=220, first=1.0, last=1.0),
-    Stage(is_copying=False, num_steps=600, first=0.7, last=0.0),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
-    """`scale` makes every stage longer or shorter, for a slow machine or a quick try."""
+    """`minutes` of training: the recipe follows the clock, so a slow machine makes fewer steps."""
 
     out: Path
-    scale: float
+    minutes: float
     seed: int
     threads: int
     export_every: int
+
+
+def plan_step(step: int, progress: float) -> tuple[tuple[int, int], float, float]:
+    """The shape of a step's batch, its share of rows to copy, and the factor of its learning rates.
+
+    progress: the share of the time that has passed. Copying comes first and fades; the learning rate stays up
+    for half of the time and then falls to zero; long rows come when copying is known.
+    """
+    shape = LONG_SHAPE if progress > 0.3 and step % 4 == 0 else SHORT_SHAPE
+    copy_share = 0.34 if progress < 0.3 else 0.1 if progress < 0.6 else 0.04
+    factor = min(1.0, step / WARM_UP_STEPS, max(0.0, 1.0 - progress) / 0.5)
+    return shape, copy_share, factor
 
 
 def make_config() -> LlamaConfig:
@@ -73,10 +72,10 @@ def make_config() -> LlamaConfig:
         intermediate_size=640,
         num_hidden_layers=6,
         num_attention_heads=6,
-        num_key_value_heads=2,
+        num_key_value_heads=3,
         head_dim=32,
         max_position_embeddings=MAX_LENGTH,
-        rms_norm_eps=1e-5,
+        rms_norm_eps=NORM_EPS,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -87,13 +86,18 @@ def make_config() -> LlamaConfig:
     )
 
 
-def compute_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
-    """Mean cross entropy of the target tokens; only their positions go through the output head."""
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(input_ids=batch.ids).last_hidden_state  # [rows, length, hidden]
-        chosen = hidden[:, :-1][batch.is_target[:, 1:]]  # [targets, hidden]
-        logits = model.lm_head(chosen)  # [targets, vocab]
-    return functional.cross_entropy(logits.float(), batch.ids[:, 1:][batch.is_target[:, 1:]])
+def init_spaced_words(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    """Lets the embedding of each word with a space in front begin near that of the word without.
+
+    A value stands after a space in a sentence and after a quote in JSON; what learns to copy one of its two
+    tokens so copies the other.
+    """
+    vocab = tokenizer.get_vocab()
+    pairs = [(vocab[SPACE + word], index) for word, index in vocab.items() if SPACE + word in vocab]
+    spaced, bare = torch.tensor(pairs).T
+    with torch.no_grad():
+        weight = model.model.embed_tokens.weight
+        weight[spaced] = 0.8 * weight[bare] + 0.6 * weight[vocab[SPACE]]
 
 
 class Trainer:
@@ -129,38 +133,40 @@ class Trainer:
 
 def train(options: Options) -> None:
     """Trains and writes the model folder to `options.out`, also every `export_every` steps."""
+    _keep_freed_memory()
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
-    tokenizer = train_tokenizer(_render(draw_documents(options.seed)))
+    tokenizer = train_tokenizer(map(render, islice(draw_documents(options.seed), TOKENIZER_DOCUMENTS)))
     trainer = Trainer(LlamaForCausalLM(make_config()))
+    init_spaced_words(trainer.model, tokenizer)
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     print(f"{num_parameters:,} parameters, seed {options.seed}", flush=True)
+    packer = Packer(encode_documents(tokenizer, draw_documents(options.seed + 1)), options.seed)
 
-    start, recent = time.monotonic(), 0.0
-    for step, (batch, factor) in enumerate(_plan(tokenizer, options), start=1):
-        loss = trainer.step(batch, factor * min(1.0, step / WARM_UP_STEPS))
+    start, recent, step, minutes = time.monotonic(), 0.0, 0, 0.0
+    while minutes < options.minutes:
+        step += 1
+        shape, copy_share, factor = plan_step(step, minutes / options.minutes)
+        loss = trainer.step(packer.pack(shape, copy_share), factor)
         recent = loss if step == 1 else 0.95 * recent + 0.05 * loss
+        minutes = (time.monotonic() - start) / 60
         if step % 25 == 0:
-            minutes = (time.monotonic() - start) / 60
             print(f"step {step:5d}  loss {recent:.4f}  lr x{factor:.3f}  {minutes:.1f} min", flush=True)
         if step % options.export_every == 0:
             export(trainer.averaged_model, tokenizer, options.out)
     export(trainer.averaged_model, tokenizer, options.out)
 
 
-def _plan(tokenizer: Tokenizer, options: Options) -> Iterator[tuple[Batch, float]]:
-    """Every batch of the recipe with its learning rate's factor."""
-    rows = encode_documents(tokenizer, draw_documents(options.seed + 1))
-    texts, copies = pack_texts(rows), pack_copies(rows, options.seed)
-    for stage in STAGES:
-        scaled = replace(stage, num_steps=max(1, round(stage.num_steps * options.scale)))
-        for step in range(scaled.num_steps):
-            yield next(copies if stage.is_copying else texts), scaled.factor(step)
+def _keep_freed_memory() -> None:
+    """Has malloc reuse large blocks; otherwise each step maps hundreds of megabytes anew, page by page.
 
-
-def _render(documents: Iterator[Document]) -> Iterator[str]:
-    for document in islice(documents, TOKENIZER_DOCUMENTS):
-        yield document if isinstance(document, str) else render_chat(document)
+    On a shared virtual machine that made a step three times as long. Only glibc has the setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for setting in (MALLOC_TRIM_THRESHOLD, MALLOC_TOP_PAD):
+            mallopt(setting, 1 << 30)
+        mallopt(MALLOC_MMAP_MAX, 0)
 
 
 def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
@@ -203,7 +209,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
 def parse_options() -> Options:
     parser = argparse.ArgumentParser(prog="python -m quire.tools.pocket.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="the folder to write")
-    parser.add_argument("--scale", type=float, default=1.0, help="makes all stages longer or shorter")
+    parser.add_argument("--minutes", type=float, default=50.0, help="how long to train")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--export-every", type=int, default=250, help="steps between two exports")
