@@ -7,13 +7,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from quire.tools.pocket import MODEL_DIR
 from quire.tools.pocket.asking import Pocket
-from quire.tools.pocket.batches import encode_documents, render
+from quire.tools.pocket.batches import Batch, encode_documents, render
 from quire.tools.pocket.calls import CALCULATOR, make_tool
 from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, split_words
 from quire.tools.pocket.evaluate_calls import read_calls
 from quire.tools.pocket.json_tasks import draw_copying_task, draw_held_out_json_task, draw_json_task
+from quire.tools.pocket.loss import ROPE_THETA, compute_loss
 from quire.tools.pocket.plots import PLOTS
 from quire.tools.pocket.reading import read_story
 from quire.tools.pocket.stories import tell_story
@@ -31,6 +33,8 @@ from quire.tools.pocket.tokenizer import (
     render_chat,
     train_tokenizer,
 )
+from quire.tools.pocket.train import make_config
+from quire.tools.pocket.wiring import wire
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 NUM_DOCUMENTS = 6_000
@@ -236,6 +240,26 @@ def test_a_word_has_the_same_tokens_after_a_space_and_after_a_quote(documents: l
     for word in (make_word(rng) for _ in range(200)):
         spaced, quoted = tokenizer.encode(f"a {word}").tokens[1:], tokenizer.encode(f'"{word}').tokens[1:]
         assert spaced in (["Ġ", *quoted], ["Ġ" + quoted[0], *quoted[1:]])
+
+
+def test_a_model_copies_sequences_before_it_is_trained() -> None:
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(make_config())
+    wire(model, ROPE_THETA)
+    tokens = torch.randperm(VOCAB_SIZE)[: 8 * 60].view(8, 60)
+    with torch.inference_mode():
+        said = model(input_ids=tokens.repeat(1, 2)).logits.argmax(-1)
+    assert (said[:, 60:-1] == tokens[:, 1:]).float().mean() > 0.9
+
+
+def test_the_training_loss_is_that_of_transformers() -> None:
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(make_config())
+    ids, is_target = torch.randint(VOCAB_SIZE, (3, 40)), torch.rand(3, 40) < 0.5
+    loss = compute_loss(model, Batch(ids, is_target), is_compiled=False)
+    with torch.inference_mode():
+        expected = model(input_ids=ids, labels=ids.masked_fill(~is_target, -100)).loss
+    assert loss.item() == pytest.approx(expected.item(), rel=2**-8)  # bfloat16
 
 
 def test_calls_are_rendered_in_the_hermes_format() -> None:

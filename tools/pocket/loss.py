@@ -5,6 +5,8 @@ arithmetic is bfloat16 but for norms, softmax and cross entropy.
 Legend: B rows, T positions, H query heads, K key and value heads, D head size.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import cast
 
 import torch
@@ -15,20 +17,28 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from .batches import Batch
 
-ROPE_THETA = 10000.0
+ROPE_THETA = 1_000_000.0
 NORM_EPS = 1e-5
 
 
-def compute_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def compute_loss(model: LlamaForCausalLM, batch: Batch, is_compiled: bool = True) -> Tensor:
     """Mean cross entropy of the target tokens; only their positions go through the output head."""
+    run_layer = _compile(_run_layer, False) if is_compiled else _run_layer
+    run_head = _compile(_run_head, True) if is_compiled else _run_head
     ids, targets = batch.ids[:, :-1], batch.ids[:, 1:]
     is_target = batch.is_target[:, 1:]
     embedding = model.model.embed_tokens.weight.bfloat16()
     hidden = functional.embedding(ids, embedding)  # [B, T, hidden]
     cos, sin = _make_rotation(ids.shape[1], model.config)
     for layer in model.model.layers:
-        hidden = _run_layer(hidden, cos, sin, *_take_weights(cast(LlamaDecoderLayer, layer)))
-    return _run_head(hidden[is_target], model.model.norm.weight.bfloat16(), embedding, targets[is_target])
+        hidden = run_layer(hidden, cos, sin, *_take_weights(cast(LlamaDecoderLayer, layer)))
+    return run_head(hidden[is_target], model.model.norm.weight.bfloat16(), embedding, targets[is_target])
+
+
+@cache
+def _compile(function: Callable[..., Tensor], is_dynamic: bool) -> Callable[..., Tensor]:
+    """is_dynamic: one program serves all shapes."""
+    return torch.compile(function, dynamic=is_dynamic)
 
 
 def _take_weights(layer: LlamaDecoderLayer) -> tuple[Tensor, ...]:
@@ -52,7 +62,6 @@ def _make_rotation(length: int, config: LlamaConfig) -> tuple[Tensor, Tensor]:
     return angles.cos().bfloat16()[:, None], angles.sin().bfloat16()[:, None]
 
 
-@torch.compile(dynamic=False)
 def _run_layer(
     hidden: Tensor,
     cos: Tensor,
@@ -83,7 +92,6 @@ def _run_layer(
     return hidden + functional.linear(functional.silu(gate) * up, down)
 
 
-@torch.compile(dynamic=True)
 def _run_head(hidden: Tensor, norm: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(functional.linear(_normalize(hidden, norm), embedding).float(), targets)
 

@@ -33,6 +33,7 @@ from .batches import (
 from .loss import NORM_EPS, ROPE_THETA, compute_loss
 from .text import draw_documents
 from .tokenizer import SPACE, VOCAB_SIZE, save_tokenizer, train_tokenizer, write_json
+from .wiring import wire
 
 MAX_LENGTH = 2048
 TOKENIZER_DOCUMENTS = 10_000
@@ -60,7 +61,7 @@ def plan_step(step: int, progress: float) -> tuple[tuple[int, int], float, float
     for half of the time and then falls to zero; long rows come when copying is known.
     """
     shape = LONG_SHAPE if progress > 0.3 and step % 4 == 0 else SHORT_SHAPE
-    copy_share = 0.34 if progress < 0.3 else 0.1 if progress < 0.6 else 0.04
+    copy_share = 0.17 if progress < 0.2 else 0.08 if progress < 0.6 else 0.04
     factor = min(1.0, step / WARM_UP_STEPS, max(0.0, 1.0 - progress) / 0.5)
     return shape, copy_share, factor
 
@@ -137,8 +138,10 @@ def train(options: Options) -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     tokenizer = train_tokenizer(map(render, islice(draw_documents(options.seed), TOKENIZER_DOCUMENTS)))
-    trainer = Trainer(LlamaForCausalLM(make_config()))
-    init_spaced_words(trainer.model, tokenizer)
+    model = LlamaForCausalLM(make_config())
+    init_spaced_words(model, tokenizer)
+    wire(model, ROPE_THETA)
+    trainer = Trainer(model)
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     print(f"{num_parameters:,} parameters, seed {options.seed}", flush=True)
     packer = Packer(encode_documents(tokenizer, draw_documents(options.seed + 1)), options.seed)
