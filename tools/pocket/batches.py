@@ -28,8 +28,8 @@ from .tokenizer import (
 
 Row: TypeAlias = tuple[list[int], list[bool]]  # token ids, and for each whether predicting it counts
 
-# Rows and positions of a step: some 4,000 predictions each.
-SHORT_SHAPE, LONG_SHAPE = (12, 321), (8, 513)
+# Rows and positions of a step: some 5,120 predictions each.
+SHORT_SHAPE, LONG_SHAPE = (16, 321), (10, 513)
 END_OF_TEXT_ID, TURN_START_ID, TURN_END_ID = range(len(SPECIAL_TOKENS))
 
 
