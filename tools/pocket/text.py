@@ -36,7 +36,7 @@ class Chat:
 
 Document: TypeAlias = str | Chat
 
-TOOLS_SHARE, THINKING_SHARE = 0.36, 0.15  # of the conversations
+TOOLS_SHARE, THINKING_SHARE = 0.36, 0.2  # of the conversations
 CALLS_SHARE = 0.75  # of the exchanges where tools are offered
 
 STORY_REQUESTS = (
@@ -130,11 +130,11 @@ def _answer_without_call(rng: Random, offers: list[Offer]) -> list[Turn]:
 def _think(rng: Random) -> tuple[list[Message], str]:
     """An exchange, and the thought before its answer."""
     pick = rng.random()
-    if pick < 0.6:
+    if pick < 0.7:
         drawn = draw_sum(rng, is_minus=rng.random() < 0.25)
         question, reply = rng.choice(TAKE_FORMS if drawn.is_minus else ADD_FORMS)
         return _as_messages([(drawn.fill(question), drawn.fill(reply))]), think_about_sum(drawn)
-    if pick < 0.85:
+    if pick < 0.9:
         question, sentence, answer = read_sentence(rng)
         return _as_messages([(question, answer)]), think_about_text(sentence)
     turns = rng.choice((_tell_on_request, _draw_json, _draw_small_talk, _draw_unknown, _draw_echo))(rng)
