@@ -123,8 +123,7 @@ class CallReader:
 
     def _start_empty(self, writer: CallWriter, name: str) -> Steps[None]:
         """A call that ends without arguments has none."""
-        following = yield from self._source.peek()
-        if not self.close or following != self.close[0][0]:
+        if not self.close or not (yield from self._source.accept_marker(self.close)):
             raise Unreadable
         self.start_arguments(writer, name)
         writer.write("{}")
