@@ -295,7 +295,7 @@ def chat_penalties(client: openai.OpenAI) -> None:
             temperature=0,
             max_tokens=60,
             logprobs=True,
-            extra_body={"ignore_eos": True, "logit_bias": {"100": 8}},
+            extra_body={"ignore_eos": True, "logit_bias": {"100": 20}},
             **penalties,
         )
         assert answer.choices[0].logprobs
