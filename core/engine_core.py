@@ -37,10 +37,11 @@ from .kv.kv_cache_manager import KVCacheManager
 from .kv.prefix_misses import PrefixMisses
 from .scheduling.admission import find_refusal
 from .scheduling.deadlines import Deadlines
+from .scheduling.overload import find_overload
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Step
-from .scheduling.tenant import Tenant, TenantLedger
+from .scheduling.tenant import TenantLedger
 from .stats.remarks import Remarks
 from .stats.stats import EngineCounters
 from .stats.stats_collector import StatsCollector, Surroundings
@@ -120,7 +121,9 @@ class EngineCore:
         if held_bytes >= EXPENSIVE_BYTES:
             self.remarks.note("expensive request", f"{request.request_id!r} holds {held_bytes} bytes")
         tenant = self._tenants.enter(request.tenant or client, self._weights.get(client, 1.0), held_bytes)
-        overload = self._find_overload(request, tenant, held_bytes)
+        overload = find_overload(
+            request, tenant, held_bytes, self._config.scheduler, self._scheduler, self._tenants
+        )
         if overload is not None:
             self._tenants.leave(tenant, held_bytes)
             self._refuse(client, request, overload, ErrorCode.OVERLOADED)
@@ -299,31 +302,6 @@ class EngineCore:
         if request.request_id in self._requests:
             return f"request_id={request.request_id!r}: a request with this id is running"
         return find_refusal(request, self._config, self._pool.num_blocks)
-
-    def _find_overload(self, request: EngineCoreRequest, tenant: Tenant, held_bytes: int) -> str | None:
-        """Why one more request may not wait, None if it may. The tenant's account has it already.
-
-        Under the fair policy a tenant has its share of both bounds. A resumed request was taken on before, so
-        it finds a place; its bytes do while there are twice as many, which is as far as shares reach.
-        """
-        config = self._config.scheduler
-        was_taken_on = request.is_resumed or bool(request.output_token_ids)
-        part = tenant.weight / self._tenants.active_weight
-        policy = self._scheduler.policy
-        bound = config.max_num_queued_reqs
-        if bound is not None and not was_taken_on:
-            taken = self._scheduler.num_queued + max(0, len(policy.parked) - config.max_num_seqs)
-            if not policy.admits(1, taken, tenant.num_live - 1 - tenant.num_rows, bound, part):
-                return f"{taken} requests wait already, and max_num_queued_reqs={bound}: try again later"
-        bound = config.max_queued_bytes
-        if bound is not None:
-            taken, own = self._tenants.held_bytes - held_bytes, tenant.held_bytes - held_bytes
-            if not policy.admits(held_bytes, taken, own, 2 * bound if was_taken_on else bound, part):
-                return (
-                    f"it takes {held_bytes} bytes, live requests hold {taken} ({own} of them this tenant's), "
-                    f"and max_queued_bytes={bound}: try again later"
-                )
-        return None
 
     def _accept_beams(
         self, step: Step, token_ids: list[int], logprobs: Mapping[int, RowLogprobs], now: float

@@ -13,7 +13,7 @@ from typing import Any, Self
 from ..ipc.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError, EngineDeadError, QuireError, RequestFailedError
-from ..ipc.messages import EngineFacts, FrontendCounts, UtilityMethod, UtilityResult
+from ..ipc.messages import EngineFacts
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
@@ -148,13 +148,11 @@ class AsyncLLM(AsyncUtilityCalls):
     @property
     def facts(self) -> EngineFacts:
         """The running engine's facts; EngineDeadError before `start`."""
-        self._loop.check()
         return self._running_client().facts
 
     @property
     def output_format(self) -> OutputFormat | None:
         """How the model writes thoughts and tool calls; None: only text. EngineDeadError before `start`."""
-        self._loop.check()
         self._running_client()
         return self._input_processor.output_format
 
@@ -252,7 +250,6 @@ class AsyncLLM(AsyncUtilityCalls):
 
         search: prepare_beam_search instead, whose width the user calls n.
         """
-        self._loop.check()
         self._running_client()
         if search is not None:
             return self._input_processor.prepare_beam_search(params, search, "n")
@@ -271,19 +268,6 @@ class AsyncLLM(AsyncUtilityCalls):
         engine_ids = self._output_processor.find_engine_ids(ids) if self._client is not None else []
         if engine_ids:
             self._running_client().abort_requests(engine_ids)
-
-    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
-        """End requests of any client of the engine that came with one of these names; '': of every tenant.
-
-        Those that it does not find it ignores. While the engine `is_recovering` nothing happens.
-        """
-        self._loop.check()
-        self._running_client().abort_named(names, tenant)
-
-    def add_counts(self, counts: FrontendCounts) -> None:
-        """Have the engine's `metrics` count what was found here; nothing while it `is_recovering`."""
-        self._loop.check()
-        self._running_client().add_counts(counts)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None before `start` and with skip_tokenizer_init."""
@@ -328,6 +312,7 @@ class AsyncLLM(AsyncUtilityCalls):
             raise EngineDeadError("this AsyncLLM has been shut down")
 
     def _running_client(self) -> AsyncMPClient:
+        self._loop.check()
         self._check_open()
         if self.dead_error is not None:
             raise EngineDeadError(str(self.dead_error)) from self.dead_error
@@ -335,19 +320,15 @@ class AsyncLLM(AsyncUtilityCalls):
             raise EngineDeadError("the engine is not running; `await start()` first")
         return self._client
 
-    async def _call(self, method: UtilityMethod) -> UtilityResult:
-        self._loop.check()
-        return await self._running_client().call_utility(method)
-
     def _leave(self, request_id: str, is_finished: bool) -> None:
         """The request's generator has ended; what nobody reads any more ends in the engine, too."""
         del self._collectors[request_id]
         if is_finished:
             return
         engine_ids = self._output_processor.forget_requests([request_id])
-        if engine_ids and self.is_running:
+        if engine_ids and self.is_running and self._client is not None:
             with contextlib.suppress(QuireError):
-                self._running_client().abort_requests(engine_ids)
+                self._client.abort_requests(engine_ids)
 
     async def _deliver_outputs(self, client: AsyncMPClient) -> None:
         """The one task that reads the engine, until it is cancelled or the engine is gone."""

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import RequestFailedError
-from ...ipc.messages import EngineMetrics, EngineSnapshot, SchedulerStats, UtilityMethod, UtilityResult
+from ...ipc.messages import (
+    EngineMetrics,
+    EngineSnapshot,
+    FrontendCounts,
+    SchedulerStats,
+    UtilityMethod,
+    UtilityResult,
+)
+
+if TYPE_CHECKING:
+    from .async_engine_core_client import AsyncMPClient
 
 
 class UtilityCalls(ABC):
@@ -37,7 +48,7 @@ class UtilityCalls(ABC):
 
 
 class AsyncUtilityCalls(ABC):
-    """The same for asyncio."""
+    """The same for asyncio, and what is told an engine without an answer."""
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while requests hold them."""
@@ -55,8 +66,22 @@ class AsyncUtilityCalls(ABC):
         """What the engine has counted since it started, over all its clients."""
         return _expect(await self._call(UtilityMethod.METRICS), "metrics")
 
+    def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
+        """End requests of any client of the engine that came with one of these names; '': of every tenant.
+
+        Those that it does not find it ignores. While the engine is being restarted nothing happens.
+        """
+        self._running_client().abort_named(names, tenant)
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        """Have the engine's `metrics` count what was found here; nothing while it is being restarted."""
+        self._running_client().add_counts(counts)
+
+    async def _call(self, method: UtilityMethod) -> UtilityResult:
+        return await self._running_client().call_utility(method)
+
     @abstractmethod
-    async def _call(self, method: UtilityMethod) -> UtilityResult: ...
+    def _running_client(self) -> AsyncMPClient: ...
 
 
 def _expect(result: UtilityResult, field: str) -> Any:

@@ -120,7 +120,9 @@ def test_a_generator_that_another_event_loop_closes_is_aborted_in_its_own(llm: A
             abort(ids)
 
         client.abort_requests = note_thread
-        await in_thread(lambda: run(stream.aclose()))
+        closing = threading.Thread(target=lambda: run(stream.aclose()))
+        closing.start()
+        closing.join()  # without a turn of this loop, in which the request might finish
         while not threads:
             await asyncio.sleep(0)
         assert threads == [threading.get_ident()]
