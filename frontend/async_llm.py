@@ -8,7 +8,7 @@ import functools
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..ipc.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.config import EngineConfig
@@ -22,11 +22,13 @@ from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams
 from .llm_engine import load_named_tokenizer, read_served_sampling
-from .output_formats.output_format import OutputFormat
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .output_formats.output_format import OutputFormat
 
 _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy

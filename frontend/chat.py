@@ -98,7 +98,7 @@ class ChatTurns:
                 is_parallel=self._is_parallel,
                 is_reasoning_open=is_open,
             )
-            made[key] = processor.prepare_params(params.params, rules=rules)
+            made[key] = processor.bind_rules(params, rules)
         return made[key]
 
     def _show_all(self, one: CompletionOutput) -> str:

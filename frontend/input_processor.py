@@ -37,7 +37,6 @@ from ..ipc.sampling_params import (
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
-from .output_formats.grammars.rules import OutputRules
 from .text.prompts import Prompt, RawPrompt, check_encodable, parse_prompt
 from .text.tokenizer import Tokenizer
 from .text.truncation import Truncation, find_truncation
@@ -45,6 +44,7 @@ from .text.truncation import Truncation, find_truncation
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+    from .output_formats.grammars.rules import OutputRules
     from .output_formats.output_format import OutputFormat
     from .structured_outputs.compiler import GrammarCompiler
 
@@ -186,15 +186,12 @@ class InputProcessor:
         return words is not None and sum(map(len, words)) > _LONG_TEXT // 2  # each is encoded twice
 
     def prepare_params(
-        self,
-        params: SamplingParams,
-        encoded_bad_words: list[list[int]] | None = None,
-        rules: OutputRules | None = None,
+        self, params: SamplingParams, encoded_bad_words: list[list[int]] | None = None
     ) -> PreparedParams:
         """Check parameters once for all requests that they are given to.
 
         `encoded_bad_words`: token ids of `list_bad_word_texts`, where they have been encoded elsewhere.
-        rules: of a turn with tools or thoughts. Raises SamplingParamsError.
+        Raises SamplingParamsError.
         """
         if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SamplingParamsError("sampling_params", params, "a SamplingParams")
@@ -205,13 +202,17 @@ class InputProcessor:
         return PreparedParams(
             params,
             pack_token_lists(params, bad_words, self._facts.vocab_size),
-            self._compile(params, rules),
+            self._compile(params),
             extra_args=msgspec.json.encode(params.extra_args).decode() if params.extra_args else "",
             truncation=find_truncation(params, self._facts),
-            purpose="" if rules is None else rules.purpose,
         )
 
-    def _compile(self, params: SamplingParams, rules: OutputRules | None) -> str:
+    def bind_rules(self, prepared: PreparedParams, rules: OutputRules) -> PreparedParams:
+        """The parameters for a turn with tools or thoughts. Raises SamplingParamsError."""
+        grammar = self._compile(prepared.params, rules)
+        return dataclasses.replace(prepared, grammar=grammar, purpose=rules.purpose)
+
+    def _compile(self, params: SamplingParams, rules: OutputRules | None = None) -> str:
         """The grammar that the output follows, empty for none."""
         wanted = params.structured_outputs
         if rules is not None and not rules.binds(wanted is not None):

@@ -13,7 +13,6 @@ from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
-from .chat import ChatTurns
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, PreparedParams, TokenizedPrompt
 from .llm_engine import LLMEngine
@@ -130,6 +129,8 @@ class LLM:
         conversations, and bind the output likewise. Of a model whose format is known, an answer's `message`
         has its calls and its thoughts, which its text has as they were generated. Otherwise as `generate`.
         """
+        from .chat import ChatTurns  # with the readers of outputs
+
         self.llm_engine.check_usable()
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..ipc.errors import EngineDeadError, QuireError
 from ..ipc.messages import EngineFacts, UtilityMethod, UtilityResult
@@ -26,11 +26,13 @@ from .engine_args import EngineArgs
 from .input_processor import EngineInput, InputProcessor
 from .models.hf_config import read_default_sampling
 from .models.model_files import read_json
-from .output_formats.output_format import OutputFormat
 from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
 from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from .output_formats.output_format import OutputFormat
 
 _ADDED_IN_A_TURN = 32  # requests: about a millisecond for which other threads, and Ctrl-C, wait
 

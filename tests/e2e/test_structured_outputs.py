@@ -190,9 +190,9 @@ def test_every_call_is_of_an_offered_tool_with_arguments_of_its_schema(llm: LLM,
         f"Day {number}<think>" if number % 2 and has_budget else f"Day {number}" for number in range(count)
     ]
     asked = [
-        processor.prepare_params(
-            SamplingParams(max_tokens=96, seed=number, skip_special_tokens=False),
-            rules=make_output_rules(
+        processor.bind_rules(
+            processor.prepare_params(SamplingParams(max_tokens=96, seed=number, skip_special_tokens=False)),
+            make_output_rules(
                 output_format,
                 llm.llm_engine.facts.eos_token_ids,
                 TOOLS,

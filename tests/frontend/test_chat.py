@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from frontend_fakes import FakeSyncClient
 from quire.frontend import llm_engine as llm_engine_module
-from quire.frontend.input_processor import InputProcessor
+from quire.frontend.input_processor import InputProcessor, PreparedParams
 from quire.frontend.llm import LLM
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.outputs import RequestOutput
@@ -45,7 +46,7 @@ class Talk:
         engine.tokenizer = tokenizer
         engine.input_processor = InputProcessor(engine.facts, tokenizer)
 
-    def chat(self, params: SamplingParams | None = None, **fields: Any) -> RequestOutput:
+    def chat(self, params: SamplingParams | PreparedParams | None = None, **fields: Any) -> RequestOutput:
         params = params or SamplingParams(max_tokens=200)
         (output,) = self.llm.chat([USER], params, use_tqdm=False, **fields)
         return output
@@ -87,6 +88,18 @@ def test_each_prompt_has_the_grammar_of_its_own_turn(talk: Talk):
     assert len(set(talk.grammars)) == 2
     assert talk.grammars[1] == talk.grammars[2]
     assert [one.outputs[0].text for one in (plain, thinking, same)] == [SAID] * 3
+
+
+def test_parameters_that_were_prepared_keep_what_was_prepared_of_them(talk: Talk):
+    (own,) = talk.llm.get_tokenizer().encode_texts(["no"])  # pyright: ignore[reportOptionalMemberAccess]
+    processor = talk.llm.llm_engine.input_processor
+    prepared = processor.prepare_params(SamplingParams(max_tokens=200, bad_words=["no"]), [own.ids] * 2)
+    talk.chat(dataclasses.replace(prepared, extra_args='{"a": 1}'), tools=TOOLS)
+    (sent,) = talk.client.engine.added
+    assert sent.extra_args == '{"a": 1}'
+    assert sent.token_lists == prepared.token_lists
+    assert sent.purpose == "tools"
+    assert sent.grammar
 
 
 def test_without_tools_thoughts_are_told_apart_and_markup_of_calls_is_content(talk: Talk):

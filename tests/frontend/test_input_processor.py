@@ -426,5 +426,5 @@ def test_a_request_says_whether_it_offers_tools_or_thinks(
 ):
     output_format = FORMATS["hermes"].bind(byte_level)
     rules = make_output_rules(output_format, (2,), tools, is_reasoning_open=is_open)
-    prepared = processor.prepare_params(SamplingParams(), rules=rules)
+    prepared = processor.bind_rules(processor.prepare_params(SamplingParams()), rules)
     assert processor.process("a", [5], prepared).sequences[0].purpose == purpose

@@ -22,10 +22,7 @@ _CODE_LENGTHS = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True)
 class LiteralStyle:
-    """quotes: what texts stand within. separator: between key and value of an object, where braces hold it.
-
-    is_python: texts have escapes, and tuples are lists.
-    """
+    """quotes: what texts stand within. is_python: texts have escapes, and tuples are lists."""
 
     quotes: tuple[str, ...]
     is_python: bool

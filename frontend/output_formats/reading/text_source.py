@@ -1,6 +1,6 @@
 """Text that comes in pieces, read as if it were whole: a reader is a generator that yields until more comes.
 
-Readers are in `calls.py` and the like; they neither know how text is cut nor keep it.
+Readers are the modules beside this one; they neither know how text is cut nor keep it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from frontend_fakes import make_facts
 from grammar_judge import find_faults
 from llguidance import LLMatcher, LLTokenizer
-from quire.frontend.input_processor import InputProcessor
+from quire.frontend.input_processor import InputProcessor, PreparedParams
 from quire.frontend.openai.text.jobs import GrammarJob, decode_job, encode_body
 from quire.frontend.output_formats.events import AssistantMessage
 from quire.frontend.output_formats.formats import FORMATS
@@ -286,13 +286,17 @@ def test_a_turn_is_the_answer_or_calls(choice: ToolChoice, followed: list[str], 
     assert [follows(start(rules, ANSWER), text) for text in refused] == [False] * len(refused)
 
 
+def bind_rules(processor: InputProcessor, rules: OutputRules) -> PreparedParams:
+    return processor.bind_rules(processor.prepare_params(SamplingParams()), rules)
+
+
 def test_an_engine_of_token_ids_alone_takes_no_tools() -> None:
     rules = make_rules("hermes", TOOLS)
     with pytest.raises(SamplingParamsError, match="tools='given': None: there is no tokenizer"):
-        InputProcessor(make_facts(), None).prepare_params(SamplingParams(), rules=rules)
+        bind_rules(InputProcessor(make_facts(), None), rules)
     without_end = make_facts(eos_token_ids=())
     with pytest.raises(SamplingParamsError, match="tools='given': None: this model names no end of sequence"):
-        InputProcessor(without_end, bind("hermes")[0]).prepare_params(SamplingParams(), rules=rules)
+        bind_rules(InputProcessor(without_end, bind("hermes")[0]), rules)
 
 
 def test_nothing_is_followed_where_nothing_is_said() -> None:
