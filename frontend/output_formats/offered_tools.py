@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, cast
 from ...ipc.errors import InputError, did_you_mean
 from .tools import Tool, ToolChoice
 
-MAX_TOOLS = 128  # OpenAI's
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # likewise
-_NAME_ALLOWED = "1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+MAX_TOOLS = 256  # agents with several MCP servers offer more than OpenAI's 128
+MAX_NAME_LENGTH = 128  # Anthropic's; OpenAI's is 64, without the namespace
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_LENGTH}}}")
+_NAME_ALLOWED = f"1 to {MAX_NAME_LENGTH} of the characters a-z, A-Z, 0-9, _ and -"
 _TOOL_ALLOWED = 'an object {"type": "function", "function": {"name": ..., "parameters": ...}}'
 _CHOICE_ALLOWED = (
     '\'none\', \'auto\', \'required\', an object {"type": "function", "function": {"name": ...}}, '
@@ -21,12 +22,19 @@ _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
 class ToolFields(NamedTuple):
-    """What an API calls its fields. name, schema: within an entry of `tools`."""
+    """What an API calls its fields. name, schema: within an entry of `tools`. places: of the tools, where
+    they are not the entries of `tools`, one by one.
+    """
 
     tools: str = "tools"
     name: str = "function.name"
     schema: str = "function.parameters"
     choice: str = "tool_choice"
+    places: Sequence[str] | None = None
+
+    def find_place(self, number: int) -> str:
+        """Of a tool."""
+        return f"{self.tools}[{number}]" if self.places is None else self.places[number]
 
 
 CHAT_FIELDS = ToolFields()
@@ -37,16 +45,16 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = 
     check_num_tools(len(tools), fields.tools)
     places: dict[str, int] = {}
     for number, tool in enumerate(tools):
-        place = f"{fields.tools}[{number}].{fields.name}"
+        place = f"{fields.find_place(number)}.{fields.name}"
         if not _NAME.fullmatch(tool.name):
             raise InputError(place, tool.name, _NAME_ALLOWED)
         if tool.name in places:
-            other = f"{fields.tools}[{places[tool.name]}].{fields.name}"
+            other = f"{fields.find_place(places[tool.name])}.{fields.name}"
             raise InputError(place, tool.name, f"a name that no other tool has: {other} is the same")
         places[tool.name] = number
         kind = "object" if tool.parameters is None else tool.parameters.get("type", "object")
         if kind != "object":
-            raise InputError(f"{fields.tools}[{number}].{fields.schema}.type", kind, "'object'")
+            raise InputError(f"{fields.find_place(number)}.{fields.schema}.type", kind, "'object'")
     for name in choice.names or ():
         if name not in places:
             allowed = f"one of the tools: {', '.join(places) or 'there are none'}{did_you_mean(name, places)}"
@@ -61,6 +69,11 @@ def check_num_tools(num_tools: int, field: str = "tools") -> None:
         raise InputError(field, f"{num_tools} tools", f"at most {MAX_TOOLS}")
 
 
+def join_names(namespace: str, name: str) -> str:
+    """What a model knows a tool of a namespace by."""
+    return f"{namespace}__{name}"
+
+
 def read_tools(given: Any) -> list[Tool]:
     """Tools as Python's users write them: OpenAI's objects. Raises InputError."""
     if given is None:
@@ -72,7 +85,7 @@ def read_tools(given: Any) -> list[Tool]:
 
 def read_tool_choice(given: Any, field: str = "tool_choice") -> ToolChoice:
     """OpenAI's tool_choice; a function's name may stand in an object 'function', as in chats, or beside its
-    type, as in responses. Raises InputError.
+    type, as in responses, where it may have a namespace. Raises InputError.
     """
     match given:
         case None | "auto":
@@ -99,6 +112,8 @@ def _read_allowed(field: str, given: Any) -> ToolChoice:
 
 def _read_name(field: str, given: Any) -> str:
     match given:
+        case {"type": "function", "namespace": str(namespace), "name": str(name)}:
+            return join_names(namespace, name)
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return name
         case _:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.sampling_params import Seed, Stops, Temperature, TopP
+from ...output_formats.offered_tools import MAX_NAME_LENGTH
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponsesText, TextFormat
 from .schema import (
@@ -51,18 +52,21 @@ class ReasoningItem(_Item, tag="reasoning"):
 
 
 class FunctionCallItem(_Item, tag="function_call"):
-    """The assistant calls a tool. arguments: a JSON object's text."""
+    """The assistant calls a tool. arguments: a JSON object's text. namespace: that of the tool."""
 
     call_id: ItemId
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class FunctionCallOutputItem(_Item, tag="function_call_output"):
-    """What a tool has answered."""
+    """What a tool has answered. Which one it was is known by the call."""
 
     call_id: ItemId
     output: str | list[TextPart]
+    name: str | None = None
+    namespace: str | None = None
 
 
 class ItemReference(_Item, tag="item_reference"):
@@ -96,10 +100,27 @@ class FunctionTool(
     strict: bool | None = None
 
 
-class FunctionTools(msgspec.Struct):
+class NamespaceTool(
+    msgspec.Struct, tag_field="type", tag="namespace", kw_only=True, forbid_unknown_fields=True
+):
+    """Functions under a name that they share, which calls repeat."""
+
+    name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]  # each of the functions is given it
+    description: str | None = None
+    tools: list[FunctionTool]
+
+
+class WebSearchTool(msgspec.Struct, tag_field="type", tag="web_search"):
+    """A tool of OpenAI's servers, which is left out unless a call is required."""
+
+
+OfferedTool = FunctionTool | NamespaceTool
+
+
+class OfferedTools(msgspec.Struct):
     """As InputItems."""
 
-    tools: list[FunctionTool]
+    tools: list[OfferedTool | WebSearchTool]
 
 
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -111,7 +132,7 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses. input: a text, or items as InputItems has them; tools: as FunctionTools has them.
+    """POST /v1/responses. input: a text, or items as InputItems has them; tools: as OfferedTools has them.
 
     Both are checked in a second step, so that a kind that is not supported is refused by its name.
     """
@@ -132,7 +153,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     store: bool | None = None
     conversation: Any = None
     prompt: dict[str, Any] | None = None
-    tools: list[Annotated[dict[str, Any], _refer(FunctionTool)]] | None = None
+    tools: list[Annotated[dict[str, Any], _refer(FunctionTool, NamespaceTool, WebSearchTool)]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -195,6 +216,7 @@ class OutputFunctionCall(msgspec.Struct, tag_field="type", tag="function_call", 
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
     status: Status = "in_progress"
 
@@ -264,7 +286,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     reasoning: Reasoning | None = None
     text: ResponsesText = ResponsesText(TextFormat())
     tool_choice: Any = "auto"
-    tools: list[FunctionTool] = []
+    tools: list[OfferedTool] = []
     truncation: str = "disabled"
     user: str | None = None
     tool_parse_error: bool | UnsetType = UNSET  # a call could not be read, and is among the text

@@ -251,8 +251,7 @@ def _make_rules(
         is_parallel=conversation.parallel,
         is_reasoning_open=is_reasoning_open(output_format, prompt),
         thinking_token_budget=conversation.thinking_token_budget,
-        tools_place=conversation.fields.tools,
-        schema_field=conversation.fields.schema,
+        fields=conversation.fields,
     )
 
 

@@ -14,15 +14,12 @@ from starlette.responses import Response
 
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...output_formats.events import OutputEvent
-from ...output_formats.offered_tools import ToolFields, read_tool_choice
-from ...output_formats.tools import Tool
+from ...output_formats.offered_tools import read_tool_choice
 from ...outputs import RequestOutput
-from ..bodies.parsing import make_struct
 from ..bodies.responses import (
     ConversationItem,
-    FunctionTool,
-    FunctionTools,
     InputTokensDetails,
+    OfferedTool,
     OutputTokensDetails,
     ResponseEvent,
     ResponsesRequest,
@@ -49,25 +46,25 @@ from .encoder import ResponseEncoder
 from .items import make_messages, read_items
 from .past import Past, load_past, resolve_references
 from .store import Record
+from .tools import ToolOffer, read_offer
 
 Parsed = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
 _MAX_INLINE_ITEMS = 64  # are read in the event loop: half a millisecond
 T = TypeVar("T")
 U = TypeVar("U")
-_FIELDS = ToolFields(name="name", schema="parameters")
 
 
 async def create_response(serving: Serving, request: ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
-    tools = _read_tools(request.tools)
+    offer = read_offer(request.tools, request.tool_choice)
     wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
     params = make_responses_params(serving, request, wants_logprobs)
-    if wants_logprobs and (tools or serving.is_thinking):
+    if wants_logprobs and (offer.tools or serving.is_thinking):
         # Which tokens are of the text is told by the events that come with them.
         params.output_kind = RequestOutputKind.DELTA
     serving.check_room(params, caller)
-    answer, prepared = await _prepare(serving, request, caller, params, tools)
+    answer, prepared = await _prepare(serving, request, caller, params, offer)
     response = answer.response
     outputs = serving.generate(response.id, prepared.prompt, prepared.params, caller, request)
     events = answer.run(parse_outputs(serving, outputs, answer.reader))
@@ -84,33 +81,26 @@ async def _prepare(
     request: ResponsesRequest,
     caller: Caller,
     params: SamplingParams,
-    tools: list[FunctionTool],
+    offer: ToolOffer,
 ) -> tuple[_Answer, PreparedConversation]:
     past = await load_past(serving, request.previous_response_id, caller)
     items = await _run_beside(request.input, read_items, request.input)
     own = await resolve_references(serving, items, caller)
-    make = functools.partial(_make_conversation, request, tools, past)
+    make = functools.partial(_make_conversation, request, offer, past)
     conversation = await _run_beside([*past.items, *own], make, own)
     prepared = await prepare_conversation(serving, caller, params, conversation)
-    response = _make_response(serving, request, tools)
+    response = _make_response(serving, request, offer.given)
     turns = (*past.turns, msgspec.json.encode(own)) if response.store else ()
     record = Record(caller.key_hash, caller.tenant, turns, len(past.items) + len(own))
     num_top = None if params.logprobs is None else request.top_logprobs or 0
-    return _Answer(serving, response, prepared.make_reader(), record, num_top), prepared
+    encoder = ResponseEncoder(response, offer.namespaces)
+    return _Answer(serving, encoder, prepared.make_reader(), record, num_top), prepared
 
 
 async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument: T) -> U:
     """`function(argument)`; with many items in a thread, which lets the event loop turn meanwhile."""
     is_short = isinstance(items, str) or len(items) <= _MAX_INLINE_ITEMS
     return function(argument) if is_short else await asyncio.to_thread(function, argument)
-
-
-def _read_tools(given: list[dict[str, Any]] | None) -> list[FunctionTool]:
-    for number, tool in enumerate(given or ()):
-        if tool.get("type") != "function":
-            allowed = "'function': tools that the client runs; this server has none of its own"
-            raise FieldError(f"tools[{number}].type", tool.get("type"), allowed, "unsupported_tool")
-    return make_struct({"tools": given or []}, FunctionTools).tools
 
 
 def _check(serving: Serving, request: ResponsesRequest) -> None:
@@ -129,22 +119,22 @@ def _check(serving: Serving, request: ResponsesRequest) -> None:
 
 
 def _make_conversation(
-    request: ResponsesRequest, tools: list[FunctionTool], past: Past, own: Sequence[ConversationItem]
+    request: ResponsesRequest, offer: ToolOffer, past: Past, own: Sequence[ConversationItem]
 ) -> Conversation:
     return Conversation(
         messages=make_messages(request.instructions, [*past.items, *own], len(past.items)),
-        tools=[Tool(tool.name, tool.description, tool.parameters, bool(tool.strict)) for tool in tools],
+        tools=offer.tools,
         choice=read_tool_choice(request.tool_choice),
         parallel=request.parallel_tool_calls is not False,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         format=find_format(request),
         param="input",
-        fields=_FIELDS,
+        fields=offer.fields,
     )
 
 
 def _make_response(
-    serving: Serving, request: ResponsesRequest, tools: list[FunctionTool]
+    serving: Serving, request: ResponsesRequest, tools: list[OfferedTool]
 ) -> ResponsesResponse:
     """What an answer says from its beginning on, which repeats much of the request."""
     response = ResponsesResponse(
@@ -189,16 +179,16 @@ class _Answer:
     def __init__(
         self,
         serving: Serving,
-        response: ResponsesResponse,
+        encoder: ResponseEncoder,
         reader: AnswerReader,
         record: Record,
         num_top: int | None,
     ) -> None:
         """num_top: likeliest tokens beside each one of the text, None for no logprobs."""
-        self.response = response
+        self.response = encoder.response
         self.reader = reader
         self._registry = serving.responses
-        self._encoder = ResponseEncoder(response)
+        self._encoder = encoder
         self._counter = UsageCounter()
         self._record: Record | None = record
         self._num_top = num_top

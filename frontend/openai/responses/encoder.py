@@ -5,10 +5,11 @@ Knows no engine and no HTTP: a whole answer and a stream are made by the same ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from ...output_formats.events import (
     OutputEvent,
@@ -41,8 +42,12 @@ _INCOMPLETE = {"length": "max_output_tokens"}  # OpenAI's word for it
 class ResponseEncoder:
     """One response while it comes into being. Calls return the events that follow, in OpenAI's order."""
 
-    def __init__(self, response: ResponsesResponse) -> None:
+    def __init__(
+        self, response: ResponsesResponse, namespaces: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        """namespaces: by the name that the model knows, a tool's namespace and its name there."""
         self.response = response
+        self._namespaces = namespaces or {}
         self._item: OutputItem | None = None  # the one that is being written, as it was announced
         self._texts: list[str] = []  # of that item
         self._logprobs: list[TokenLogprob] = []  # likewise
@@ -72,7 +77,12 @@ class ResponseEncoder:
                     self._say("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
                 case ToolCallStart(_, call_id, name):
                     self._close("completed")
-                    self._open(OutputFunctionCall(id=self._make_id("fc"), call_id=call_id, name=name))
+                    namespace, name = self._namespaces.get(name, (UNSET, name))
+                    self._open(
+                        OutputFunctionCall(
+                            id=self._make_id("fc"), call_id=call_id, name=name, namespace=namespace
+                        )
+                    )
                 case ToolCallDelta(_, arguments):
                     self._texts.append(arguments)
                     self._say("response.function_call_arguments.delta", **self._place, delta=arguments)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from ...output_formats.offered_tools import join_names
 from ..bodies.parsing import make_struct
 from ..bodies.responses import (
     ConversationItem,
@@ -148,7 +149,8 @@ def _read_call(item: FunctionCallItem, place: str) -> dict[str, Any]:
             _check_object(item.arguments)
     except (msgspec.DecodeError, RecursionError):
         raise FieldError(f"{place}.arguments", item.arguments, "the text of a JSON object") from None
-    function = {"name": item.name, "arguments": item.arguments}
+    name = item.name if item.namespace is None else join_names(item.namespace, item.name)
+    function = {"name": name, "arguments": item.arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 

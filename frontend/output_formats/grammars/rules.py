@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from ....ipc.messages import Purpose
+from ..offered_tools import CHAT_FIELDS, ToolFields
 from ..output_format import OutputFormat
 from ..tools import Tool, ToolChoice
 
@@ -70,18 +71,17 @@ def make_output_rules(
     is_parallel: bool = True,
     is_reasoning_open: bool = False,
     thinking_token_budget: int | None = None,
-    tools_place: str = "tools",
-    schema_field: str = "function.parameters",
+    fields: ToolFields = CHAT_FIELDS,
 ) -> OutputRules:
     """The rules of a request that offers `tools`, which have been checked but for their schemas.
 
-    schema_field: where in an entry of `tools_place` its schema stands. Schemas are followed where a tool is
-    strict, and where a call is required; else arguments are any JSON object.
+    Schemas are followed where a tool is strict, and where a call is required; else arguments are any JSON
+    object.
     """
     mode: Literal["none", "auto", "required"] = "auto" if choice is None else choice.mode
     names = None if choice is None else choice.names
     offered = [
-        _make_rule(tool, f"{tools_place}[{number}].{schema_field}", mode == "required" or tool.strict)
+        _make_rule(tool, f"{fields.find_place(number)}.{fields.schema}", mode == "required" or tool.strict)
         for number, tool in enumerate(tools)
         if mode != "none" and (names is None or tool.name in names)
     ]
@@ -95,7 +95,7 @@ def make_output_rules(
         has_many_calls=is_parallel and not is_named and calls is not None and calls.is_parallel,
         is_reasoning_open=is_reasoning_open,
         thinking_token_budget=thinking_token_budget,
-        tools_place=tools_place,
+        tools_place=fields.tools,
     )
 
 

@@ -193,11 +193,11 @@ def named(name: str) -> dict[str, Any]:
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [tool("")]}, "tools[0].function.name", "1 to 64"),
+    ({"tools": [tool("")]}, "tools[0].function.name", "1 to 128"),
     ({"tools": [tool("a b")]}, "tools[0].function.name", "'a b'"),
-    ({"tools": [tool("x" * 65)]}, "tools[0].function.name", "1 to 64"),
+    ({"tools": [tool("x" * 129)]}, "tools[0].function.name", "1 to 128"),
     ({"tools": [tool(), tool()]}, "tools[1].function.name", "tools[0].function.name is the same"),
-    ({"tools": [tool(f"f{n}") for n in range(129)]}, "tools", "at most 128"),
+    ({"tools": [tool(f"f{n}") for n in range(257)]}, "tools", "at most 256"),
     ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
     ({"tools": [tool(parameters={"type": "array"})]}, "tools[0].function.parameters.type", "'object'"),
     ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters", "object"),

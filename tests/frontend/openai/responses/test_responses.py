@@ -25,11 +25,18 @@ CALL = ("<tool_call>\n", '{"name": "weather", "argu', 'ments": {"city": ', '"Rom
 CALL_2 = ("\n<tool_call>\n", '{"name": "now", "arguments": {}}', "\n</tool_call>")
 ARGUMENTS = '{"city": "Rome"}'
 FORMAT_PLACE = "text.format.schema.type"
+TOO_LONG_PLACE = "tools[0].tools[1].name"
+BAD: dict[str, Any] = {"strict": True, "parameters": {"type": "object", "required": 1}}
+BAD_PLACE = "tools[1].tools[0].parameters.required"
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"input": "How warm is it?", "tools": [WEATHER, NOW]} | fields
+
+
+def in_namespace(name: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "description": "Some.", "tools": [*tools]}
 
 
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +132,14 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [WEATHER, {"type": "web_search"}], "tool_choice": "required"}, "tools[1].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "x" * 200, "tools": []}]}, "tools[0].name"),
+        ({"tools": [in_namespace("x" * 120, NOW, WEATHER)]}, TOO_LONG_PLACE),
+        ({"tools": [{"type": "web_search"}, in_namespace("a", NOW | BAD)]}, BAD_PLACE),
+        ({"tools": [in_namespace("a", NOW), NOW | {"name": "a__now"}]}, "tools[1].name"),
+        ({"tools": [in_namespace("a", *[NOW] * 257)]}, "tools"),
+        ({"tools": [in_namespace("a", {"type": "custom", "name": "x"})]}, "tools[0].tools[0].type"),
         ({"tools": [WEATHER, {"type": "custom", "name": "apply_patch", "format": {}}]}, "tools[1].type"),
         ({"tools": [{"name": "weather"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "weather"}}]}, "tools[0].function"),
@@ -214,6 +228,38 @@ def test_what_agents_send_beside_is_taken() -> None:
     assert (said["parallel_tool_calls"], said["store"], said["max_tool_calls"]) == (False, False, 4)
     assert said["reasoning"] == {"effort": "medium", "summary": "auto"}
     assert said["tool_choice"]["tools"] == [{"type": "function", "name": "now"}]
+
+
+def test_functions_of_a_namespace_are_called_by_both_names_and_a_web_search_is_left_out() -> None:
+    """As Codex offers those of MCP servers."""
+    offered = [NOW, in_namespace("mcp__town", WEATHER), {"type": "web_search", "external_web_access": True}]
+    call = (CALL[0], '{"name": "mcp__town__weather", "arguments": {"city": "Rome"}}', CALL[-1])
+
+    async def scenario(llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        llm.pieces = (*call, *CALL_2)
+        whole = await client.post(PATH, body(tools=offered))
+        streamed = await client.post(PATH, body(tools=offered, stream=True))
+        said = Response.model_validate_json(whole.body)
+        assert [tool.type for tool in said.tools] == ["function", "namespace"]
+        for item in (whole.json["output"][0], streamed.events[-1]["response"]["output"][0]):
+            assert (item["namespace"], item["name"], item["arguments"]) == ("mcp__town", "weather", ARGUMENTS)
+        assert "namespace" not in whole.json["output"][1]
+        added = next(event for event in streamed.events if event["type"] == "response.output_item.added")
+        assert (added["item"]["namespace"], added["item"]["name"]) == ("mcp__town", "weather")
+        inner = {"namespace": "mcp__town", "name": "weather"}
+        call_id = whole.json["output"][0]["call_id"]
+        output = {"type": "function_call_output", "call_id": call_id, "output": "20"} | inner
+        asked = {"role": "user", "content": "How warm is it?"}
+        by_id = {"previous_response_id": whole.json["id"], "input": [output]}
+        by_items = {"input": [asked, *whole.json["output"], output]}
+        for more in (by_id, by_items | {"tool_choice": {"type": "function", **inner}}):
+            assert (await client.post(PATH, more | {"tools": offered})).status == 200
+            prompt = serving.tokenizer.decode(llm.calls[-1].prompt["prompt_token_ids"])
+            assert prompt.count("mcp__town__weather") == 2
+            assert "web_search" not in prompt
+        assert "now" not in llm.calls[-1].grammar
+
+    run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
 
 
 def test_logprobs_of_thoughts_and_calls_are_not_among_those_of_the_text() -> None:

@@ -18,6 +18,7 @@ from quire.frontend.output_formats.events import AssistantMessage
 from quire.frontend.output_formats.formats import FORMATS
 from quire.frontend.output_formats.grammars.grammar import make_output_grammar
 from quire.frontend.output_formats.grammars.rules import OutputRules, make_output_rules
+from quire.frontend.output_formats.offered_tools import ToolFields
 from quire.frontend.output_formats.output_format import OutputFormat
 from quire.frontend.output_formats.reading.output_parser import OutputParser
 from quire.frontend.output_formats.tools import Tool, ToolChoice
@@ -340,7 +341,7 @@ def test_a_schema_that_cannot_be_followed_is_refused_at_its_place(
 def test_grammars_of_every_format_compile_within_the_limits(name: str) -> None:
     compiler = GrammarCompiler(bind(name)[0])
     for choice in CHOICES.values():
-        rules = make_rules(name, STRICT, choice=choice, schema_field="input_schema")
+        rules = make_rules(name, STRICT, choice=choice, fields=ToolFields(schema="input_schema"))
         job = GrammarJob(fields=None, place=None, is_strict=False, rules=rules)
         sent = decode_job(encode_body(job))
         assert sent == job
