@@ -43,7 +43,7 @@ class ChatTurns:
         if self._may_call and (known is None or known.calls is None):
             allowed = "None: how this model writes calls is not known"
             raise InputError("tools", f"{len(self.tools)} tools", allowed)
-        is_parsed = known is not None and (self._may_call or known.thinking is not None)
+        is_parsed = known is not None and (bool(self.tools) or known.thinking is not None)
         self._format: OutputFormat | None = known if is_parsed else None
 
     def prepare(

@@ -225,7 +225,7 @@ def make_render_job(
 def _choose_parsing(serving: Serving, conversation: Conversation) -> OutputFormat | None:
     """The model's format, if answers may hold more than text."""
     known = serving.output_format
-    if known is None or not (known.thinking is not None or conversation.may_call):
+    if known is None or not (known.thinking is not None or conversation.tools):
         return None
     return known
 

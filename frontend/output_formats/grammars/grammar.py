@@ -47,7 +47,7 @@ def make_output_grammar(
 
 def _name_source(rules: OutputRules) -> tuple[str, Any]:
     """The field that a grammar is made of, and what it holds."""
-    if rules.tools:
+    if rules.tools or rules.forbids_calls:
         return rules.tools_place, f"{len(rules.tools)} tools"
     return "thinking_token_budget", rules.thinking_token_budget
 

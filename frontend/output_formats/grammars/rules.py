@@ -32,6 +32,7 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn is written, and what it may hold. tools: those that may be called, none if calls are free.
 
     eos_token_ids: the model's. has_call: it holds at least one. has_many_calls: it may hold more than one.
+    forbids_calls: tools are offered and not to be called: no text begins a call by a marker.
     is_reasoning_open: the prompt has begun the thoughts. thinking_token_budget: most tokens of thoughts.
     tools_place: the request's field.
     """
@@ -41,6 +42,7 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolRule, ...] = ()
     has_call: bool = False
     has_many_calls: bool = True
+    forbids_calls: bool = False
     is_reasoning_open: bool = False
     thinking_token_budget: int | None = None
     tools_place: str = "tools"
@@ -55,7 +57,7 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def binds(self, has_answer_format: bool) -> bool:
         """Whether a grammar has to be made of them, where the answer has a format of its own or not."""
-        if self.tools:
+        if self.tools or (self.forbids_calls and not has_answer_format):
             return True
         return self.format.thinking is not None and (
             has_answer_format or self.thinking_token_budget is not None
@@ -93,6 +95,7 @@ def make_output_rules(
         tools=tuple(offered),
         has_call=mode == "required",
         has_many_calls=is_parallel and not is_named and calls is not None and calls.is_parallel,
+        forbids_calls=mode == "none" and bool(tools) and calls is not None,
         is_reasoning_open=is_reasoning_open,
         thinking_token_budget=thinking_token_budget,
         tools_place=fields.tools,

@@ -291,6 +291,25 @@ def bind_rules(processor: InputProcessor, rules: OutputRules) -> PreparedParams:
     return processor.bind_rules(processor.prepare_params(SamplingParams()), rules)
 
 
+@pytest.mark.parametrize("kept", ["", NONE])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_begins_calls_is_kept_out_where_none_may_be_written(name: str, kept: str) -> None:
+    rules = make_rules(name, TOOLS, kept, choice=ToolChoice("none"))
+    calls, channels, (tokenizer, _, inner) = rules.format.calls, rules.format.channels, bind(name, kept)
+    assert calls is not None
+    made = make_output_grammar(rules)
+    assert made is not None
+    head = "" if channels is None else channels.channel + channels.final + channels.body
+    opener = (calls.section_open or calls.open).split()[0] if not calls.is_bare else calls.lead
+    for text, is_whole in (
+        (f"{head}a", True),
+        (f"{head}a{opener}b", not opener or (kept == NONE and bool(head))),
+    ):
+        matcher = LLMatcher(inner, made.text, log_level=0)
+        token_ids = tokenizer.encode(text + END, add_special_tokens=False)
+        assert (matcher.validate_tokens(token_ids) == len(token_ids)) == is_whole, text
+
+
 def test_an_engine_of_token_ids_alone_takes_no_tools() -> None:
     rules = make_rules("hermes", TOOLS)
     with pytest.raises(SamplingParamsError, match="tools='given': None: there is no tokenizer"):
@@ -302,7 +321,7 @@ def test_an_engine_of_token_ids_alone_takes_no_tools() -> None:
 
 def test_nothing_is_followed_where_nothing_is_said() -> None:
     none = ToolChoice("none")
-    assert make_output_grammar(make_rules("hermes", TOOLS, choice=none)) is None
+    assert make_output_grammar(make_rules("hermes", [], choice=none)) is None
     assert make_output_grammar(make_rules("llama3_json", [], thinking_token_budget=3)) is None
     plain = make_output_grammar(make_rules("llama3_json", TOOLS, choice=none), ANSWER)
     assert plain == make_grammar_text(ANSWER)
