@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,8 +23,10 @@ from quire.frontend.cli.batch_run import BatchRun, LineError, parse_line
 from quire.frontend.cli.commands import run_batch
 from quire.frontend.cli.entry import run_command
 from quire.frontend.engine_args import EngineArgs
+from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.sampling_params import SamplingParams
+from tool_template import TEMPLATE
 
 
 def make_line(custom_id: str, url: str, body: dict[str, Any], method: str = "POST") -> str:
@@ -94,6 +97,36 @@ def test_every_line_has_one_result_with_its_answer_or_its_error(finished: Path) 
     }
     nameless = {result["error"]["message"].split(":")[0] for result in results if result["custom_id"] is None}
     assert nameless == {"line 28", "line 30", "line 31"}
+
+
+def test_lines_may_offer_tools(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(pocket_folder(), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    function = {"name": "weather", "parameters": schema}
+    offer = {"model": "m", "temperature": 0, "tool_choice": "required", "parallel_tool_calls": False}
+    chat = offer | {"messages": [{"role": "user", "content": "Rome?"}], "max_tokens": 400}
+    response = offer | {"input": "Rome?", "max_output_tokens": 400}
+    tool = {"type": "function", "function": function}
+    lines = [
+        make_line("chat", "/v1/chat/completions", chat | {"tools": [tool]}),
+        make_line("response", "/v1/responses", response | {"tools": [{"type": "function"} | function]}),
+        make_line("twice", "/v1/chat/completions", chat | {"tools": [tool, tool]}),
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(lines))
+    command = ["run-batch", str(source), str(output), "--model", str(folder), "--served-model-name", "m"]
+    assert run_command(command) == 0
+    answers = {result["custom_id"]: result["response"]["body"] for result in read_results(output)}
+    (choice,) = answers["chat"]["choices"]
+    (said,) = choice["message"]["tool_calls"]
+    (item,) = [one for one in answers["response"]["output"] if one["type"] == "function_call"]
+    assert choice["finish_reason"] == "tool_calls"
+    for call in (said["function"], item):
+        assert call["name"] == "weather"
+        assert json.loads(call["arguments"])["city"] in ("Rome", "Oslo")
+    assert answers["twice"]["error"]["param"] == "tools[1].function.name"
 
 
 def test_a_finished_batch_is_left_as_it_is(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
