@@ -14,7 +14,7 @@ from ...structured_outputs.grammar_text import WHITESPACE_PATTERN, quote, to_jso
 from ...structured_outputs.json_schema import make_schema
 from ...structured_outputs.strict_schema import list_schemas
 from ..output_format import CallFormat
-from ..reading.xml_parameters import list_types, resolve
+from ..schema_types import list_types, resolve
 from .braces_grammar import KEY, BracesGrammar
 from .lark import LarkRules
 from .rules import ToolRule

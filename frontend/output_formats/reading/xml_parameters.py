@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from ..output_format import CallFormat
+from ..schema_types import list_types, resolve, type_of
 from .json_text import decode_json
 from .literals import PYTHON, LiteralReader
 from .text_source import Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 
-_MAX_SCHEMAS = 1000  # of one parameter, within unions
 _MAX_LITERAL = 20_000  # characters of Python that are read at once: 20 ms
-_MAX_HOPS = 8  # from reference to reference; they may form a circle
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
@@ -78,71 +77,13 @@ class ParameterReader:
             raise Unreadable
 
 
-def list_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows, as far as it names them; none if it does not.
-
-    root: the schema that its references lead into.
-    """
-    types, waiting, seen = set[str](), [schema], set[int]()
-    while waiting and len(seen) < _MAX_SCHEMAS:
-        fields = resolve(waiting.pop(), root)
-        if id(fields) in seen:
-            continue
-        seen.add(id(fields))
-        declared = fields.get("type")
-        types.update(name for name in [declared, *_list(declared)] if isinstance(name, str))
-        types.update(map(_type_of, _list(fields.get("enum"))))
-        if "const" in fields:
-            types.add(_type_of(fields["const"]))
-        for union in ("anyOf", "oneOf", "allOf"):
-            waiting += _list(fields.get(union))
-    return frozenset(types)
-
-
-def resolve(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema, or what it refers to within `root`; empty if there is no such schema."""
-    for _ in range(_MAX_HOPS):
-        if not isinstance(schema, dict):
-            return {}
-        pointer = cast(dict[str, Any], schema).get("$ref")
-        if not isinstance(pointer, str):
-            return cast(dict[str, Any], schema)
-        schema = root
-        for part in pointer.split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(name) if isinstance(schema, dict) else None
-    return {}
-
-
-def _list(value: object) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else []
-
-
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case _:
-            return "array"
-
-
 def convert_value(text: str, types: frozenset[str]) -> str:
     """JSON of a parameter's text, of one of the types if it can be read so, else a string."""
     word = text.strip()
     for reading in _READINGS:
         candidate = reading(word)
         try:
-            found = _type_of(decode_json(candidate)) if candidate else ""
+            found = type_of(decode_json(candidate)) if candidate else ""
         except Unreadable:
             continue
         if found in types or (found == "integer" and "number" in types):
