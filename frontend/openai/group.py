@@ -34,9 +34,9 @@ _STOP_GRACE_S = 5.0  # beyond the drain time
 class HttpArgs(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP process: which daemon to attach to, where to listen.
 
-    control_fd: a socket on which it says ALIVE when its event loop runs and for every PING, and when it
-    serves SERVES and a line on how it reads tool calls and thoughts. peers: where it and
-    the others ask each other for responses.
+    control_fd: a socket on which it says ALIVE when its event loop begins and for every PING, and, once it
+    takes requests, SERVES and a line on how it reads tool calls and thoughts. peers: where the processes ask
+    each other for stored responses.
     """
 
     attach: str

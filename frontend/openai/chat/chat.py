@@ -14,7 +14,7 @@ from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, AnswerMessage, AnswerToolCall, ChatChoice, ChatCompletion
 from ..bodies.schema import ChatCompletionRequest
 from ..endpoints.beam_search import read_beam_search
-from ..endpoints.conversation import AnswerReader, parse_outputs, prepare_conversation
+from ..endpoints.conversation import AnswerReader, ParsedOutputs, parse_outputs, prepare_conversation
 from ..endpoints.logprobs import make_beside, make_prompt_logprobs
 from ..endpoints.sampling import make_chat_params
 from ..endpoints.unsupported import CHAT_RULES, check_supported
@@ -26,7 +26,6 @@ from .chat_chunks import ChunkMaker, choose_finish_reason, choose_logprobs
 from .chat_conversation import make_conversation
 
 Outputs = AsyncGenerator[RequestOutput, None]
-ParsedOutputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
 
 
 async def create_chat_completion(

@@ -33,6 +33,9 @@ from ..text.jobs import RenderJob
 from .formats import FormatSource, compile_format
 from .prompts import prepare_params, render_chat
 
+ParsedOutputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
+"""Outputs of a request, each with the events of each of its answers."""
+
 _MAX_INLINE_TOKENS = 1000  # parsed in the event loop: 5 ms
 
 
@@ -188,7 +191,7 @@ async def prepare_conversation(
 
 async def parse_outputs(
     serving: Serving, outputs: AsyncGenerator[RequestOutput, None], reader: AnswerReader
-) -> AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]:
+) -> ParsedOutputs:
     """Each output with the events of each of its answers. The engine is told what was counted in them."""
     async with aclosing(outputs):
         async for output in outputs:

@@ -21,7 +21,7 @@ from ...output_formats.events import (
 from ..bodies import messages as body
 from ..stream import encode_named_event
 
-# Of thoughts, with which clients hand it back. Nothing depends on it, but a client may miss it.
+# Clients hand thoughts back with their signature, and may refuse those without one. Nobody checks ours.
 SIGNATURE = "quire"
 _NO_INPUT = msgspec.Raw(b"{}")
 _Events = list[body.MessageEvent]

@@ -13,7 +13,13 @@ from ...output_formats.events import OutputEvent
 from ...output_formats.offered_tools import check_tools
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies import messages as body
-from ..endpoints.conversation import AnswerReader, make_render_job, parse_outputs, prepare_conversation
+from ..endpoints.conversation import (
+    AnswerReader,
+    ParsedOutputs,
+    make_render_job,
+    parse_outputs,
+    prepare_conversation,
+)
 from ..endpoints.prompts import check_conversation
 from ..endpoints.sampling import make_messages_params
 from ..endpoints.usage import UsageCounter
@@ -25,7 +31,6 @@ from .message_events import BlockWriter, collect_blocks, encode_events
 from .message_input import make_conversation
 
 _BUDGET = "thinking.budget_tokens"
-_Outputs = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
 
 
 async def create_message(serving: Serving, request: body.MessagesRequest, caller: Caller) -> Response:
@@ -82,7 +87,7 @@ class _Answer:
         self._counter = UsageCounter()
         self._writer = BlockWriter(shows_thinking)
 
-    async def complete(self, outputs: _Outputs) -> body.Message:
+    async def complete(self, outputs: ParsedOutputs) -> body.Message:
         """The whole message."""
         told: list[body.MessageEvent] = []
         async with aclosing(outputs):
@@ -90,7 +95,7 @@ class _Answer:
                 told += self._take(output, answers[0])
         return self._make_message(told)
 
-    async def stream(self, outputs: _Outputs) -> AsyncGenerator[bytes, None]:
+    async def stream(self, outputs: ParsedOutputs) -> AsyncGenerator[bytes, None]:
         """The events of a stream, in Anthropic's order."""
         has_begun = False
         async with aclosing(outputs):
