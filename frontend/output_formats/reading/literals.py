@@ -90,7 +90,7 @@ class LiteralReader:
     def read_word(self) -> Steps[str]:
         """Read a name, number or constant; at least a character."""
         word = yield from self._source.read_word(_WORD)
-        if not word:
+        if not word or self._source.is_cut_off:  # it may be the beginning of another
             raise Unreadable
         return word
 
@@ -123,6 +123,8 @@ class LiteralReader:
         for quote in self._style.quotes:
             if (yield from self._source.accept(quote)):
                 return quote
+            if self._source.is_cut_off:  # it may be the beginning of this one
+                raise Unreadable
         return ""
 
     def _read_text(self, quote: str) -> Steps[None]:

@@ -131,6 +131,8 @@ class MarkedText:
         self._passed.append(text)
         self._length += len(text)
         pieces.append(text)
+        if is_finished and self._awaited and measure_prefix(text, 0, self._awaited[0].text):
+            self._awaited.popleft()  # a stop string has cut it: its text is there as far as it goes
         while is_finished and self._awaited:
             self._put(pieces, "", self._awaited.popleft())
 

@@ -72,7 +72,8 @@ class ParameterReader:
         else:
             pieces: list[str] = []
             found = yield from read_until(self._value_stop, pieces.append, self._trail)
-            writer.write(convert_value(writer.restore("".join(pieces)), types))
+            if found:
+                writer.write(convert_value(writer.restore("".join(pieces)), types))
         if not found:
             raise Unreadable
 

@@ -114,6 +114,39 @@ def test_a_cut_call_is_what_there_is(end: str, num_errors: int) -> None:
     assert found.num_errors == num_errors
 
 
+@pytest.mark.parametrize(
+    ("format_name", "text", "arguments"),
+    [
+        ("glm45", "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>1", ""),
+        (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>R</arg_value>\n",
+            '"city": "R"',
+        ),
+        ("gemma4", "<|tool_call>call:get_weather{city", ""),
+        ("pythonic", "[get_weather(days=1", ""),
+    ],
+)
+def test_a_value_that_may_go_on_where_a_call_is_cut_is_not_told(
+    format_name: str, text: str, arguments: str
+) -> None:
+    known = next(one for one in TRANSCRIPTS.values() if one.format == format_name)
+    found = read(replace(known, text=text))
+    ((name, told),) = found.parts[2]
+    assert name == "get_weather"
+    assert told.removeprefix("{").removesuffix('"days": ') == arguments
+    assert not any(isinstance(event, ToolCallEnd) for event in found.events)
+    assert found.num_errors == 0
+
+
+def test_a_stop_string_within_a_marker_leaves_the_text_before_it() -> None:
+    transcript = hermes("")
+    ids = encode(transcript.tokenizer, "x <tool_call>")
+    deltas = [("x ", ids[:-1], False), ("<tool_c", ids[-1:], True)]
+    found = read_deltas(transcript.output_format, transcript.tokenizer, [], deltas)
+    assert found.parts == ("x <tool_c", "", [])
+
+
 def test_special_tokens_that_are_no_markers_vanish() -> None:
     assert parts_of(f"a{USER}b") == ("ab", "", [])
 

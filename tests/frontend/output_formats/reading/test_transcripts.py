@@ -57,3 +57,5 @@ def test_a_transcript_that_is_cut_off_is_no_error_and_a_call_in_it_that_ends_is_
         assert 0 <= found.num_reasoning_tokens <= end
         num_ended = sum(isinstance(event, ToolCallEnd) for event in found.events)
         assert found.parts[2][:num_ended] == list(transcript.calls[:num_ended])
+        names = [name for name, _ in found.parts[2]]
+        assert names == [name for name, _ in transcript.calls][: len(names)]
