@@ -11,7 +11,7 @@ import torch
 from quire.tools.pocket import MODEL_DIR
 from quire.tools.pocket.asking import Pocket
 from quire.tools.pocket.batches import Batch, encode_documents, render
-from quire.tools.pocket.calls import CALCULATOR, make_tool
+from quire.tools.pocket.calls import CALCULATOR, LOOKUP, make_tool
 from quire.tools.pocket.evaluate import find_story_fault, has_form_asked_for, split_words
 from quire.tools.pocket.evaluate_calls import read_calls
 from quire.tools.pocket.json_tasks import draw_copying_task, draw_held_out_json_task, draw_json_task
@@ -380,6 +380,12 @@ def test_the_shipped_tokenizer_renders_chats_and_adds_nothing() -> None:
     ids = tokenizer("Once upon a time")["input_ids"]
     assert tokenizer.decode(ids) == "Once upon a time"
     assert tokenizer.convert_tokens_to_ids([END_OF_TEXT, TURN_START, TURN_END]) == [0, 1, 2]
+    assert tokenizer.convert_tokens_to_ids(list(MARKERS)) == list(range(2042, 2048))
+    assert tokenizer.decode(tokenizer("<tool_call>").input_ids, skip_special_tokens=True) == "<tool_call>"
+    thinking = tokenizer.apply_chat_template(
+        CHAT, tokenize=False, add_generation_prompt=True, enable_thinking=True
+    )
+    assert thinking == f"{rendered}<think>\n"
 
 
 @needs_model
@@ -399,3 +405,43 @@ def test_a_raw_story_of_the_shipped_model_is_fluent_and_ends_by_itself() -> None
     start = "Once upon a time"
     [(text, has_ended)] = Pocket(MODEL_DIR).complete([start], 300)
     assert find_story_fault(start + text, has_ended, words) is None
+
+
+@needs_model
+def test_the_shipped_model_calls_the_tool_that_a_question_is_for() -> None:
+    tools = [
+        make_tool(kind.names[0], kind.descriptions[0], (kind.keys[0][0],), kind.types)
+        for kind in (CALCULATOR, LOOKUP)
+    ]
+    questions = ["What is 12 plus 30?", "What is the age of Mia?", "What is the capital of Norway?", "Hello!"]
+    prompts = [render_chat([{"role": "user", "content": each}], True, tools) for each in questions]
+    called = [read_calls(text) for text, _ in Pocket(MODEL_DIR).complete(prompts, 60)]
+    assert called == [
+        [{"name": "calculator", "arguments": {"expression": "12 + 30"}}],
+        [{"name": "lookup", "arguments": {"key": "age of Mia"}}],
+        [{"name": "lookup", "arguments": {"key": "capital of Norway"}}],
+        [],
+    ]
+
+
+@needs_model
+def test_the_shipped_model_thinks_where_the_prompt_opens_thoughts() -> None:
+    asked = [Sum(a, b) for a, b in sorted(HELD_OUT)[::40]]
+    question, answer = ADD_FORMS[0]
+    prompts = [
+        render_chat([{"role": "user", "content": each.fill(question)}], True, is_thinking=True)
+        for each in asked
+    ]
+    said = [text for text, _ in Pocket(MODEL_DIR).complete(prompts, 80)]
+    expected = [f"{think_about_sum(each)}\n</think>\n\n{each.fill(answer)}" for each in asked]
+    assert sum(map(str.__eq__, said, expected)) >= 0.9 * len(asked)
+
+
+@needs_model
+def test_the_shipped_model_copies_facts_into_json() -> None:
+    rng = Random(16)
+    drawn = [draw_held_out_json_task(rng) for _ in range(150)]
+    tasks = [task for task in drawn if task.is_extraction]
+    answers = Pocket(MODEL_DIR).chat([task.prompt for task in tasks])
+    right = [task.answer == answer for task, answer in zip(tasks, answers, strict=True)]
+    assert sum(right) >= 0.75 * len(right)
