@@ -126,6 +126,7 @@ class EndlessLLM:
     errored = False
     is_running = True
     dead_error = None
+    output_format = None  # of a model that only writes text
 
     def __init__(self) -> None:
         from ...frontend.models.model_folder import pocket_folder
@@ -149,6 +150,10 @@ class EndlessLLM:
         """End the turns."""
         if self._turns is not None:
             self._turns.cancel()
+
+    async def abort(self, request_id: str) -> None:
+        """Nobody ends a stream."""
+        raise NotImplementedError
 
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's."""
