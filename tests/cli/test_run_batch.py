@@ -212,6 +212,9 @@ class FakeLLM:
     async def start(self, _on_phase: object = None) -> None:
         pass
 
+    async def abort(self, _request_id: object) -> None:
+        pass
+
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams()
 
