@@ -1,4 +1,4 @@
-"""A chat template in the manner of Qwen3's: tools and calls as hermes has them, and thoughts."""
+"""Chat templates: like Qwen3's, with tools and calls as hermes has them and thoughts; and plain ones."""
 
 from __future__ import annotations
 
@@ -19,3 +19,7 @@ TEMPLATE = """\
 {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}"""
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+CHATML_TEMPLATE = """\
+{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}
+{{- message['content'] + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.beam_search import BeamSearch
 from quire.ipc.messages import FrontendCounts, SchedulerStats
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
+from tool_template import CHATML_TEMPLATE
 
 
 @dataclass
@@ -49,7 +51,7 @@ class FakeLLM:
         values: dict[str, Any] = {"model": folder, "tokenizer": folder, "vocab_size": 2048}
         values |= {"max_model_len": 128, "max_num_seqs": 4}
         self.facts = make_facts(**(values | facts))
-        self.tokenizer: Tokenizer = load_tokenizer(pocket_folder())
+        self.set_template(CHATML_TEMPLATE)
         self.defaults = SamplingParams()
         self.error: Exception | None = None
         self.error_after = 0  # pieces
@@ -70,6 +72,11 @@ class FakeLLM:
         self.counts: list[FrontendCounts] = []
         self.named_aborts: list[tuple[list[str], str]] = []
 
+    def set_template(self, template: str) -> None:
+        """Have the pocket model's tokenizer, and this chat template."""
+        own = load_tokenizer(pocket_folder())
+        self.tokenizer = Tokenizer(own.backend, own.special_tokens, template)
+
     @property
     def errored(self) -> bool:
         return self.dead_error is not None
@@ -84,7 +91,9 @@ class FakeLLM:
 
     @property
     def output_format(self) -> OutputFormat | None:
-        return InputProcessor(self.facts, self.tokenizer).output_format
+        """Of markers that are text: no piece has a token of its own."""
+        found = InputProcessor(self.facts, self.tokenizer).output_format
+        return None if found is None else dataclasses.replace(found, token_ids={})
 
     async def start(self, _on_phase: Any = None) -> None:
         await asyncio.sleep(0)
@@ -303,8 +312,7 @@ def run_with_app(
     async def main() -> None:
         llm = FakeLLM(**facts)
         if template is not None:
-            own = llm.tokenizer
-            llm.tokenizer = Tokenizer(own.backend, own.special_tokens, template)
+            llm.set_template(template)
         options_ = options or ServerOptions()
         serving = Serving(llm, options_)  # type: ignore[arg-type]
         serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]

@@ -112,7 +112,8 @@ def test_ids_are_those_of_the_template_and_the_tokenizer_short_and_long():
         many = await client.post("/v1/completions", {"prompt": ["x" * 1500, "y" * 1500]})
         assert [choice["index"] for choice in many.json["choices"]] == [0, 1]
         long = await client.post("/v1/completions", {"prompt": "a b " * 9000})
-        assert long.error["message"].startswith("prompt='18001 tokens': at most 4095 (max_model_len=4096")
+        assert long.error["message"].startswith("prompt='")
+        assert "tokens': at most 4095 (max_model_len=4096" in long.error["message"]
         assert long.error["code"] == "context_length_exceeded"
 
     run_with_processes(scenario, pocket_folder())
