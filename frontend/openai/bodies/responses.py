@@ -153,7 +153,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     store: bool | None = None
     conversation: Any = None
     prompt: dict[str, Any] | None = None
-    tools: list[Annotated[dict[str, Any], _refer(FunctionTool, NamespaceTool, WebSearchTool)]] | None = None
+    tools: list[Annotated[dict[str, Any], _refer(FunctionTool, NamespaceTool)]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None

@@ -130,6 +130,9 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     annotations: list[Any] | None = None
     audio: dict[str, Any] | None = None
     function_call: dict[str, Any] | None = None
+    # Clients add these to what they were answered.
+    parsed: Any = None
+    provider_specific_fields: dict[str, Any] | None = None
 
 
 class FunctionParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

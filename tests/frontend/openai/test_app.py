@@ -611,7 +611,7 @@ def test_a_response_streams_events_in_order_with_sequence_numbers() -> None:
     [
         ({"input": []}, "input"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.name"),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning.effort"),

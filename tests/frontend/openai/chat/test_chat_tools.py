@@ -156,9 +156,19 @@ def test_a_call_that_cannot_be_read_stays_content_and_is_marked_and_counted():
     assert counted == [1, 1]
 
 
-def test_no_call_is_looked_for_with_tool_choice_none():
-    (answer,) = run(CALL, body(tool_choice="none"))
-    assert answer.json["choices"][0]["message"]["content"] == "".join(CALL)
+def test_no_call_is_looked_for_with_tool_choice_none_and_a_grammar_keeps_it_out():
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        llm.pieces = CALL
+        answer = await client.post(CHAT, body(tool_choice="none"))
+        assert answer.json["choices"][0]["message"]["content"] == "".join(CALL)
+        await client.post(CHAT, body(tool_choice="none", tools=[]))
+        await client.post(CHAT, body(tool_choice="auto"))
+        none, without, auto = llm.calls
+        assert none.grammar != ""
+        assert none.prompt["prompt_token_ids"] == auto.prompt["prompt_token_ids"]  # and so is its cache
+        assert without.grammar == ""
+
+    run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
 
 
 def test_markers_may_be_special_tokens_only_where_they_are_parsed():
@@ -273,7 +283,8 @@ def test_a_model_that_cannot_do_it_says_so(template: str, fields: dict[str, Any]
 def test_the_prompt_shows_tools_past_calls_and_thoughts():
     messages = [
         USER,
-        {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [
+        {"role": "assistant", "content": None, "reasoning": "Hm.", "parsed": None,
+         "provider_specific_fields": {"refusal": None}, "tool_calls": [
             {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
         ]},
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "20"}]},
