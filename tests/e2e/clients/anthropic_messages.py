@@ -22,7 +22,7 @@ def ask(client: anthropic.Anthropic, messages: list[Any], **fields: Any) -> anth
         "model": MODEL,
         "max_tokens": 300,
         "messages": messages,
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
     } | fields
     whole = client.messages.create(**given)
     with client.messages.stream(**given) as stream:

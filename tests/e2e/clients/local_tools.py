@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-QUESTION = "What is 1234 plus 4321?"
-RESULT = "5555"
-TWO_QUESTIONS = "What is 1234 plus 4321 and what is the capital of France?"
+QUESTION = "What is 1234 plus 2345?"
+RESULT = "3579"
+TWO_QUESTIONS = "What is 1234 plus 2345 and what is the capital of France?"
 EXPRESSION: dict[str, Any] = {
     "type": "object",
     "properties": {"expression": {"type": "string"}},

@@ -1,4 +1,7 @@
-"""The tools of local_tools.py as an MCP server on standard input and output, for agents on a command line."""
+"""The calculator of local_tools.py as an MCP server on standard input and output, for command lines.
+
+It is the only tool: between names that begin with a server's the pocket model chooses badly.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,9 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
             version = params["protocolVersion"]
             return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
-            tools = [
-                {"name": name, "description": DESCRIPTIONS[name], "inputSchema": schema}
-                for name, schema in SCHEMAS.items()
-            ]
-            return {"tools": tools}
+            name = "calculator"
+            tool = {"name": name, "description": DESCRIPTIONS[name], "inputSchema": SCHEMAS[name]}
+            return {"tools": [tool]}
         case "tools/call":
             result = run_tool(params["name"], params["arguments"])
             print(f"called {params['name']}: {result}", file=sys.stderr, flush=True)

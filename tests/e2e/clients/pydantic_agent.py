@@ -1,4 +1,7 @@
-"""Agents of pydantic-ai over Chat Completions, Responses and Messages: `pydantic_agent.py ROOT API_KEY`."""
+"""Agents of pydantic-ai over Chat Completions and Responses: `pydantic_agent.py BASE_URL API_KEY`.
+
+Not over Messages: pydantic-ai 2.31 passes anthropic 2.12 a `temperature` and a client that it does not take.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,21 @@ from local_tools import QUESTION, RESULT, calculator, lookup
 from pydantic_ai import Agent
 from pydantic_ai.messages import ToolReturnPart
 from pydantic_ai.models import Model
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
-def make_models(root_url: str, api_key: str) -> Iterator[Model]:
+def make_models(base_url: str, api_key: str) -> Iterator[Model]:
     """The pocket model by each API."""
-    provider = OpenAIProvider(base_url=f"{root_url}/v1", api_key=api_key)
+    provider = OpenAIProvider(base_url=base_url, api_key=api_key)
     yield OpenAIChatModel("pocket", provider=provider)
     yield OpenAIResponsesModel("pocket", provider=provider)
-    yield AnthropicModel("pocket", provider=AnthropicProvider(api_key=api_key, base_url=root_url))
 
 
 def main() -> None:
     """Raises AssertionError when an answer is not as it should be."""
-    root_url, api_key = sys.argv[1:]
-    for model in make_models(root_url, api_key):
+    base_url, api_key = sys.argv[1:]
+    for model in make_models(base_url, api_key):
         agent = Agent(model, tools=[calculator, lookup], model_settings={"temperature": 0, "max_tokens": 300})
         result = agent.run_sync(QUESTION)
         assert RESULT in result.output, result

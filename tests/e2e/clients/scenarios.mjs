@@ -26,9 +26,9 @@ const ANSWER = {
 };
 
 // The tools of local_tools.py.
-const TOOL_QUESTION = 'What is 1234 plus 4321?';
-const RESULT = '5555';
-const TWO_QUESTIONS = 'What is 1234 plus 4321 and what is the capital of France?';
+const TOOL_QUESTION = 'What is 1234 plus 2345?';
+const RESULT = '3579';
+const TWO_QUESTIONS = 'What is 1234 plus 2345 and what is the capital of France?';
 const makeTool = (name, description, key) => ({
   type: 'function',
   function: {
@@ -388,13 +388,13 @@ const scenarios = {
       top_logprobs: 21,
       stop: Array(99).fill('x'),
       logit_bias: { 99999999: 1 },
-      tools: [{ type: 'function', function: { name: 'f' } }],
+      tools: [{ type: 'function', function: { name: 'no name' } }],
       response_format: { type: 'json_schema', json_schema: { name: 'x', schema: { not: {} } } },
       no_such_field: 1,
     };
     for (const [name, value] of Object.entries(bad)) {
       const error = await raised(OpenAI.BadRequestError, () => chat({ [name]: value }));
-      assert.equal((error.param ?? '').split('.')[0], name, error.message);
+      assert.equal((error.param ?? '').split(/[.[]/)[0], name, error.message);
       assert.ok(error.message.includes(name), error.message);
     }
     const error = await raised(OpenAI.BadRequestError, () => complete({ prompt: [1, 99999] }));

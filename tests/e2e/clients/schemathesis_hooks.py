@@ -24,12 +24,7 @@ UNSUPPORTED: dict[str, type] = {
     "prediction": dict,
     "previous_response_id": str,
     "conversation": object,
-    "reasoning": dict,
-    "reasoning_effort": str,
     "suffix": str,
-    "tool_choice": object,
-    "tools": list,
-    "truncation": str,
     "verbosity": str,
     "web_search_options": dict,
 }

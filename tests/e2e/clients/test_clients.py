@@ -100,7 +100,7 @@ def test_openai_for_node_runs_the_same_scenarios(served: Served, tmp_path: Path)
         ("langchain_openai", "langchain_chat.py", "/v1"),
         ("litellm", "litellm_chat.py", "/v1"),
         ("anthropic", "anthropic_messages.py", ""),
-        ("pydantic_ai", "pydantic_agent.py", ""),
+        ("pydantic_ai", "pydantic_agent.py", "/v1"),
     ],
 )
 def test_a_client_library_chats_and_calls_tools(served: Served, package: str, script: str, path: str) -> None:
