@@ -92,6 +92,17 @@ def call(expression: str, index: int = 0) -> list[OutputEvent]:
     ]
 
 
+def press_ctrl_c_at(monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
+    """On a terminal, when this is printed; nothing is."""
+
+    def print_and_press(text: str = "", **_options: Any) -> None:
+        if text == printed:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.print", print_and_press)
+
+
 def run_terminal(
     monkeypatch: pytest.MonkeyPatch, conversation: Conversation, typed: list[str | BaseException]
 ) -> int:
@@ -160,13 +171,7 @@ def test_a_conversation_that_became_too_long_is_told_and_can_be_forgotten(
 def test_ctrl_c_ends_the_answer_and_keeps_what_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession([f"{number} " for number in range(10)])
     conversation = make_conversation(session)
-    monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
-
-    def print_and_press(text: str = "", **_options: Any) -> None:
-        if text == "2 ":
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr("builtins.print", print_and_press)
+    press_ctrl_c_at(monkeypatch, "2 ")
     conversation.answer("Count.")
     assert session.num_sent == 3
     conversation.answer("Go on.")
@@ -302,13 +307,7 @@ def test_a_call_that_the_end_has_cut_is_neither_run_nor_remembered() -> None:
 def test_a_stopped_call_is_neither_run_nor_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession(["ok"], ["Let me see.", call("1 + 1")[:2], call("1 + 1")[2:]])
     conversation = make_conversation(session, tools="calculator")
-    monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
-
-    def print_and_press(text: str = "", **_options: Any) -> None:
-        if text == "-> calculator ":
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr("builtins.print", print_and_press)
+    press_ctrl_c_at(monkeypatch, "-> calculator ")
     conversation.answer("Count.")
     conversation.answer("Go on.")
     assert session.asked[1][1] == {"role": "assistant", "content": "Let me see."}

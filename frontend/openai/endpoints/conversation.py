@@ -234,7 +234,7 @@ def _choose_parsing(serving: Serving, conversation: Conversation) -> OutputForma
 
 
 def _make_variables(conversation: Conversation) -> dict[str, Any] | None:
-    """Templates know an effort, or whether there are to be thoughts."""
+    """What the chat template is told. Some read reasoning_effort, others only enable_thinking."""
     effort = conversation.reasoning_effort
     if effort is None:
         return conversation.variables

@@ -47,7 +47,7 @@ def make_conversation(serving: Serving, request: body.CountTokensRequest) -> Con
         fields=_FIELDS,
     )
     _set_thinking(conversation, request)
-    if not serving.is_thinking:  # every budget is kept
+    if not serving.is_thinking:  # a model that writes no thoughts keeps within every budget
         conversation.thinking_token_budget = None
     return conversation
 

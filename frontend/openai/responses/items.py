@@ -19,7 +19,6 @@ from ..bodies.responses import (
     FunctionCallOutputItem,
     InputItem,
     InputItems,
-    ItemReference,
     MessageItem,
     ReasoningItem,
 )
@@ -179,8 +178,3 @@ def _read_texts(parts: list[TextPart], place: str, types: tuple[str, ...] = _TEX
             raise FieldError(f"{place}[{number}].text", None, "a text")
         texts.append(part.text)
     return texts
-
-
-def find_reference(items: Sequence[InputItem]) -> ItemReference | None:
-    """The first item that stands for one of a stored response."""
-    return next((item for item in items if isinstance(item, ItemReference)), None)

@@ -38,7 +38,7 @@ class LarkRules:
         return "\n".join(["%llguidance {}", *self._lines.values()])
 
     def split(self, *markers: str) -> list[Piece]:
-        """Markers and texts in a row, text that meets text joined. Ends of sequence are nobody's to write."""
+        """Markers and texts in a row, text that meets text joined. Ends of sequence are left out."""
         pieces: list[Piece] = []
         for piece in (piece for marker in markers for piece in self.format.split_marker(marker)):
             if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
