@@ -70,7 +70,7 @@ def test_tools_have_a_grammar_and_calls_are_in_the_message_beside_the_raw_text(t
     assert (one.message.content, one.message.reasoning) == ("Let me see.", "Hm.")
     assert [(call.name, call.arguments) for call in one.message.tool_calls] == [("f", '{"a": 1}')]
     assert '"name": "f"' in (output.prompt or "")
-    assert "tool_call" in talk.grammars[0]
+    assert "calls:" in talk.grammars[0]
 
 
 def test_each_prompt_has_the_grammar_of_its_own_turn(talk: Talk):
