@@ -105,8 +105,9 @@ class RequestRows:
             self.sampling.copy(row, source)
             for column in (self.num_prompt, self.has_logprobs, self.has_prompt_logprobs, self.is_greedy):
                 column[row] = column[source]
-            for asked in (self.num_logprobs, self.num_prompt_logprobs, self.logprob_token_ids):
+            for asked in (self.num_logprobs, self.num_prompt_logprobs):
                 asked[row] = asked[source]
+            self.logprob_token_ids[row] = self.logprob_token_ids[source]
         self.token_ids[row, count : count + len(tail)] = tail
         self.num_known[row] = count + len(tail)
         self.num_computed[row] = count
