@@ -22,7 +22,7 @@ from ..endpoints.usage import UsageCounter, take_last
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
 from ..stream import respond
-from .chat_chunks import ChunkMaker, choose_finish_reason, choose_logprobs
+from .chat_chunks import ChunkMaker, choose_finish_reason, choose_logprobs, has_whole_call
 from .chat_conversation import make_conversation
 
 Outputs = AsyncGenerator[RequestOutput, None]
@@ -132,7 +132,7 @@ def _make_choice(
         one.index,
         message,
         choose_logprobs(request, one),
-        choose_finish_reason(one.finish_reason, bool(said.tool_calls)),
+        choose_finish_reason(one.finish_reason, has_whole_call(events)),
         one.stop_reason,
     )
     if reader.has_errors(one.index):

@@ -117,7 +117,7 @@ class ChunkMaker:
         """A chunk an event. The last one says what else there is of this output."""
         index, finish = output.index, output.finish_reason
         deltas = [delta for event in events if (delta := _make_delta(event)) is not None]
-        if not self._has_calls[index] and any(isinstance(event, ToolCallStart) for event in events):
+        if not self._has_calls[index] and has_whole_call(events):
             self._has_calls[index] = True
         logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
         if finish is None and logprobs is None and not self._always_has_usage:
@@ -155,8 +155,13 @@ def _make_delta(event: OutputEvent) -> Delta | None:
             return None
 
 
+def has_whole_call(events: Sequence[OutputEvent]) -> bool:
+    """Whether a call ends in them; a stop string may have cut the only one off."""
+    return any(isinstance(event, ToolCallEnd) for event in events)
+
+
 def choose_finish_reason(reason: str | None, has_calls: bool) -> str | None:
-    """A turn that ends by itself ends for its calls if it has some, also if one was asked for by name."""
+    """A turn that ends by itself ends for its whole calls, if it has some, also for one that was named."""
     return "tool_calls" if has_calls and reason == "stop" else reason
 
 

@@ -97,7 +97,9 @@ class ResponseEncoder:
         if self._item is None and not self.response.output:
             self._open(OutputMessage(id=self._make_id("msg")))
         self._logprobs += self._held  # of the end of sequence
-        self._close("completed" if is_whole else "incomplete")
+        # A call that ends is closed by then: a stop string has cut this one off.
+        is_cut = isinstance(self._item, OutputFunctionCall)
+        self._close("completed" if is_whole and not is_cut else "incomplete")
         response = self.response
         response.usage = usage
         response.status = "completed" if is_whole else "incomplete"

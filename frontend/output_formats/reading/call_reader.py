@@ -85,7 +85,8 @@ class CallReader:
         """Read what closes something, as far as the model writes it."""
         for piece in pieces:
             yield from self._source.skip_space()
-            yield from self._source.accept(piece)
+            if not (yield from self._source.accept(piece)) and self._source.is_cut_off:
+                self._source.skip_rest()  # its beginning
 
     def start_arguments(self, writer: CallWriter, name: str) -> None:
         """Tell a call's name. What was kept is needed no more."""

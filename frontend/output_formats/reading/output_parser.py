@@ -222,6 +222,8 @@ class OutputParser:
             self._emit_text(space + source.text[source.position : source.position + 1])
             source.position += 1
         self.num_errors += not source.is_cut_off
+        if writer.is_started and source.is_cut_off:
+            source.skip_rest()  # a piece of the call
         found = yield from source.read_until(stop, self._emit_text, "")
         if found in self._lexicon.call_openers:
             source.position -= len(found)

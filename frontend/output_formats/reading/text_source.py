@@ -115,6 +115,10 @@ class TextSource:
             yield from self.wait()
         return self.text[self.position]
 
+    def skip_rest(self) -> None:
+        """Read all that there is."""
+        self.position = len(self.text)
+
     def skip_space(self) -> Steps[None]:
         """Read white space."""
         while True:

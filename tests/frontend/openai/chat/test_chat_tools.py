@@ -95,6 +95,14 @@ def test_a_stream_adds_up_to_the_whole_answer(
     assert "tool_parse_error" not in choice
 
 
+def test_a_turn_whose_only_call_is_cut_off_does_not_end_for_its_calls():
+    pieces = ("<tool_call>\n", '{"name": "weather", "arguments": {"city"')
+    whole, streamed = run(pieces, body(), body(stream=True))
+    (choice,), joined = whole.json["choices"], join(streamed)
+    assert choice["finish_reason"] == joined["finish_reason"] == "stop"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city"'
+
+
 def test_each_of_several_answers_has_its_own_calls():
     whole, streamed = run(CALL, body(n=2), body(n=2, stream=True))
     ids = [choice["message"]["tool_calls"][0]["id"] for choice in whole.json["choices"]]

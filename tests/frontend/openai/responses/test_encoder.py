@@ -152,8 +152,9 @@ def test_a_response_says_how_it_ended(finish_reason: str, status: str, reason: s
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
 
 
-def test_a_call_that_was_cut_off_is_not_told_as_done_with_its_arguments() -> None:
-    events, response = encode([[*TURN[4:6]]], "length")
+@pytest.mark.parametrize("finish_reason", ["length", "stop"])  # a stop string may cut it, too
+def test_a_call_that_was_cut_off_is_not_told_as_done_with_its_arguments(finish_reason: str) -> None:
+    events, response = encode([[*TURN[4:6]]], finish_reason)
     assert "function_call_arguments.done" not in kinds(events)
     assert response["output"][0] == {
         "type": "function_call",

@@ -124,6 +124,7 @@ def test_a_cut_call_is_what_there_is(end: str, num_errors: int) -> None:
             '"city": "R"',
         ),
         ("gemma4", "<|tool_call>call:get_weather{city", ""),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<para", ""),
         ("pythonic", "[get_weather(days=1", ""),
     ],
 )
@@ -132,10 +133,18 @@ def test_a_value_that_may_go_on_where_a_call_is_cut_is_not_told(
 ) -> None:
     known = next(one for one in TRANSCRIPTS.values() if one.format == format_name)
     found = read(replace(known, text=text))
-    ((name, told),) = found.parts[2]
-    assert name == "get_weather"
+    content, _, ((name, told),) = found.parts
+    assert (content, name) == ("", "get_weather")
     assert told.removeprefix("{").removesuffix('"days": ') == arguments
     assert not any(isinstance(event, ToolCallEnd) for event in found.events)
+    assert found.num_errors == 0
+
+
+@pytest.mark.parametrize("close", ["</func", "</function>\n</tool"])
+def test_a_close_that_is_cut_is_no_content(close: str) -> None:
+    text = "<tool_call>\n<function=list_files>\n" + close
+    found = read(Transcript("qwen3_coder", text))
+    assert found.parts == ("", "", [FILES])
     assert found.num_errors == 0
 
 
