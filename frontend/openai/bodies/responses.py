@@ -77,10 +77,14 @@ ConversationItem = MessageItem | ReasoningItem | FunctionCallItem | FunctionCall
 InputItem = ConversationItem | ItemReference
 
 
-def _refer(*kinds: type[msgspec.Struct]) -> Meta:
-    """For /openapi.json: what an object is, where msgspec is told that it may be any."""
+def _refer(*kinds: type[msgspec.Struct], **other: Any) -> Meta:
+    """For /openapi.json: what an object is, where msgspec is told that it may be any. `other`: one more."""
     refs = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]
-    return Meta(extra_json_schema={"anyOf": refs})
+    return Meta(extra_json_schema={"anyOf": [*refs, other] if other else refs})
+
+
+# A message may leave its type out.
+_UNTYPED: dict[str, Any] = {"type": "object", "required": ["role", "content"], "not": {"required": ["type"]}}
 
 
 class InputItems(msgspec.Struct):
@@ -137,7 +141,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     Both are checked in a second step, so that a kind that is not supported is refused by its name.
     """
 
-    input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem))]]
+    input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem), **_UNTYPED)]]
     model: str | None = None
     instructions: str | None = None
     stream: bool | None = None

@@ -38,7 +38,7 @@ def read_items(given: str | list[dict[str, Any]]) -> list[InputItem]:
     if not given:
         raise FieldError("input", given, "a text, or a list of at least one item")
     for place, item in enumerate(given):
-        if (kind := item.get("type", "message")) not in _KINDS:
+        if not isinstance(kind := item.get("type", "message"), str) or kind not in _KINDS:
             raise FieldError(f"input[{place}].type", kind, f"one of {', '.join(_KINDS)}")
     typed = [item if "type" in item else {"type": "message", **item} for item in given]
     return make_struct({"input": typed}, InputItems).input

@@ -159,6 +159,7 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
         ({"conversation": "conv_1"}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": [{"type": {}}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"input": [{"type": "item_reference", "id": f"msg-{'0' * 34}-0"}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": "x"}] * 5000}, "input"),
