@@ -23,7 +23,7 @@ from served import Served
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # mcp_tools.py runs without pytest too
 
-from local_tools import QUESTION, RESULT
+from local_tools import QUESTION, RESULT  # noqa: E402
 
 SERVER = {"command": sys.executable, "args": [str(HERE / "mcp_tools.py")]}
 SYSTEM_PROMPT = "You are a helpful assistant."
