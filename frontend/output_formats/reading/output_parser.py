@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 
 _MAX_HEADER = 200  # characters of one that does not end
+_MAX_REWOUND = (
+    200_000  # characters; an output in which so much looked like calls and was none is text from there on
+)
 
 
 class OutputParser:
@@ -130,6 +133,9 @@ class OutputParser:
         calls, source = self._calls, self._source
         assert calls is not None
         space = source.dropped_space if opener else ""
+        if source.num_rewound > _MAX_REWOUND:
+            self._emit_text(space + opener)
+            return
         source.keep(len(opener))
         is_opened, num_before = False, self._num_calls
         while True:

@@ -51,6 +51,7 @@ class TextSource:
         self.dropped_space = ""  # before the last marker that `read_until` has found
         self._offset = 0  # of `text` in all that has come
         self._mark: int | None = None
+        self.num_rewound = 0  # characters that were read more than once
 
     def add(self, text: str, is_finished: bool, is_cut: bool = False) -> None:
         """More has come. What is read is forgotten, but for what is kept.
@@ -81,6 +82,7 @@ class TextSource:
     def rewind(self) -> None:
         """Go back to where `keep` was called."""
         assert self._mark is not None
+        self.num_rewound += self.place - self._mark
         self.position = self._mark - self._offset
         self._mark = None
 

@@ -20,6 +20,7 @@ from quire.frontend.output_formats.events import (
     ToolCallStart,
 )
 from quire.frontend.output_formats.formats import FORMATS
+from quire.frontend.output_formats.reading.output_parser import OutputParser
 from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Backend
@@ -92,6 +93,15 @@ def test_a_call_that_cannot_be_read_stays_content_whole(call: str) -> None:
     text = f"a\n{call}\n{CALL}"
     assert parts_of(text) == (f"a\n{call}", "", [FILES])
     assert read(hermes(text)).num_errors == 1
+
+
+def test_an_output_that_begins_calls_without_end_is_not_read_again_for_each() -> None:
+    text = '<tool_call>{"arguments": {"a":' * 1500
+    transcript = hermes(text, added=())
+    parser = OutputParser(transcript.output_format, transcript.tokenizer, [], transcript.tools)
+    (told,) = parser.take(text, encode(transcript.tokenizer, text), True)
+    assert told == TextDelta(text)
+    assert len(text) < parser._source.num_rewound < 10 * len(text)
 
 
 def test_arguments_that_go_wrong_are_counted() -> None:
