@@ -115,7 +115,7 @@ def _read_arguments(name: str, given: Any) -> dict[str, Any]:
         return {}
     if isinstance(given, str):
         try:
-            arguments = json.loads(given)
+            arguments = json.loads(given, parse_constant=_refuse_constant)
         except ValueError:
             arguments = None
         except RecursionError:
@@ -123,6 +123,11 @@ def _read_arguments(name: str, given: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise PromptError(name, given, "a JSON object, or the text of one")
     return cast(dict[str, Any], arguments)
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and the infinities, which Python takes for JSON."""
+    raise ValueError(name)
 
 
 def _check_result(name: str, message: _Message, known_ids: dict[str, None] | None) -> None:

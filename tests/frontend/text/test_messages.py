@@ -77,6 +77,7 @@ def test_thoughts_of_past_turns_have_both_names(name: str):
         ([USER, turn(call(id=None)), result("call_2")], "messages[2].tool_call_id", "have no id"),
         ([USER, result(), turn(call())], "messages[1].role", "after"),
         ([turn(call("[1]"))], "messages[0].tool_calls[0].function.arguments", "a JSON object"),
+        ([turn(call('{"a": NaN}'))], "messages[0].tool_calls[0].function.arguments", "a JSON object"),
         ([turn(call("{"))], "messages[0].tool_calls[0].function.arguments", "a JSON object"),
         ([turn(call("[" * 100_000))], "messages[0].tool_calls[0].function.arguments", "depth"),
         ([turn(call(7))], "messages[0].tool_calls[0].function.arguments", "a JSON object"),
