@@ -13,7 +13,6 @@ import msgspec
 from starlette.responses import Response
 
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
-from ...output_formats.events import OutputEvent
 from ...output_formats.offered_tools import read_tool_choice
 from ...outputs import RequestOutput
 from ..bodies.responses import (
@@ -30,6 +29,7 @@ from ..bodies.schema import TokenLogprob
 from ..endpoints.conversation import (
     AnswerReader,
     Conversation,
+    ParsedOutputs,
     PreparedConversation,
     parse_outputs,
     prepare_conversation,
@@ -48,7 +48,6 @@ from .past import Past, load_past, resolve_references
 from .store import Record
 from .tools import ToolOffer, read_offer
 
-Parsed = AsyncGenerator[tuple[RequestOutput, Sequence[Sequence[OutputEvent]]], None]
 _MAX_INLINE_ITEMS = 64  # are read in the event loop: half a millisecond
 T = TypeVar("T")
 U = TypeVar("U")
@@ -193,7 +192,7 @@ class _Answer:
         self._record: Record | None = record
         self._num_top = num_top
 
-    async def run(self, parsed: Parsed) -> AsyncGenerator[list[ResponseEvent], None]:
+    async def run(self, parsed: ParsedOutputs) -> AsyncGenerator[list[ResponseEvent], None]:
         """The events, those of an output at a time. The response is complete, and kept, when they end."""
         record, self._record = self._record, None
         assert record is not None

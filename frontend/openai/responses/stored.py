@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Literal
 
@@ -52,13 +53,9 @@ def add_routes(routes: Routes, serving: Serving, find_caller: Callable[[Request]
         found = await ask("find", response_id, http)
         if found.status == "running":
             raise _refuse(response_id, "it is in progress")
-        items = [item for turn in found.items[:-1] for item in _decode_items(turn)]
-        for place, item in enumerate(items):
-            item.id = item.id or f"item-{place}"
-        if http.query_params.get("order", "desc") != "asc":
-            items.reverse()
-        ends = (items[0].id, items[-1].id) if items else (None, None)
-        return respond(InputItemList(data=items, first_id=ends[0], last_id=ends[1]))
+        is_reversed = http.query_params.get("order", "desc") != "asc"
+        # A conversation may be as large as all that is kept.
+        return _send(await asyncio.to_thread(_encode_items, found.items[:-1], is_reversed))
 
     more = {400: ErrorResponse, 404: ErrorResponse}
     routes.add(_PATH, get_response, get_response.__doc__, ResponsesResponse, more=more)
@@ -66,6 +63,16 @@ def add_routes(routes: Routes, serving: Serving, find_caller: Callable[[Request]
     path = f"{_PATH}/cancel"
     routes.add(path, cancel_response, cancel_response.__doc__, ResponsesResponse, more=more, method="POST")
     routes.add(f"{_PATH}/input_items", list_input_items, list_input_items.__doc__, InputItemList, more=more)
+
+
+def _encode_items(turns: Sequence[bytes], is_reversed: bool) -> bytes:
+    items = [item for turn in turns for item in _decode_items(turn)]
+    for place, item in enumerate(items):
+        item.id = item.id or f"item-{place}"
+    if is_reversed:
+        items.reverse()
+    ends = (items[0].id, items[-1].id) if items else (None, None)
+    return msgspec.json.encode(InputItemList(data=items, first_id=ends[0], last_id=ends[1]))
 
 
 def _send(body: bytes) -> Response:
