@@ -54,7 +54,13 @@ class _Chunk(msgspec.Struct):
     error: _Error | None = None
 
 
+class _Vectors(msgspec.Struct):
+    data: list[msgspec.Raw]
+    usage: _Usage
+
+
 _CHUNK_DECODER = msgspec.json.Decoder(_Chunk)
+_VECTORS_DECODER = msgspec.json.Decoder(_Vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class LoadOptions:
     max_concurrency: int | None
     timeout_s: float  # of one request, from when it is sent
     seed: int
+    wants_vectors: bool = False  # the answers are whole ones of /v1/embeddings
 
     @property
     def is_closed_loop(self) -> bool:
@@ -144,6 +151,30 @@ class StreamReader(AnswerReader):
                 record.text_times.append(now)
 
 
+class VectorReader(AnswerReader):
+    """Reads one whole answer of /v1/embeddings into a record."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._body = bytearray()
+
+    def take_body(self, status: int, data: bytes, now: float) -> None:  # noqa: ARG002
+        self._body += data
+
+    def finish(self, status: int) -> None:
+        """The answer is complete. Raises AnswerError when it has no vector."""
+        if status != 200:
+            raise AnswerError(f"HTTP {status}: {_read_refusal(bytes(self._body[:_MAX_ERROR_BYTES]))}")
+        try:
+            answer = _VECTORS_DECODER.decode(self._body)
+        except msgspec.DecodeError as error:
+            raise AnswerError(f"an answer without vectors: {error}") from None
+        if not answer.data:
+            raise AnswerError("an answer without vectors")
+        self._record.has_usage = True
+        self._record.num_prompt_tokens = answer.usage.prompt_tokens
+
+
 class LoadRun:
     """One run of prepared requests against one server."""
 
@@ -208,7 +239,10 @@ class LoadRun:
 
     async def _send(self, request: bytes, record: RequestRecord) -> None:
         record.sent_at = time.perf_counter()
-        record.error = await send_request(self._client, request, record, self._options.timeout_s)
+        options = self._options
+        record.error = await send_request(
+            self._client, request, record, options.timeout_s, wants_vectors=options.wants_vectors
+        )
         record.ended_at = time.perf_counter() if record.error is not None else record.ended_at
         if self._on_answer is not None:
             self._on_answer(record)
@@ -226,10 +260,15 @@ class LoadRun:
 
 
 async def send_request(
-    client: HttpClient, request: bytes, record: RequestRecord, timeout_s: float
+    client: HttpClient,
+    request: bytes,
+    record: RequestRecord,
+    timeout_s: float,
+    *,
+    wants_vectors: bool = False,
 ) -> str | None:
     """Fill the record from one request's answer; returns why it failed, or None."""
-    reader = StreamReader(record)
+    reader = VectorReader(record) if wants_vectors else StreamReader(record)
     try:
         async with asyncio.timeout(timeout_s):
             status = await client.exchange(request, reader)

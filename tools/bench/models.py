@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,18 @@ _LAYOUT_VERSION = 1  # raise it when a checkpoint's contents change: the folders
 
 def ensure_model(name: str, cache_folder: Path | None = None) -> Path:
     """The folder of the bench model `name`, written first if it is not there (small: 1.2 GB, about 20 s)."""
+
+    def write(folder: Path) -> None:
+        if name in DUMMY_MODELS:
+            write_config(DUMMY_MODELS[name], folder)
+        else:
+            write_checkpoint(BENCH_MODELS[name], folder)
+
+    return ensure_folder(name, write, cache_folder)
+
+
+def ensure_folder(name: str, write: Callable[[Path], None], cache_folder: Path | None = None) -> Path:
+    """The cached folder of that name, which `write` fills if it is not there."""
     folder = (cache_folder or default_cache_folder()) / f"{name}-v{_LAYOUT_VERSION}"
     if folder.exists():
         return folder
@@ -32,10 +45,7 @@ def ensure_model(name: str, cache_folder: Path | None = None) -> Path:
     # Written beside its place and renamed, so that a run that was cut off leaves no half checkpoint there.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as scratch:
         part = Path(scratch) / "model"
-        if name in DUMMY_MODELS:
-            write_config(DUMMY_MODELS[name], part)
-        else:
-            write_checkpoint(BENCH_MODELS[name], part)
+        write(part)
         try:
             part.rename(folder)
         except OSError:  # another run was faster

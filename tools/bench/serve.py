@@ -124,7 +124,13 @@ async def _ask_server(
         requests = [endpoint.encode_request("POST", path, encode_body(ask, body)) for ask in asks]
         for ask in warmups:
             await _warm_up(client, endpoint.encode_request("POST", path, encode_body(ask, body)), options)
-        load = LoadOptions(options.request_rate, options.max_concurrency, options.timeout_s, options.seed)
+        load = LoadOptions(
+            options.request_rate,
+            options.max_concurrency,
+            options.timeout_s,
+            options.seed,
+            wants_vectors=options.endpoint == "embeddings",
+        )
         with _Progress(len(requests)) as progress:
             return ServeRun(model, await LoadRun(client, requests, load, progress.take).run())
     finally:
@@ -153,7 +159,8 @@ async def find_first_model(client: HttpClient) -> str:
 
 
 async def _warm_up(client: HttpClient, request: bytes, options: ServeOptions) -> None:
-    failure = await send_request(client, request, RequestRecord(due_at=0.0), options.timeout_s)
+    record, wants_vectors = RequestRecord(due_at=0.0), options.endpoint == "embeddings"
+    failure = await send_request(client, request, record, options.timeout_s, wants_vectors=wants_vectors)
     if failure is not None:
         raise QuireError(f"the first requests failed, so nothing was measured: {failure}")
 

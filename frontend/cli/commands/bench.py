@@ -24,6 +24,7 @@ kinds:
   core      what the engine core's scheduling costs a step, with a fake worker
   attach    what attaching to a daemon takes, and what HTTP adds to its engine
   fair      what a flood by one client of a daemon costs another, in time to first token
+  embed     texts to vectors by Quire, vLLM and sentence-transformers, side by side
   grammar   what JSON schemas cost who has one and who has none, and how fast they compile
   http      chunks/s and CPU a chunk of one HTTP process, with a fake engine
   serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
@@ -167,6 +168,32 @@ def _run_fair(argv: Sequence[str]) -> int:
     return run_fair(options.rounds, options.requests, options.model)
 
 
+def _run_embed(argv: Sequence[str]) -> int:
+    from ....tools.bench.embed import EmbedOptions, run_embed
+    from ....tools.bench.encoder_models import ENCODERS
+    from ....tools.bench.peers import EMBED_PEERS, SENTENCE_TRANSFORMERS, VLLM, default_peer_python
+
+    parser = Parser("quire bench embed", "256 texts of 16 to 256 tokens in one call, on random encoders.")
+    add = parser.add_argument
+    names, dtypes = tuple(ENCODERS), ("bfloat16", "float32")
+    add("--model", nargs="+", choices=names, default=names, metavar="M", help=f"of {', '.join(names)} (all)")
+    add("--dtype", nargs="+", choices=dtypes, default=dtypes, metavar="T", help=f"of {', '.join(dtypes)}")
+    add("--rounds", type=int, default=5, metavar="N", help="measured rounds (5)")
+    _add_peer_options(parser, ("none", *EMBED_PEERS), f"none, or of {', '.join(EMBED_PEERS)} (none)")
+    add(
+        "--sentence-transformers-python",
+        type=Path,
+        default=default_peer_python(SENTENCE_TRANSFORMERS),
+        metavar="FILE",
+        help="the Python of its environment (%(default)s)",
+    )
+    options = parser.parse(argv)
+    _check_counts(options, "rounds")
+    pythons = {VLLM: options.peer_python, SENTENCE_TRANSFORMERS: options.sentence_transformers_python}
+    peers = tuple(peer for peer in EMBED_PEERS if peer in (options.peer or ()))
+    return run_embed(EmbedOptions(tuple(options.model), tuple(options.dtype), peers, pythons, options.rounds))
+
+
 def _run_grammar(argv: Sequence[str]) -> int:
     from ....tools.bench.grammar import WORKLOAD_OF, run_grammar
     from ....tools.bench.grammar_contest import run_grammar_contest
@@ -233,7 +260,12 @@ def _make_serve_parser() -> Parser:
     add = parser.add_argument
     add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="the server (%(default)s)")
     add("--model", metavar="ID", help="default: the first that the server lists")
-    add("--endpoint", choices=("chat", "completions"), default="chat", help="which API (%(default)s)")
+    add(
+        "--endpoint",
+        choices=("chat", "completions", "embeddings"),
+        default="chat",
+        help="which API (%(default)s)",
+    )
     add("--api-key", metavar="KEY", help="sent as the bearer token")
     add("--dataset", default="random", metavar="D", help="random words, or a file of JSON lines")
     text = "words in a random prompt, or a range (%(default)s)"
@@ -297,6 +329,7 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "core": _run_core,
     "attach": _run_attach,
     "fair": _run_fair,
+    "embed": _run_embed,
     "grammar": _run_grammar,
     "http": _run_http,
     "serve": _run_serve,
