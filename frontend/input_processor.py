@@ -27,12 +27,12 @@ from ..ipc.messages import (
     EngineFacts,
     Purpose,
 )
+from ..ipc.param_fields import make_plain
 from ..ipc.sampling_params import (
     MAX_SEED,
     RequestOutputKind,
     SamplingParams,
     count_alternatives,
-    make_plain,
 )
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_ids import decode_token_ids, encode_token_ids

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from .errors import SamplingParamsError
-from .sampling_params import MAX_INT, MAX_N, make_plain
+from .param_fields import MAX_INT, make_plain
+from .sampling_params import MAX_N
 
 # Beyond these a length to this power leaves float32.
 MAX_LENGTH_PENALTY = 5.0

@@ -46,10 +46,10 @@ from .messages import (
     Welcome,
     make_aborts,
 )
+from .param_fields import make_plain
 from .processes.liveness import ChildWatch
 from .processes.restarts import RestartBudget
 from .request_ledger import RequestLedger
-from .sampling_params import make_plain
 
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
 GOODBYE = make_client_codec().encode(Goodbye())

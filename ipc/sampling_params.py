@@ -14,13 +14,13 @@ from array import array
 from collections.abc import Callable, Sized
 from enum import IntEnum
 from functools import partial
-from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from .errors import SamplingParamsError
+from .param_fields import MAX_INT, bounds, make_plain, read_fields
 from .repetition_detection import RepetitionDetectionParams, check_repetition_detection
 from .structured_outputs import StructuredOutputsParams, check_renamed
 
@@ -34,7 +34,6 @@ MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_ALLOWED_TOKEN_IDS = 2**19  # twice the largest vocabularies
 MAX_EXTRA_ARGS_BYTES = 8192  # as JSON
 MAX_SEED = 2**63 - 1
-MAX_INT = 2**31 - 1  # of every other integer: the worker holds them as int32
 
 # Below this a temperature means greedy (vLLM's figure); between it and MIN_TEMPERATURE it is lifted.
 GREEDY_TEMPERATURE = 1e-5
@@ -49,22 +48,15 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2  # one output, at the end
 
 
-_PLAIN = frozenset({str, int, float, bool, type(None), list, dict, RequestOutputKind})
-
-
-def _range(low: float, high: float, text: str) -> Meta:
-    return Meta(ge=low, le=high, description=text)
-
-
 # These are said of requests in `frontend/openai/bodies/schema.py` too.
-Temperature = Annotated[float, _range(0.0, 2.0, "0 takes the likeliest token always; higher is livelier")]
+Temperature = Annotated[float, bounds(0.0, 2.0, "0 takes the likeliest token always; higher is livelier")]
 TopP = Annotated[
     float, Meta(gt=0.0, le=1.0, description="only the likeliest tokens that together have this probability")
 ]
 Seed = Annotated[
-    int, _range(-MAX_SEED - 1, MAX_SEED, "same seed, same text; default: another text each time")
+    int, bounds(-MAX_SEED - 1, MAX_SEED, "same seed, same text; default: another text each time")
 ]
-NumLogprobs = Annotated[int, _range(-1, MAX_INT, "alternatives at each position; -1: the whole vocabulary")]
+NumLogprobs = Annotated[int, bounds(-1, MAX_INT, "alternatives at each position; -1: the whole vocabulary")]
 Stops = Annotated[
     str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)], Meta(description="end before this text")
 ]
@@ -101,23 +93,23 @@ class SamplingParams(
     Raises SamplingParamsError (a ValueError) on construction and from `verify`.
     """
 
-    n: Annotated[int, _range(1, MAX_N, "sequences to return")] = 1
-    best_of: Annotated[int, _range(1, MAX_N, "sequences to generate and choose n of")] | None = None
-    max_tokens: Annotated[int, _range(1, MAX_INT, "most tokens to generate")] | None = 16
-    min_tokens: Annotated[int, _range(0, MAX_INT, "no end before so many tokens are generated")] = 0
+    n: Annotated[int, bounds(1, MAX_N, "sequences to return")] = 1
+    best_of: Annotated[int, bounds(1, MAX_N, "sequences to generate and choose n of")] | None = None
+    max_tokens: Annotated[int, bounds(1, MAX_INT, "most tokens to generate")] | None = 16
+    min_tokens: Annotated[int, bounds(0, MAX_INT, "no end before so many tokens are generated")] = 0
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
-    top_k: Annotated[int, _range(-1, MAX_INT, "only this many of the likeliest tokens; 0: all")] = 0
+    top_k: Annotated[int, bounds(-1, MAX_INT, "only this many of the likeliest tokens; 0: all")] = 0
     min_p: Annotated[
-        float, _range(0.0, 1.0, "only tokens at least this likely, relative to the likeliest")
+        float, bounds(0.0, 1.0, "only tokens at least this likely, relative to the likeliest")
     ] = 0.0
     presence_penalty: Annotated[
-        float, _range(-2.0, 2.0, "above 0: tokens become less likely once they came")
+        float, bounds(-2.0, 2.0, "above 0: tokens become less likely once they came")
     ] = 0.0
-    frequency_penalty: Annotated[float, _range(-2.0, 2.0, "above 0: less likely each time they come")] = 0.0
+    frequency_penalty: Annotated[float, bounds(-2.0, 2.0, "above 0: less likely each time they come")] = 0.0
     # Logits are multiplied or divided by it: further out they can leave float32, with no token to choose.
     repetition_penalty: Annotated[
-        float, _range(0.01, 100.0, "above 1: tokens that were there become less likely")
+        float, bounds(0.01, 100.0, "above 1: tokens that were there become less likely")
     ] = 1.0
     seed: Seed | None = None
     stop: Stops | None = None
@@ -147,7 +139,7 @@ class SamplingParams(
     ) = None
     extra_args: dict[str, Any] | None = None
     truncate_prompt_tokens: (
-        Annotated[int, _range(-1, MAX_INT, "cut the prompt to its last tokens; -1: to what fits")] | None
+        Annotated[int, bounds(-1, MAX_INT, "cut the prompt to its last tokens; -1: to what fits")] | None
     ) = None
     truncation_side: Annotated[
         TruncationSide, Meta(description="left: the prompt's last tokens are kept")
@@ -235,85 +227,17 @@ def count_alternatives(num_logprobs: int | None, vocab_size: int) -> int | None:
     return vocab_size if num_logprobs < 0 else min(num_logprobs, vocab_size)
 
 
-class SamplingField(NamedTuple):
-    """A field of SamplingParams as it is declared."""
-
-    name: str
-    hint: Any  # its type without None, as msgspec reads it
-    kind: Any  # int, float, bool, or what is no scalar
-    is_optional: bool  # None is allowed
-    meta: Any  # msgspec's Meta: range and text
-
-    def describe_allowed(self, value: Any) -> str:
-        """What a scalar may be instead of `value`."""
-        meta = self.meta
-        if self.kind is bool:
-            return "True or False"
-        if self.kind is int:
-            return f"an integer from {meta.ge} to {meta.le}"
-        if meta.gt is not None and value == meta.gt:
-            return f"a number above {meta.gt:g} and up to {meta.le:g}"
-        low = meta.gt if meta.ge is None else meta.ge
-        return f"a number from {low:g} to {meta.le:g}"
-
-
-def _read_field(name: str, hint: Any) -> SamplingField:
-    is_optional = NoneType in get_args(hint)
-    inner = get_args(hint)[0] if is_optional else hint
-    kind, meta = get_args(inner) or (inner, Meta())
-    return SamplingField(name, inner, kind, is_optional, meta)
-
-
-SAMPLING_FIELDS = {
-    name: _read_field(name, hint)
-    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
-}
-
-
-def make_plain(value: Any) -> Any:
-    """The bool, int, float or str that a value of another type stands for; any other value as it is.
-
-    Subclasses are taken for what they hold, whatever they make of it; a scalar of numpy, torch and the like
-    says itself which it is.
-    """
-    if type(value) in _PLAIN:
-        return value
-    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        value = value.item()
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    return value
-
-
-def _check_scalar(field: SamplingField, value: Any) -> Any:
-    """The value; as a float where the field is one, which an integer too large for one cannot become."""
-    if value is None and field.is_optional:
-        return None
-    kind, meta = field.kind, field.meta
-    if isinstance(value, bool) or kind is bool:
-        is_allowed = isinstance(value, bool) and kind is bool
-    elif isinstance(value, (int, float) if kind is float else int):
-        is_above = value >= meta.ge if meta.gt is None else value > meta.gt
-        is_allowed = is_above and value <= meta.le  # NaN is neither
-    else:
-        is_allowed = False
-    if not is_allowed:
-        raise SamplingParamsError(field.name, value, field.describe_allowed(value))
-    return field.kind(value)
+SAMPLING_FIELDS = read_fields(SamplingParams, SamplingParamsError)
 
 
 def _check_seed(value: Any) -> int | None:
-    return None if value == -1 else _check_scalar(SAMPLING_FIELDS["seed"], value)
+    return None if value == -1 else SAMPLING_FIELDS["seed"].check(value)
 
 
 def _check_logprobs(name: str, value: Any) -> int | None:
     if isinstance(value, bool):
         return 1 if value else None
-    return _check_scalar(SAMPLING_FIELDS[name], value)
+    return SAMPLING_FIELDS[name].check(value)
 
 
 def _check_stop(value: Any) -> str | list[str] | None:
@@ -342,20 +266,6 @@ def _check_output_kind(value: Any) -> RequestOutputKind:
     except ValueError:
         allowed = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
         raise SamplingParamsError("output_kind", value, f"one of {allowed}") from None
-
-
-def _check_truncation(value: Any) -> int | None:
-    checked = _check_scalar(SAMPLING_FIELDS["truncate_prompt_tokens"], value)
-    if checked == 0:
-        raise SamplingParamsError("truncate_prompt_tokens", value, f"-1, or an integer from 1 to {MAX_INT}")
-    return checked
-
-
-def _check_side(value: Any) -> TruncationSide:
-    sides = get_args(TruncationSide)
-    if not isinstance(value, str) or value not in sides:
-        raise SamplingParamsError("truncation_side", value, f"one of {', '.join(map(repr, sides))}")
-    return "right" if value == "right" else "left"
 
 
 def _check_structured(value: Any) -> StructuredOutputsParams:
@@ -468,13 +378,13 @@ _SPECIAL_CHECKS: dict[str, Callable[[Any], Any]] = {
     "output_kind": _check_output_kind,
     "repetition_detection": check_repetition_detection,
     "extra_args": _check_extra_args,
-    "truncate_prompt_tokens": _check_truncation,
-    "truncation_side": _check_side,
+    "truncate_prompt_tokens": SAMPLING_FIELDS["truncate_prompt_tokens"].check_truncation,
+    "truncation_side": partial(SAMPLING_FIELDS["truncation_side"].check_choice, get_args(TruncationSide)),
     "structured_outputs": _check_structured,
 }
 # (field, default, its check): a value that is the default itself needs none.
 _CHECKS = [
-    (name, default, _SPECIAL_CHECKS.get(name) or partial(_check_scalar, SAMPLING_FIELDS[name]))
+    (name, default, _SPECIAL_CHECKS.get(name) or SAMPLING_FIELDS[name].check)
     for name, default in zip(
         SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True
     )

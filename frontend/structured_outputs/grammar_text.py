@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from ...ipc.errors import SamplingParamsError, did_you_mean
 from ...ipc.messages import MAX_GRAMMAR_LENGTH
-from ...ipc.sampling_params import make_plain
+from ...ipc.param_fields import make_plain
 from ...ipc.structured_outputs import StructuredOutputsParams
 from .json_schema import Schema, make_schema, read_json
 

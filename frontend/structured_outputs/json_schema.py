@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from ...ipc.errors import SamplingParamsError, did_you_mean
-from ...ipc.sampling_params import make_plain
+from ...ipc.param_fields import make_plain
 from . import keywords
 from .exclusive import replace_exclusive_one_of
 from .strict_schema import check_strict

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ...ipc.errors import PromptError, did_you_mean
 from ...ipc.messages import MAX_CACHE_SALT_LENGTH
-from ...ipc.sampling_params import make_plain
+from ...ipc.param_fields import make_plain
 from .truncation import Truncation
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

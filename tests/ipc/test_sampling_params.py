@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 from quire.ipc.errors import SamplingParamsError
+from quire.ipc.param_fields import MAX_INT
 from quire.ipc.repetition_detection import RepetitionDetectionParams
 from quire.ipc.sampling_params import (
     MAX_EXTRA_ARGS_BYTES,
-    MAX_INT,
     MAX_N,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,

@@ -13,8 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.beam_search import EarlyStopping, LengthPenalty
 from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_IDS_PER_ABORT, MAX_TIMEOUT_S, RequestName
+from ....ipc.param_fields import MAX_INT
 from ....ipc.sampling_params import (
-    MAX_INT,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     SAMPLING_FIELDS,
