@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .frontend.outputs import CompletionOutput as CompletionOutput
     from .frontend.outputs import RequestOutput as RequestOutput
     from .ipc.beam_search import BeamSearchParams as BeamSearchParams
+    from .ipc.pooling_params import PoolingParams as PoolingParams
     from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from .ipc.sampling_params import RequestOutputKind as RequestOutputKind
     from .ipc.sampling_params import SamplingParams as SamplingParams
@@ -31,6 +32,7 @@ _HOME_OF = {
     "CompletionOutput": "frontend.outputs",
     "BeamSearchOutput": "frontend.beam_search",
     "BeamSearchParams": "ipc.beam_search",
+    "PoolingParams": "ipc.pooling_params",
     "RepetitionDetectionParams": "ipc.repetition_detection",
     "SamplingParams": "ipc.sampling_params",
     "RequestOutputKind": "ipc.sampling_params",

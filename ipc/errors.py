@@ -33,6 +33,10 @@ class SamplingParamsError(InputError):
     """A SamplingParams field is out of range or of the wrong type."""
 
 
+class PoolingParamsError(InputError):
+    """A PoolingParams field is out of range, of the wrong type, or not what the model can do."""
+
+
 class PromptError(InputError):
     """A prompt is empty, too long, or holds token ids outside the vocabulary."""
 

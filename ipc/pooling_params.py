@@ -1,0 +1,96 @@
+"""PoolingParams: what a request that answers with a vector computes. Names and defaults are vLLM's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from .errors import PoolingParamsError
+from .param_fields import MAX_INT, bounds, make_plain, read_fields
+from .sampling_params import TruncationSide
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+TOKEN_WISE: tuple[PoolingTask, ...] = ("token_embed", "token_classify")  # a vector for each token
+EMBEDDING: tuple[PoolingTask, ...] = ("embed", "token_embed")
+
+
+class PoolingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What is computed of one prompt; what a field means is its description.
+
+    task: None takes that of the call (`LLM.embed`: "embed"); a request that is sent has one.
+    truncate_prompt_tokens, truncation_side: the prompt is cut before it is sent, and nobody else reads them.
+
+    Raises PoolingParamsError (a ValueError) on construction.
+    """
+
+    task: Annotated[PoolingTask, Meta(description="what is computed")] | None = None
+    dimensions: (
+        Annotated[int, bounds(1, MAX_INT, "keep so many of an embedding's numbers (Matryoshka models)")]
+        | None
+    ) = None
+    use_activation: (
+        Annotated[bool, Meta(description="normalise an embedding, apply a classifier's activation; default")]
+        | None
+    ) = None
+    skip_reading_prefix_cache: (
+        Annotated[bool, Meta(description="compute the whole prompt; default: with token-wise tasks")] | None
+    ) = None
+    truncate_prompt_tokens: (
+        Annotated[int, bounds(-1, MAX_INT, "cut the prompt to so many tokens; -1: to what fits")] | None
+    ) = None
+    truncation_side: Annotated[
+        TruncationSide, Meta(description="right: the prompt's first tokens are kept")
+    ] = "right"
+
+    def __post_init__(self) -> None:
+        for name, default, check in _CHECKS:
+            value = getattr(self, name)
+            if value is not default:
+                msgspec.structs.force_setattr(self, name, check(make_plain(value)))
+        if self.dimensions is not None and self.task not in (None, *EMBEDDING):
+            allowed = f"None with task={self.task!r}, whose vector is not an embedding"
+            raise PoolingParamsError("dimensions", self.dimensions, allowed)
+        if self.is_token_wise and self.skip_reading_prefix_cache is False:
+            allowed = f"None or True with task={self.task!r}, which needs every position"
+            raise PoolingParamsError("skip_reading_prefix_cache", False, allowed)
+
+    @property
+    def is_token_wise(self) -> bool:
+        """True if each token of the prompt has a vector."""
+        return self.task in TOKEN_WISE
+
+    @property
+    def is_activated(self) -> bool:
+        """True if an embedding is normalised, or a classifier's activation applied."""
+        return self.use_activation is not False
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """True if blocks that the prefix cache holds may stand for a part of the prompt."""
+        skips = self.skip_reading_prefix_cache
+        return not self.is_token_wise if skips is None else not skips
+
+
+POOLING_FIELDS = read_fields(PoolingParams, PoolingParamsError)
+
+
+def _check_task(value: Any) -> Any:
+    return None if value is None else POOLING_FIELDS["task"].check_choice(get_args(PoolingTask), value)
+
+
+# Fields whose check is more than a type and a range.
+_SPECIAL_CHECKS = {
+    "task": _check_task,
+    "truncate_prompt_tokens": POOLING_FIELDS["truncate_prompt_tokens"].check_truncation,
+    "truncation_side": partial(POOLING_FIELDS["truncation_side"].check_choice, get_args(TruncationSide)),
+}
+# (field, default, its check): a value that is the default itself needs none.
+_CHECKS = [
+    (name, default, _SPECIAL_CHECKS.get(name) or POOLING_FIELDS[name].check)
+    for name, default in zip(PoolingParams.__struct_fields__, PoolingParams.__struct_defaults__, strict=True)
+]
