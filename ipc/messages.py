@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from .beam_search import BeamSearch
 from .config import RecoveryConfig
+from .pooling_params import PoolingParams
 from .sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
 from .token_lists import TokenLists
 
@@ -28,6 +29,7 @@ MAX_CACHE_SALT_LENGTH = 128
 MAX_GRAMMAR_LENGTH = 256 * 1024  # characters
 MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
 MAX_IDS_PER_ABORT = 2048  # more are several messages
+MAX_REQUESTS_PER_FRAME = 128  # likewise; a core takes on so many in some 3 ms
 MAX_EOS_TOKEN_IDS = 1024
 MAX_REASON_LENGTH = 65536
 MAX_TENANT_LENGTH = 128
@@ -128,6 +130,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     logits_processors: tuple[str, ...] = ()  # of the engine, module:Class
     tool_call_parser: str | None = None  # what the operator chose; None: by the chat template
     reasoning_parser: str | None = None
+    tasks: tuple[str, ...] = ("generate",)  # what it computes: that, PoolingParams.task, and "score"
+    embedding_size: int = 0  # numbers of a whole embedding; 0: there are none
+    is_matryoshka: bool = False  # whether an embedding may be cut to PoolingParams.dimensions
+    matryoshka_dimensions: tuple[int, ...] = ()  # to one of these; empty: to any number up to embedding_size
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
@@ -157,7 +163,8 @@ class StartupProgress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One sequence to generate. n > 1 has become n of these in the frontend.
+    """One sequence to generate, or with pooling_params one to compute and answer with what is pooled of it.
+    n > 1 has become n of these in the frontend.
 
     Answered by outputs of which exactly one, the last, has a finish_reason; by ERROR if it can never run.
     """
@@ -182,6 +189,14 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     beam_search: BeamSearch | None = None  # with logprobs=count_candidates(eos), and no output before its end
     names: Annotated[list[RequestName], Meta(max_length=MAX_NAMES)] = []  # that AbortRequests may say
     purpose: Purpose = ""  # what people see it counted as, where the engine itself cannot tell
+    pooling_params: PoolingParams | None = None  # nothing is generated; sampling_params are read by nobody
+    type_start: Annotated[int, Meta(ge=0)] | None = None  # tokens from here on are of type 1; None: none are
+
+
+class EngineCoreRequests(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Several requests in one frame. Each is taken on or refused, and answered, on its own."""
+
+    requests: Annotated[list[EngineCoreRequest], Meta(max_length=MAX_REQUESTS_PER_FRAME)]
 
 
 class AbortRequests(msgspec.Struct, array_like=True, frozen=True):
@@ -268,7 +283,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 0  # its price: what the core holds for it (request_price.py)
     num_cached_tokens: int = 0  # of its prompt, found when it began
     prefix_miss: str = ""  # no such prefix, evicted, other salt, not looked up; empty: all was found
-    kind: str = ""  # its purpose, "grammar", or "beams" and their number; empty: none of these
+    kind: str = ""  # its purpose, "grammar", "pooling", or "beams" and their number; empty: none of these
 
 
 class ClientView(msgspec.Struct, frozen=True, kw_only=True):
@@ -410,6 +425,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     times: RequestTimes | None = None
     error_code: ErrorCode | None = None
     beams: list[BeamHypothesis] | None = None  # with the end of a beam search, the best first
+    pooled: bytes | None = None  # float32, as RowPooled.data; of token-wise tasks in parts, in order
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -447,6 +463,7 @@ MESSAGE_TYPES: dict[bytes, type[msgspec.Struct]] = {
     b"\x04": UtilityCall,
     b"\x05": Goodbye,
     b"\x06": FrontendCounts,
+    b"\x07": EngineCoreRequests,
     b"\x11": Welcome,
     b"\x12": Refusal,
     b"\x13": StartupProgress,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from .messages import LogprobsBlock
+from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 from .token_lists import TokenLists
 
@@ -35,6 +36,8 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_computed_tokens: int
     grammar: str = ""  # as in EngineCoreRequest
     extra_args: str = ""  # likewise
+    pooling_params: PoolingParams | None = None  # likewise; nothing is sampled in its row
+    type_start: int | None = None  # likewise
 
 
 class RowFork(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -59,7 +62,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `rows` are distinct; `num_tokens[i]` >= 1 tokens of `rows[i]` are computed, from its computed count on.
     `sampled_rows`, in the order of `rows`, are those that then have all of prompt and output computed (the
     worker's own samples of earlier steps too); each samples one token, which is appended to its output. Only
-    the core derives which rows sample.
+    the core derives which rows sample. `pooled_rows`, in the order of `rows`, are none of those.
     """
 
     step_id: int
@@ -71,6 +74,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sampled_rows: list[int] | None = None  # None: all of `rows`
     forks: list[RowFork] = []
     block_copies: list[tuple[int, int]] = []  # (source, destination), K and V of all layers
+    pooled_rows: list[int] = []  # whose prompt is complete with this step, and which answer with a vector
 
 
 class RowLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -88,6 +92,17 @@ class RowFailure(msgspec.Struct, array_like=True, frozen=True):
     reason: str
 
 
+class RowPooled(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What was pooled of a row: float32, little-endian.
+
+    [width] of a row of `pooled_rows`. Of a token-wise task [positions, width] of what the step computed: such
+    a row has one in each step that computes some of its prompt.
+    """
+
+    row: int
+    data: bytes
+
+
 class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a step sampled: `token_ids[i]` for `rows[i]`, in the order of SchedulerOutput.rows."""
 
@@ -97,7 +112,8 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprobs: list[RowLogprobs] = []
     bad_rows: list[int] = []  # no usable logits (a NaN, or nothing left to sample): the token means nothing
     execute_s: float = 0.0
-    failed_rows: list[RowFailure] = []  # of `rows`
+    failed_rows: list[RowFailure] = []  # of `rows` and of rows with pooling_params
+    pooled: list[RowPooled] = []  # of rows that have not failed, in the order of SchedulerOutput.rows
 
 
 class StepFailed(msgspec.Struct, array_like=True, frozen=True):
