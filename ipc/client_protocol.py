@@ -49,6 +49,7 @@ from .messages import (
 from .param_fields import make_plain
 from .processes.liveness import ChildWatch
 from .processes.restarts import RestartBudget
+from .request_frames import frame_requests
 from .request_ledger import RequestLedger
 
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
@@ -157,14 +158,21 @@ class ClientProtocol:
     # What the client wants.
 
     def add_request(self, request: EngineCoreRequest, now: float) -> None:
-        """Hand a request to the engine, now or when there is one again."""
-        self._send(request)
-        self.ledger.add(request, now, self.is_open)
+        """As `add_requests` of one."""
+        self.add_requests([request], now)
 
-    def withdraw_request(self, request_id: str) -> None:
-        """Forget a request whose handing over was broken off; the engine may have it or not."""
-        self.ledger.remove(request_id)
-        self.abort_requests([request_id])
+    def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None:
+        """Hand requests to the engine, now or when there is one again."""
+        for message in frame_requests(requests):
+            self._send(message)
+        for request in requests:
+            self.ledger.add(request, now, self.is_open)
+
+    def withdraw_requests(self, request_ids: list[str]) -> None:
+        """Forget requests whose handing over was broken off; the engine may have them or not."""
+        for request_id in request_ids:
+            self.ledger.remove(request_id)
+        self.abort_requests(request_ids)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Ask the engine to end requests; each live one still gets its final output."""
@@ -275,7 +283,9 @@ class ClientProtocol:
         self._lost_at = None
         if self._watch is not None:
             self._watch.start(now)
-        for message in [*self.ledger.resume(now, is_other_engine), *self._calls.values()]:
+        messages = self.ledger.resume(now, is_other_engine)
+        requests = [message for message in messages if isinstance(message, EngineCoreRequest)]
+        for message in [*frame_requests(requests), *messages[len(requests) :], *self._calls.values()]:
             self._send(message)
 
     def _take_last_words(self, reason: str) -> None:

@@ -18,6 +18,7 @@ from ...ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreRequest,
+    EngineCoreRequests,
     EngineFacts,
     FrontendCounts,
     Goodbye,
@@ -87,6 +88,9 @@ class ClientRegistry:
                 self.reply(identity, UtilityResult(message.call_id))  # also while the engine starts
             case EngineCoreRequest() if core is not None:
                 core.add_request(identity, message)
+            case EngineCoreRequests(requests=requests) if core is not None:
+                for request in requests:
+                    self.take(identity, request)
             case AbortRequests() if core is not None:
                 core.abort_requests(identity, message.request_ids, message.names, message.tenant)
             case FrontendCounts() if core is not None:

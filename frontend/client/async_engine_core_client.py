@@ -88,9 +88,9 @@ class AsyncMPClient(EngineCoreClient):
             raise
         self.startup = self._engine.measure_startup(self.facts)
 
-    def add_request(self, request: EngineCoreRequest) -> None:
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         self.check_usable()
-        self._protocol.add_request(request, time.monotonic())
+        self._protocol.add_requests(requests, time.monotonic())
         self._pump()
 
     def abort_requests(self, request_ids: list[str]) -> None:

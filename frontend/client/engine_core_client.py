@@ -11,6 +11,7 @@ import select
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -46,9 +47,16 @@ class EngineCoreClient(ABC):
     def check_usable(self) -> None:
         """Raise EngineDeadError when the engine has ended, or in a fork of the process that it belongs to."""
 
-    @abstractmethod
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Hand a request to the engine. Raises EngineDeadError when there is none any more."""
+        """As `add_requests` of one."""
+        self.add_requests([request])
+
+    @abstractmethod
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
+        """Hand requests to the engine, many in one message. Raises EngineDeadError if there is none.
+
+        Each is taken on or refused, and answered, on its own.
+        """
 
     @abstractmethod
     def abort_requests(self, request_ids: list[str]) -> None:
@@ -191,13 +199,13 @@ class SyncMPClient(SyncClient):
         self._engine.check_owner()
         self._protocol.check()
 
-    def add_request(self, request: EngineCoreRequest) -> None:
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         self.check_usable()
-        self._protocol.add_request(request, time.monotonic())
+        self._protocol.add_requests(requests, time.monotonic())
         try:
             self._send_all()
         except BaseException:
-            self._protocol.withdraw_request(request.request_id)
+            self._protocol.withdraw_requests([request.request_id for request in requests])
             raise
 
     def abort_requests(self, request_ids: list[str]) -> None:
@@ -336,8 +344,9 @@ class InprocClient(SyncClient):
     def check_usable(self) -> None:
         self._engine.check_usable()
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self._engine.add_request(request)
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
+        for request in requests:
+            self._engine.add_request(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self._engine.abort_requests(request_ids)

@@ -191,9 +191,10 @@ class FakeSyncClient(SyncClient):
         self.interrupt_after: int | None = None
         self.num_closed = 0
 
-    def add_request(self, request: EngineCoreRequest) -> None:
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         self.check_usable()
-        self.engine.add(request)
+        for request in requests:
+            self.engine.add(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self.check_usable()
@@ -254,6 +255,10 @@ class FakeAsyncClient:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.engine.add(request)
+
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
+        for request in requests:
+            self.engine.add(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self.engine.abort(request_ids)

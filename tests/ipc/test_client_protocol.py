@@ -11,11 +11,13 @@ from quire.ipc.client_protocol import RECONNECT_TIMEOUT_S, ClientProtocol
 from quire.ipc.codec import PING, make_client_codec
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
+    MAX_REQUESTS_PER_FRAME,
     PROTOCOL_VERSION,
     AbortRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineCoreRequests,
     EngineDead,
     Goodbye,
     Hello,
@@ -30,6 +32,7 @@ from quire.ipc.messages import (
 )
 from quire.ipc.processes.liveness import ASK_AFTER_S, LISTEN_TIMEOUT_S, ChildWatch
 from quire.ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from quire.ipc.request_frames import MAX_SHARED_BYTES
 from quire.ipc.step import WorkerReady
 
 FACTS = make_engine_facts(make_config(), WorkerReady(8, "fake", []), {}, StartupClock("start", 0.0))
@@ -39,7 +42,9 @@ NOW = 100.0
 
 
 class Client:
-    """A protocol whose frames are messages; `sent` empties its outbox, as a driver does."""
+    """A protocol whose frames are messages; `sent` empties its outbox, as a driver does. Requests that share
+    a frame are several messages there.
+    """
 
     def __init__(self, watch: ChildWatch | None = None) -> None:
         self.protocol = ClientProtocol()
@@ -48,7 +53,11 @@ class Client:
     def sent(self) -> list[msgspec.Struct]:
         messages = [CODEC.decode(frames) for frames in self.protocol.outbox]
         self.protocol.outbox.clear()
-        return messages
+        return [
+            one
+            for message in messages
+            for one in (message.requests if isinstance(message, EngineCoreRequests) else [message])
+        ]
 
     def hear(self, message: msgspec.Struct, now: float = NOW) -> list[EngineCoreOutput]:
         return self.protocol.frames_received(list(CODEC.encode(message)), now)
@@ -207,10 +216,28 @@ def test_a_connection_that_is_made_without_the_end_of_the_one_before_begins_anew
 def test_a_request_that_was_withdrawn_is_aborted_and_not_resumed(client: Client) -> None:
     client.attach()
     client.protocol.add_request(make_request("a", [1]), NOW)
-    client.protocol.withdraw_request("a")
+    client.protocol.withdraw_requests(["a"])
     assert client.sent()[1:] == [AbortRequests(["a"])]
     assert client.hear(outputs(4)) == []
     assert client.attach() == []
+
+
+def test_requests_that_come_together_share_frames_within_bounds(client: Client) -> None:
+    client.attach()
+    requests = [make_request(f"{index}", [1]) for index in range(MAX_REQUESTS_PER_FRAME + 2)]
+    client.protocol.add_requests(requests, NOW)
+    full, rest = (CODEC.decode(frames) for frames in client.protocol.outbox)
+    assert full.requests + rest.requests == requests
+    assert len(full.requests) == MAX_REQUESTS_PER_FRAME
+    client.protocol.connection_lost(NOW)
+    assert len(client.attach("second")) == len(requests)
+
+
+def test_requests_that_are_large_have_frames_of_their_own(client: Client) -> None:
+    client.attach()
+    large = [make_request(name, [1] * (MAX_SHARED_BYTES // 4)) for name in ("a", "b")]
+    client.protocol.add_requests([*large, make_request("c", [1])], NOW)
+    assert [type(CODEC.decode(frames)) for frames in client.protocol.outbox] == [EngineCoreRequest] * 3
 
 
 # Utility calls.
