@@ -1,4 +1,4 @@
-"""ModelSpec: what a decoder computes, layer by layer, in one vocabulary for all families.
+"""ModelSpec: what a decoder or encoder computes, layer by layer, in one vocabulary for all families.
 
 `frontend/families` makes it of config.json; the worker builds its layers from it and refuses a field that
 they do not cover. Sizes that others plan with (KV bytes, weights, activations) are asked of it.
@@ -12,7 +12,11 @@ import msgspec
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+NormKind = Literal["rms", "layer"]
+Pool = Literal["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len", "all"]
+HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "softmax"]
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 
 DTYPE_SIZE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -21,7 +25,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rotary embedding. Scaling fields mean what transformers' `rope_parameters` means by them."""
 
     theta: float = 10000.0
-    type: RopeType = "default"
+    type: RopeType | Literal["none"] = "default"  # none: queries and keys are not rotated
     factor: float = 1.0
     original_max_position_embeddings: int | None = None
     low_freq_factor: float = 1.0  # llama3
@@ -35,18 +39,24 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Causal self-attention of one layer over grouped heads."""
+    """Self-attention of one layer over grouped heads. Names are of tensors, after the layer's prefix."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
-    window: int | None = None  # tokens: a query sees itself and window - 1 before; None: all
+    # Tokens: a query sees itself and window - 1 before, and as many after it if not causal; None: all.
+    window: int | None = None
     scale: float | None = None  # of scores; None: 1 / sqrt(head_size)
     soft_cap: float | None = None  # a score s becomes cap * tanh(s / cap)
     qkv_bias: bool = False
     o_bias: bool = False
     # Of queries and keys before rotation: of each head by itself, or of all heads of a token together.
     qk_norm: Literal["each_head", "all_heads"] | None = None
+    is_causal: bool = True  # False: a query sees the whole prompt; such a layer keeps no KV
+    rope: RopeConfig | None = None  # of this layer; None: the model's
+    # One name: that tensor holds queries, keys and values in this order.
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
 
     @property
     def query_size(self) -> int:
@@ -77,14 +87,22 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    down_bias: bool | None = None  # where it is another than `bias`, which is then that of gate and up
+    is_gated: bool = True  # False: down(act(up(x))), and `gate` names nothing
+    fused: Literal["gate_up", "up_gate"] | None = None  # `gate` names a tensor of both in this order
+
+    @property
+    def has_down_bias(self) -> bool:
+        """Whether the last projection adds a bias."""
+        return self.bias if self.down_bias is None else self.down_bias
 
     def count_active_params(self, hidden_size: int) -> int:
         """Weights that one token is multiplied with."""
-        return 3 * hidden_size * self.intermediate_size
+        return (3 if self.is_gated else 2) * hidden_size * self.intermediate_size
 
     def count_activations(self, hidden_size: int) -> int:  # noqa: ARG002
         """Numbers that one token holds between the layer's input and output."""
-        return 3 * self.intermediate_size
+        return (3 if self.is_gated else 2) * self.intermediate_size
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="experts"):
@@ -116,6 +134,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """h += out_norm(attention(norm(h))), then the same with the feed-forward part.
 
+    With `norms_sum`: h = norm(h + attention(h)), then the same with the feed-forward part; no out norms.
     The norms are named by their tensors, after the layer's prefix; without a name there is none.
     """
 
@@ -125,10 +144,75 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attention_out_norm: str | None = None
     ffn_norm: str | None = "post_attention_layernorm"
     ffn_out_norm: str | None = None
+    norms_sum: bool = False
+
+
+class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """norm(tokens[id] + positions[position + offset] + types[type]), named by whole tensor names."""
+
+    tokens: str = "model.embed_tokens"
+    positions: str | None = None  # a table of max_position_embeddings + position_offset rows
+    position_offset: int = 0
+    types: str | None = None
+    num_types: int = 0  # rows of that table
+    norm: str | None = None
+
+
+class RelativeBiasSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What each head adds to a score by the distance of key and query, the same in all layers.
+
+    `name` is a table [num_buckets, heads]; the buckets are T5's bidirectional ones (arXiv 1910.10683, 2.1).
+    """
+
+    name: str
+    num_buckets: int = 32
+    max_distance: int = 128
+
+
+class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """norm(act(weight @ x + bias)) of a pooled vector, in float32; by the name of its tensors."""
+
+    name: str  # of `name`.weight [out_size, in_size] and `name`.bias [out_size]
+    in_size: int
+    out_size: int
+    bias: bool = True
+    activation: HeadActivation = "identity"
+    norm: str | None = None  # a LayerNorm with the model's epsilon and kind of bias
+    file: str | None = None  # safetensors within the model's folder; None: the model's own files
+    # (yes, no): the tensor is [vocab_size, in_size], and weight[yes] - weight[no] the only row.
+    token_rows: tuple[int, int] | None = None
+
+
+class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """From the hidden states of a prompt to one vector: pools side by side, then projections one by one.
+
+    A vector of `num_labels` scores where that is above 0 (activation last), else an embedding (cut to the
+    asked dimensions, then normalized). Token-wise tasks project each token's hidden state.
+    """
+
+    pools: tuple[Pool, ...] = ("cls",)  # ("all",): token-wise only
+    include_prompt: bool = True  # False: tokens of the prompt before the text are not pooled
+    projections: tuple[ProjectionSpec, ...] = ()
+    normalize: bool = False
+    is_matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()  # with is_matryoshka: the only ones; (): any up to the width
+    num_labels: int = 0
+    activation: HeadActivation = "identity"
+
+    @property
+    def tasks(self) -> tuple[PoolingTask, ...]:
+        """What the head answers with."""
+        if self.pools == ("all",):
+            return ("token_classify",) if self.num_labels else ("token_embed",)
+        return ("classify", "token_classify") if self.num_labels else ("embed", "token_embed")
+
+    def count_width(self, hidden_size: int) -> int:
+        """Numbers of a vector; of a token-wise one too where there is one pool."""
+        return self.projections[-1].out_size if self.projections else hidden_size * len(self.pools)
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A decoder: embedding, layers, last norm, projection to logits."""
+    """Embedding, layers, last norm; then a projection to logits, pooling, or both."""
 
     architecture: str  # as config.json names it; a label, nothing follows from it
     vocab_size: int
@@ -144,6 +228,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     embedding_scale: float | None = None  # multiplies the embeddings, itself rounded to their type
     logit_soft_cap: float | None = None
     tie_word_embeddings: bool = False
+    norm_kind: NormKind = "rms"  # layer: (x - mean) / sqrt(variance + norm_eps) * weight + bias
+    norm_bias: bool = False
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    relative_bias: RelativeBiasSpec | None = None
+    layer_prefix: str = "model.layers.{}"  # {} is the layer's number
+    norm: str | None = "model.norm"  # after the last layer
+    optional_prefix: str = ""  # of tensor names; a checkpoint may leave it out of all of them
+    unused_tensors: tuple[str, ...] = ()  # beginnings of names that a checkpoint may hold and nobody reads
+    has_logits: bool = True
+    pooling: PoolingSpec | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a prompt can be computed in chunks and has KV; else all of it is computed in one step."""
+        return all(layer.attention.is_causal for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -152,12 +251,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def kv_bytes_per_token(self, dtype: Dtype) -> int:
         """Bytes of KV cache that one token takes over all layers."""
-        return sum(2 * layer.attention.kv_size for layer in self.layers) * DTYPE_SIZE_BYTES[dtype]
+        causal = [layer.attention for layer in self.layers if layer.attention.is_causal]
+        return sum(2 * attention.kv_size for attention in causal) * DTYPE_SIZE_BYTES[dtype]
 
     @property
     def num_active_params(self) -> int:
         """Weights that a token's pass uses: all but those of other tokens' experts, norms and biases."""
-        hidden, num_tables = self.hidden_size, 1 if self.tie_word_embeddings else 2
+        hidden = self.hidden_size
+        num_tables = (1 if self.tie_word_embeddings else 2) if self.has_logits else 0
         return num_tables * self.vocab_size * hidden + sum(
             layer.attention.count_params(hidden) + layer.ffn.count_active_params(hidden)
             for layer in self.layers

@@ -103,7 +103,8 @@ def estimate_activation_bytes(config: EngineConfig) -> int:
     num_tokens = config.scheduler.max_num_batched_tokens
     num_samples = min(config.scheduler.max_num_seqs, num_tokens)
     per_token = 4 * spec.num_activations_per_token
-    return num_tokens * per_token + 2 * 4 * num_samples * spec.vocab_size + _SCRATCH_BYTES
+    num_logits = num_samples * spec.vocab_size if spec.has_logits else 0
+    return num_tokens * per_token + 2 * 4 * num_logits + _SCRATCH_BYTES
 
 
 def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -> int:

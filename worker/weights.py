@@ -46,15 +46,29 @@ class WeightSource(ABC):
 
 
 class SafetensorsSource(WeightSource):
-    """The safetensors files of a folder."""
+    """The safetensors files of a folder.
 
-    def __init__(self, folder: Path, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> None:
+    A checkpoint may leave `optional_prefix` out of its names, and hold tensors whose names begin with one of
+    `unused`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device,
+        optional_prefix: str = "",
+        unused: tuple[str, ...] = (),
+    ) -> None:
         self._dtype = dtype
         self._device = device
         self._files: dict[Path, Any] = {}  # open files; their tensors are read when asked for
         self._file_of = _open_files([folder / name for name in names], self._files)
         self._folder = folder
         self._left = set(self._file_of)
+        self._optional_prefix = optional_prefix
+        self._unused = unused
 
     def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
         tail = () if width is None else (width,)
@@ -66,11 +80,15 @@ class SafetensorsSource(WeightSource):
         return out
 
     def skip(self, name: str) -> None:
-        self._left.discard(name)
+        self._left.discard(self._stored_name(name))
 
     def finish(self) -> None:
         self._files.clear()
-        unexpected = sorted(name for name in self._left if not name.endswith(_HARMLESS_SUFFIXES))
+        unexpected = sorted(
+            name
+            for name in self._left
+            if not name.endswith(_HARMLESS_SUFFIXES) and not name.startswith(self._unused)
+        )
         if unexpected:
             raise ModelError(
                 "model",
@@ -81,12 +99,13 @@ class SafetensorsSource(WeightSource):
 
     def _read(self, name: str, shape: Sequence[int]) -> Tensor:
         """The file's own tensor, a view of its mapping."""
-        path = self._file_of.get(name)
+        stored_name = self._stored_name(name)
+        path = self._file_of.get(stored_name)
         if path is None:
             raise ModelError("model", str(self._folder), f"its weights must hold the tensor {name!r}")
-        self._left.discard(name)
+        self._left.discard(stored_name)
         try:
-            tensor: Tensor = self._files[path].get_tensor(name)
+            tensor: Tensor = self._files[path].get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
         if tuple(tensor.shape) != tuple(shape):
@@ -98,6 +117,13 @@ class SafetensorsSource(WeightSource):
                 name, str(tensor.dtype), "a floating point type (quantized weights are not read)"
             )
         return tensor
+
+    def _stored_name(self, name: str) -> str:
+        """What these files call the tensor: BERT's first exports have other names for a norm's parts."""
+        short = name.removeprefix(self._optional_prefix)
+        old = [each.replace("LayerNorm.weight", "LayerNorm.gamma") for each in (name, short)]
+        old = [each.replace("LayerNorm.bias", "LayerNorm.beta") for each in old]
+        return next((each for each in (name, short, *old) if each in self._file_of), name)
 
 
 class DummySource(WeightSource):
@@ -128,7 +154,8 @@ def open_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -
     """The source that `model.load_format` names. ModelError when the folder has no usable weights."""
     if model.load_format == "dummy":
         return DummySource(model.seed, dtype, device)
-    return SafetensorsSource(Path(model.model), model.weight_files, dtype, device)
+    naming = model.spec.optional_prefix, model.spec.unused_tensors
+    return SafetensorsSource(Path(model.model), model.weight_files, dtype, device, *naming)
 
 
 def _open_files(paths: Sequence[Path], files: dict[Path, Any]) -> dict[str, Path]:

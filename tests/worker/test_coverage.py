@@ -8,11 +8,18 @@ import msgspec
 import pytest
 from checkpoints import Recipe, make_spec
 from quire.ipc.errors import ModelError
-from quire.ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from quire.ipc.model_spec import AttentionSpec, DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec
 from quire.worker.models import coverage
 
 SPEC = msgspec.structs.replace(make_spec(Recipe()), max_position_embeddings=2048)
-OTHER_VALUES: dict[type, Any] = {int: 7, float: 7.0, str: "another", type(None): 7}
+OTHER_VALUES: dict[type, Any] = {
+    int: 7,
+    float: 7.0,
+    str: "another",
+    type(None): 7,
+    tuple: ("another",),
+    EmbeddingSpec: EmbeddingSpec(norm="another"),
+}
 FIELDS = [
     (struct, field.name)
     for struct in (ModelSpec, LayerSpec, AttentionSpec, DenseSpec)

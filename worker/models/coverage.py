@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from ...ipc.errors import ModelError
@@ -10,7 +12,8 @@ from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, 
 # Fields that builder.py reads, by struct. Another one must keep its default.
 _COVERED: dict[type[msgspec.Struct], str] = {
     ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
-    " rope embedding_scale max_position_embeddings logit_soft_cap tie_word_embeddings",
+    " rope embedding_scale max_position_embeddings logit_soft_cap tie_word_embeddings optional_prefix"
+    " unused_tensors",
     LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm",
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm",
     DenseSpec: "intermediate_size activation bias gate up down",
@@ -36,10 +39,12 @@ def _check(part: msgspec.Struct, path: str) -> None:
         raise ModelError(path, type(part).__name__, "a part of the model that the worker computes")
     for field in msgspec.structs.fields(part):
         value, where = getattr(part, field.name), f"{path}.{field.name}"
-        if field.name not in covered.split() and value != field.default:
-            raise ModelError(where, value, f"{field.default!r}: the worker has no operation for it")
-        if isinstance(value, msgspec.Struct):
+        if field.name not in covered.split():
+            if value != field.default:
+                raise ModelError(where, value, f"{field.default!r}: the worker has no operation for it")
+        elif isinstance(value, msgspec.Struct):
             _check(value, where)
         elif isinstance(value, tuple):
-            for index, layer in enumerate(value):
-                _check(layer, f"{where}[{index}]")
+            for index, item in enumerate(cast(tuple[object, ...], value)):
+                if isinstance(item, msgspec.Struct):
+                    _check(item, f"{where}[{index}]")
