@@ -5,7 +5,7 @@ Checks, HTTP schemas and CLI options are made of the declaration. Knows no param
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -52,7 +52,8 @@ class ParamField(NamedTuple):
         """
         if value is None and self.is_optional:
             return None
-        kind, meta = self.kind, self.meta
+        kind: Callable[[Any], Any] = self.kind
+        meta = self.meta
         if isinstance(value, bool) or kind is bool:
             is_allowed = isinstance(value, bool) and kind is bool
         elif isinstance(value, (int, float) if kind is float else int):
