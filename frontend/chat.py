@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ipc.errors import InputError
-from .input_processor import InputProcessor, PreparedParams, TokenizedPrompt
+from .input_processor import InputProcessor, PreparedParams
 from .output_formats.events import AssistantMessage
 from .output_formats.grammars.rules import make_output_rules
 from .output_formats.offered_tools import check_tools, read_tool_choice, read_tools
 from .output_formats.output_format import OutputFormat, is_reasoning_open
 from .output_formats.reading.output_parser import OutputParser
 from .outputs import CompletionOutput, RequestOutput
+from .text.prompt_tokenizer import TokenizedPrompt
 from .text.tokenizer import Tokenizer
 
 

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,16 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..ipc.beam_search import BeamSearch
-from ..ipc.errors import InputError, PromptError, SamplingParamsError
-from ..ipc.messages import (
-    MAX_REQUEST_ID_LENGTH,
-    MAX_TENANT_LENGTH,
-    MAX_TIMEOUT_S,
-    EngineCoreRequest,
-    EngineFacts,
-    Purpose,
-)
-from ..ipc.param_fields import make_plain
+from ..ipc.errors import SamplingParamsError
+from ..ipc.messages import EngineCoreRequest, EngineFacts, Purpose
 from ..ipc.sampling_params import (
     MAX_SEED,
     RequestOutputKind,
@@ -35,33 +26,20 @@ from ..ipc.sampling_params import (
     count_alternatives,
 )
 from ..ipc.structured_outputs import StructuredOutputsParams
-from ..ipc.token_ids import decode_token_ids, encode_token_ids
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
-from .text.prompts import Prompt, RawPrompt, check_encodable, parse_prompt
+from .request_fields import check_fields, check_priority, check_request_id
+from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
+from .text.prompts import Prompt, parse_prompt
 from .text.tokenizer import Tokenizer
 from .text.truncation import Truncation, find_truncation
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
-
     from .output_formats.grammars.rules import OutputRules
     from .output_formats.output_format import OutputFormat
     from .structured_outputs.compiler import GrammarCompiler
 
-MAX_USER_ID_LENGTH = 200  # leaves room for the index and the random part within the wire's cap
 _LONG_TEXT = 4000  # characters; to tokenize more takes over a millisecond
 _LONG_IDS = 20_000  # token ids; to check more, likewise
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """A checked prompt. `text` is None for one given as token ids; `packed` is `token_ids` for the wire."""
-
-    name: str  # of the argument, for errors
-    text: str | None
-    token_ids: list[int]
-    packed: bytes
-    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +77,7 @@ class InputProcessor:
     def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
         self._facts = facts
         self._tokenizer = tokenizer
+        self._prompts = PromptTokenizer(facts, tokenizer, num_generated=1)
         self._grammars: GrammarCompiler | None = None  # made for the first grammar
 
     @functools.cached_property
@@ -128,24 +107,10 @@ class InputProcessor:
         names: Sequence[str] = (),
     ) -> EngineInput:
         """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
-        tenant = _check_name("tenant", make_plain(tenant), 0, MAX_TENANT_LENGTH)
-        timeouts = {
-            name: _check_timeout(name, make_plain(value))
-            for name, value in (("timeout_s", timeout_s), ("queue_timeout_s", queue_timeout_s))
-        }
-        checked = [_check_name("names", make_plain(name), 1, MAX_REQUEST_ID_LENGTH) for name in names]
+        checked = check_fields(tenant, timeout_s, queue_timeout_s, names)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
         tokenized = self.tokenize([prompt], [prepared])[0]
-        return self.make_input(
-            request_id,
-            tokenized,
-            prepared,
-            priority,
-            arrival_time,
-            tenant=tenant,
-            names=checked,
-            **timeouts,
-        )
+        return self.make_input(request_id, tokenized, prepared, priority, arrival_time, **checked)
 
     def tokenize(
         self,
@@ -162,14 +127,9 @@ class InputProcessor:
         """
         names = [f"prompts[{place}]" for place in range(len(prompts))] if is_many else ["prompt"]
         raw = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
-        texts = [one for one in raw if one.token_ids is None]
         for one, own in zip(raw, params or (), strict=params is not None):
             one.truncation = own.truncation
-        for one, encoding in zip(texts, self._encode(texts, add_special_tokens), strict=True):
-            if one.truncation is None:
-                self._check_length(one.name, len(encoding))
-            one.token_ids = encoding.ids
-        return [self._check_prompt(one) for one in raw]
+        return self._prompts.tokenize(raw, add_special_tokens)
 
     def takes_long(self, prompt: Prompt, params: SamplingParams | PreparedParams) -> bool:
         """Whether `process` takes more than about a millisecond, which an event loop has no time for."""
@@ -265,10 +225,7 @@ class InputProcessor:
         **checked: Any,
     ) -> EngineInput:
         """Check the parameters and build best_of, or n, sequences; `checked`: more of EngineCoreRequest."""
-        request_id = _check_name("request_id", make_plain(request_id), 1, MAX_USER_ID_LENGTH)
-        priority = make_plain(priority)
-        if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError("priority", priority, "an integer; lower runs first")
+        request_id, priority = check_request_id(request_id), check_priority(priority)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
         own = copy.copy(prepared.params)
         arrived = time.time() if arrival_time is None else arrival_time
@@ -279,7 +236,7 @@ class InputProcessor:
             sampling_params=own,
             arrival_time=arrived,
             eos_token_ids=[] if own.ignore_eos and not prepared.grammar else list(self._facts.eos_token_ids),
-            priority=int(priority),
+            priority=priority,
             cache_salt=prompt.cache_salt,
             token_lists=prepared.token_lists,
             grammar=prepared.grammar,
@@ -300,59 +257,6 @@ class InputProcessor:
             else _make_sequences(template, hides, self._facts.vocab_size),
             hides,
         )
-
-    def _encode(self, raw: list[RawPrompt], add_special_tokens: bool) -> list[Encoding]:
-        if not raw:
-            return []
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            raise PromptError(raw[0].name, raw[0].text, "token ids: this engine runs without a tokenizer")
-        for one in raw:
-            if not one.text:
-                raise PromptError(one.name, one.text, "a text that is not empty")
-        texts = [one.text or "" for one in raw]
-        try:
-            return tokenizer.encode_texts(texts, add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:
-            for one in raw:
-                check_encodable(one.name, one.text or "")
-            raise PromptError(raw[0].name, raw[0].text, f"a text that can be tokenized ({error})") from error
-
-    def _check_prompt(self, raw: RawPrompt) -> TokenizedPrompt:
-        if raw.truncation is not None:
-            raw.token_ids = raw.truncation.apply(list(raw.token_ids))
-        self._check_length(raw.name, len(raw.token_ids))  # before anything that takes longer for more of them
-        if bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
-            wrong = next(one for one in raw.token_ids if isinstance(one, bool))
-            raise PromptError(raw.ids_name, wrong, "integers as token ids")
-        allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
-        try:
-            packed = encode_token_ids(raw.token_ids)
-        except (TypeError, OverflowError):
-            wrong = next((one for one in raw.token_ids if not _is_int32(one)), raw.token_ids)
-            raise PromptError(raw.name, wrong, allowed) from None
-        token_ids = decode_token_ids(packed)
-        if not token_ids:
-            raise PromptError(raw.name, raw.text if raw.text is not None else [], "at least one token")
-        if min(token_ids) < 0 or max(token_ids) >= self._facts.vocab_size:
-            wrong = next(one for one in token_ids if not 0 <= one < self._facts.vocab_size)
-            raise PromptError(raw.name, wrong, allowed)
-        return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt)
-
-    def _check_length(self, name: str, num_tokens: int) -> None:
-        limit = self._facts.max_model_len
-        if num_tokens >= limit:
-            raise PromptError(
-                name, f"{num_tokens} tokens", f"at most {limit - 1} (max_model_len={limit}, one to generate)"
-            )
-        slots = self._facts.num_gpu_blocks * self._facts.block_size
-        if num_tokens >= slots:
-            raise PromptError(
-                name,
-                f"{num_tokens} tokens",
-                f"at most {slots - 1}, the KV cache of this engine "
-                "(raise kv_cache_memory_bytes or num_gpu_blocks_override)",
-            )
 
     def _check_params(self, params: SamplingParams) -> None:
         """What SamplingParams cannot check on its own: the vocabulary, the engine's caps, the tokenizer."""
@@ -456,26 +360,3 @@ def _wrap_seed(seed: int) -> int:
     if seed > MAX_SEED:
         seed -= 2**64
     return seed if seed != -1 else MAX_SEED
-
-
-def _check_name(field: str, name: Any, min_length: int, max_length: int) -> str:
-    if not isinstance(name, str) or not min_length <= len(name) <= max_length:
-        least = f"{min_length} to" if min_length else "at most"
-        raise InputError(field, name, f"a text of {least} {max_length} characters")
-    if not name.isprintable():  # as lone surrogates are not, which UTF-8 cannot hold
-        raise InputError(field, name, "printable characters")
-    return name
-
-
-def _check_timeout(name: str, value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value <= MAX_TIMEOUT_S):  # nan compares false
-        raise InputError(name, value, f"seconds above 0 and up to {MAX_TIMEOUT_S:g}, or None")
-    return None if value is None else float(value)
-
-
-def _is_int32(value: Any) -> bool:
-    try:
-        return -(2**31) <= operator.index(value) < 2**31
-    except TypeError:
-        return False

@@ -14,11 +14,12 @@ from ..ipc.messages import SchedulerStats
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .engine_args import EngineArgs
-from .input_processor import EngineInput, PreparedParams, TokenizedPrompt
+from .input_processor import EngineInput, PreparedParams
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
 from .outputs import RequestOutput
 from .request_batch import RequestBatch
+from .text.prompt_tokenizer import TokenizedPrompt
 from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer
 

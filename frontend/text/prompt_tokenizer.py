@@ -1,0 +1,114 @@
+"""Parsed prompts -> token ids that an engine takes, after every check that needs its limits."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...ipc.errors import PromptError
+from ...ipc.messages import EngineFacts
+from ...ipc.token_ids import decode_token_ids, encode_token_ids
+from .prompts import RawPrompt, check_encodable
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A checked prompt. `text` is None for one given as token ids; `packed` is `token_ids` for the wire."""
+
+    name: str  # of the argument, for errors
+    text: str | None
+    token_ids: list[int]
+    packed: bytes
+    cache_salt: str
+
+
+class PromptTokenizer:
+    """Tokenizes and checks prompts against one engine's facts. `tokenizer` None: token ids only.
+
+    num_generated: the least tokens that a prompt leaves room for.
+    """
+
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None, num_generated: int) -> None:
+        self._facts = facts
+        self._tokenizer = tokenizer
+        self._num_generated = num_generated
+
+    def tokenize(
+        self, prompts: Sequence[RawPrompt], add_special_tokens: bool = True
+    ) -> list[TokenizedPrompt]:
+        """Turn texts into token ids, many at once on all cores, and check all. Raises PromptError."""
+        texts = [one for one in prompts if one.token_ids is None]
+        encodings = self.encode(texts, add_special_tokens)
+        for one, encoding in zip(texts, encodings, strict=True):
+            if one.truncation is None:
+                self._check_length(one.name, len(encoding))
+            one.token_ids = encoding.ids
+        return [self.check(one) for one in prompts]
+
+    def encode(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Encoding]:
+        """Of texts. Raises PromptError for what cannot be tokenized."""
+        if not prompts:
+            return []
+        first = prompts[0]
+        if self._tokenizer is None:
+            raise PromptError(first.name, first.text, "token ids: this engine runs without a tokenizer")
+        for one in prompts:
+            if not one.text:
+                raise PromptError(one.name, one.text, "a text that is not empty")
+        texts = [one.text or "" for one in prompts]
+        try:
+            return self._tokenizer.encode_texts(texts, add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            for one in prompts:
+                check_encodable(one.name, one.text or "")
+            raise PromptError(first.name, first.text, f"a text that can be tokenized ({error})") from error
+
+    def check(self, raw: RawPrompt) -> TokenizedPrompt:
+        """Cut the token ids as `raw.truncation` says and check them. Raises PromptError."""
+        if raw.truncation is not None:
+            raw.token_ids = raw.truncation.apply(list(raw.token_ids))
+        self._check_length(raw.name, len(raw.token_ids))  # before anything that takes longer for more of them
+        if bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
+            wrong = next(one for one in raw.token_ids if isinstance(one, bool))
+            raise PromptError(raw.ids_name, wrong, "integers as token ids")
+        allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
+        try:
+            packed = encode_token_ids(raw.token_ids)
+        except (TypeError, OverflowError):
+            wrong = next((one for one in raw.token_ids if not _is_int32(one)), raw.token_ids)
+            raise PromptError(raw.name, wrong, allowed) from None
+        token_ids = decode_token_ids(packed)
+        if not token_ids:
+            raise PromptError(raw.name, raw.text if raw.text is not None else [], "at least one token")
+        if min(token_ids) < 0 or max(token_ids) >= self._facts.vocab_size:
+            wrong = next(one for one in token_ids if not 0 <= one < self._facts.vocab_size)
+            raise PromptError(raw.name, wrong, allowed)
+        return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt)
+
+    def _check_length(self, name: str, num_tokens: int) -> None:
+        limit, reserved = self._facts.max_model_len, self._num_generated
+        if num_tokens > limit - reserved:
+            rest = ", one to generate" if reserved else ""
+            allowed = f"at most {limit - reserved} (max_model_len={limit}{rest})"
+            raise PromptError(name, f"{num_tokens} tokens", allowed)
+        slots = self._facts.num_gpu_blocks * self._facts.block_size
+        if slots and num_tokens > slots - reserved:  # a bidirectional model has none
+            raise PromptError(
+                name,
+                f"{num_tokens} tokens",
+                f"at most {slots - reserved}, the KV cache of this engine "
+                "(raise kv_cache_memory_bytes or num_gpu_blocks_override)",
+            )
+
+
+def _is_int32(value: Any) -> bool:
+    try:
+        return -(2**31) <= operator.index(value) < 2**31
+    except TypeError:
+        return False
