@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..ipc.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.config import EngineConfig
-from ..ipc.errors import ConfigError, EngineDeadError, QuireError, RequestFailedError
+from ..ipc.errors import ConfigError, EngineDeadError, RequestFailedError
 from ..ipc.messages import EngineFacts
-from ..ipc.sampling_params import RequestOutputKind, SamplingParams
+from ..ipc.sampling_params import SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
+from .client.async_requests import AsyncRequests, OutputCollector
 from .client.owner_loop import OwnerLoop
 from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams
 from .llm_engine import load_named_tokenizer, read_served_sampling
-from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer
@@ -30,48 +30,7 @@ from .text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .output_formats.output_format import OutputFormat
 
-_SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy
-
-
-class OutputCollector:
-    """Between the output task and one reader: holds at most one output, into which later ones are merged."""
-
-    def __init__(self, kind: RequestOutputKind) -> None:
-        self._merges = kind == RequestOutputKind.DELTA
-        self._output: RequestOutput | None = None
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None  # an asyncio.Event would hold 0.8 kB a request
-
-    def put(self, output: RequestOutput) -> None:
-        """Never waits. A cumulative output replaces the one that was not read; a delta is added to it."""
-        if self._output is not None and self._merges:
-            self._output.add_delta(output)
-        else:
-            self._output = output
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """Let the reader raise `error`, after what it has not read yet."""
-        self._error = error
-        self._wake()
-
-    async def take(self) -> RequestOutput:
-        """The next output; raises what `fail` was given. For one reader."""
-        while self._output is None:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        output, self._output = self._output, None
-        return output
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class AsyncLLM(AsyncUtilityCalls):
@@ -106,7 +65,6 @@ class AsyncLLM(AsyncUtilityCalls):
         self._start_lock = asyncio.Lock()
         self._loop = OwnerLoop()
         self._client: AsyncMPClient | None = None
-        self._collectors: dict[str, OutputCollector] = {}
         self._request_numbers = itertools.count()
         self._output_task: asyncio.Task[None] | None = None
         self._is_shut_down = False
@@ -143,9 +101,9 @@ class AsyncLLM(AsyncUtilityCalls):
                 self._check_open()
             self.tokenizer = tokenizer
             self._input_processor = InputProcessor(client.facts, self.tokenizer)
-            self._output_processor = OutputProcessor(self.tokenizer)
+            self._requests = AsyncRequests(client, tokenizer, self._loop, self._fail_all)
             self._client = client
-            self._output_task = asyncio.create_task(self._deliver_outputs(client))
+            self._output_task = asyncio.create_task(self._requests.deliver())
 
     @property
     def facts(self) -> EngineFacts:
@@ -210,14 +168,11 @@ class AsyncLLM(AsyncUtilityCalls):
         is_long = self._input_processor.takes_long(prompt, params)
         request = await asyncio.to_thread(process) if is_long else process()
         del prompt, process  # which the reader would hold until the end
-        client = self._running_client()  # it may have ended meanwhile
+        self._running_client()  # it may have ended meanwhile
         collector = OutputCollector(request.params.output_kind)
-        self._output_processor.add_request(request, collector.put)
-        self._collectors[name] = collector
+        self._requests.add([request], collector)
         is_finished = False
         try:
-            for sequence in request.sequences:
-                client.add_request(sequence)
             while not is_finished:
                 self._loop.check()
                 output = await collector.take()
@@ -226,7 +181,7 @@ class AsyncLLM(AsyncUtilityCalls):
                 is_finished = output.finished
                 yield output
         finally:
-            self._loop.do(functools.partial(self._leave, name, is_finished))
+            self._requests.leave([name], is_finished)
 
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, **options: Any
@@ -267,7 +222,7 @@ class AsyncLLM(AsyncUtilityCalls):
         self._loop.check()
         self._check_open()
         ids = [request_id] if isinstance(request_id, str) else request_id
-        engine_ids = self._output_processor.find_engine_ids(ids) if self._client is not None else []
+        engine_ids = self._requests.find_engine_ids(ids) if self._client is not None else []
         if engine_ids:
             self._running_client().abort_requests(engine_ids)
 
@@ -322,38 +277,11 @@ class AsyncLLM(AsyncUtilityCalls):
             raise EngineDeadError("the engine is not running; `await start()` first")
         return self._client
 
-    def _leave(self, request_id: str, is_finished: bool) -> None:
-        """The request's generator has ended; what nobody reads any more ends in the engine, too."""
-        del self._collectors[request_id]
-        if is_finished:
-            return
-        engine_ids = self._output_processor.forget_requests([request_id])
-        if engine_ids and self.is_running and self._client is not None:
-            with contextlib.suppress(QuireError):
-                self._client.abort_requests(engine_ids)
-
-    async def _deliver_outputs(self, client: AsyncMPClient) -> None:
-        """The one task that reads the engine, until it is cancelled or the engine is gone."""
-        try:
-            while True:
-                outputs = await client.get_outputs()
-                for start in range(0, len(outputs), _SLICE):
-                    processed = self._output_processor.process_outputs(outputs[start : start + _SLICE])
-                    if processed.ids_to_abort:
-                        client.abort_requests(processed.ids_to_abort)
-                    if start + _SLICE < len(outputs):
-                        await asyncio.sleep(0)
-        except Exception as error:  # whatever it is, no output will come any more, and readers must know
-            self._fail_all(error)
-        except asyncio.CancelledError:  # by `shutdown`, which has said so, or with its loop's other tasks
-            self._fail_all(EngineDeadError("the task that reads the engine was cancelled"))
-            raise
-
     def _fail_all(self, error: Exception) -> None:
         self.dead_error = self.dead_error or error
         self._has_died.set()
-        for collector in self._collectors.values():
-            collector.fail(EngineDeadError(str(error)))
+        if self._client is not None:
+            self._requests.fail(error)
 
 
 async def _start_engine(

@@ -18,7 +18,8 @@ from typing import Any, cast
 
 import psutil
 
-from ...frontend.async_llm import AsyncLLM, OutputCollector
+from ...frontend.async_llm import AsyncLLM
+from ...frontend.client.async_requests import OutputCollector
 from ...frontend.input_processor import PreparedParams
 from ...frontend.outputs import CompletionOutput, RequestOutput
 from ...ipc.errors import QuireError

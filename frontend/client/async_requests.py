@@ -1,0 +1,156 @@
+"""AsyncRequests: an AsyncLLM's requests in its engine, and their readers. Of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from ...ipc.errors import EngineDeadError, QuireError
+from ...ipc.sampling_params import RequestOutputKind
+from ..input_processor import EngineInput
+from ..output_processor import OutputProcessor
+from ..outputs import RequestOutput
+from ..text.tokenizer import Tokenizer
+from .async_engine_core_client import AsyncMPClient
+from .owner_loop import OwnerLoop
+
+_SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
+
+
+class Collector(Protocol):
+    """Between the output task and the reader of one or more requests."""
+
+    def put(self, output: RequestOutput) -> None:
+        """Never waits."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """No output will come any more."""
+        ...
+
+
+class OutputCollector:
+    """Between the output task and one reader: holds at most one output, into which later ones are merged."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._merges = kind == RequestOutputKind.DELTA
+        self._output: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None  # an asyncio.Event would hold 0.8 kB a request
+
+    def put(self, output: RequestOutput) -> None:
+        """Never waits. A cumulative output replaces the one that was not read; a delta is added to it."""
+        if self._output is not None and self._merges:
+            self._output.add_delta(output)
+        else:
+            self._output = output
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader raise `error`, after what it has not read yet."""
+        self._error = error
+        self._wake()
+
+    async def take(self) -> RequestOutput:
+        """The next output; raises what `fail` was given. For one reader."""
+        while self._output is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        output, self._output = self._output, None
+        return output
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class AsyncRequests:
+    """`add`, then `leave`. `deliver` is the one task that reads the engine.
+
+    on_death: told why no output will come any more, by `deliver`.
+    """
+
+    def __init__(
+        self,
+        client: AsyncMPClient,
+        tokenizer: Tokenizer | None,
+        loop: OwnerLoop,
+        on_death: Callable[[Exception], None],
+    ) -> None:
+        self._client = client
+        self._outputs = OutputProcessor(tokenizer)
+        self._loop = loop
+        self._on_death = on_death
+        self._collectors: dict[str, Collector] = {}  # by the first request's id
+        self._has_failed = False
+
+    def add(self, requests: Sequence[EngineInput], collector: Collector) -> None:
+        """Hand requests to the engine, of which the first one names all in `leave`, which ends them.
+
+        Raises InputError when the id of one is that of a live request; then none is here.
+        """
+        added: list[str] = []
+        try:
+            for request in requests:
+                self._outputs.add_request(request, collector.put)
+                added.append(request.request_id)
+        except BaseException:
+            self._outputs.forget_requests(added)
+            raise
+        self._collectors[added[0]] = collector
+        try:
+            self._client.add_requests([one for request in requests for one in request.sequences])
+        except BaseException:
+            self.leave(added)
+            raise
+
+    def leave(self, request_ids: Sequence[str], is_finished: bool = False) -> None:
+        """Nobody reads these requests, added together, any more; what is unfinished ends in the engine, too.
+
+        From any thread.
+        """
+        self._loop.do(functools.partial(self._leave, request_ids, is_finished))
+
+    def find_engine_ids(self, request_ids: Iterable[str]) -> list[str]:
+        """The engine's ids of live requests among these."""
+        return self._outputs.find_engine_ids(request_ids)
+
+    def fail(self, error: Exception) -> None:
+        """Let every reader raise EngineDeadError."""
+        self._has_failed = True
+        for collector in self._collectors.values():
+            collector.fail(EngineDeadError(str(error)))
+
+    async def deliver(self) -> None:
+        """Read the engine until this is cancelled or the engine is gone."""
+        try:
+            while True:
+                outputs = await self._client.get_outputs()
+                for start in range(0, len(outputs), _SLICE):
+                    processed = self._outputs.process_outputs(outputs[start : start + _SLICE])
+                    if processed.ids_to_abort:
+                        self._client.abort_requests(processed.ids_to_abort)
+                    if start + _SLICE < len(outputs):
+                        await asyncio.sleep(0)
+        except Exception as error:  # whatever it is, no output will come any more, and readers must know
+            self._on_death(error)
+        except asyncio.CancelledError:  # by `shutdown`, which has said so, or with its loop's other tasks
+            self._on_death(EngineDeadError("the task that reads the engine was cancelled"))
+            raise
+
+    def _leave(self, request_ids: Sequence[str], is_finished: bool) -> None:
+        self._collectors.pop(request_ids[0], None)
+        if is_finished:
+            return
+        engine_ids = self._outputs.forget_requests(request_ids)
+        if engine_ids and not self._has_failed and self._loop.is_alive:
+            with contextlib.suppress(QuireError):
+                self._client.abort_requests(engine_ids)
