@@ -1,7 +1,7 @@
 """The engine core's process: EngineLoop with a ROUTER for its clients, beside its owner's lifeline.
 
-One thread. Between turns it blocks in poll until a client, the worker or the owner has something to say, or
-the loop something to do; it never spins and never waits for one client.
+One thread, and the listener's. Between turns it blocks in poll until a client, the worker or the owner has
+something to say, or the loop something to do; it never spins and never waits for one client.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ FIRST_HELLO_TIMEOUT_MS = 2000  # how long a failed start waits for somebody to t
 LAST_WORDS_TIMEOUT_S = 0.5
 STOP_GRACE_S = 0.5  # what the worker gets to leave by itself
 PARENT_LOST_GRACE_S = 1.2  # then the lifeline's thread ends this process
+SWITCH_INTERVAL_S = 0.0005  # how long the listener's thread waits for a busy turn; the other threads sleep
 
 
 class EngineCoreProcess:
@@ -70,7 +71,7 @@ class EngineCoreProcess:
         self._lifeline_fd = lifeline_fd
         self._signals = catch_signals(signal.SIGTERM)
         self._poller = zmq.Poller()
-        for one in (self._router, self._listener.monitor, lifeline_fd, self._signals.fileno()):
+        for one in (self._router, self._listener.lost_fd, lifeline_fd, self._signals.fileno()):
             self._poller.register(one, zmq.POLLIN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the user's program's business
 
@@ -84,6 +85,7 @@ class EngineCoreProcess:
             _log.error("engine core failed\n%s", traceback.format_exc())
             exit_code = EXIT_CRASHED
         self._executor.stop(STOP_GRACE_S)
+        self._listener.stop()
         self._context.destroy(linger=200)
         return exit_code
 
@@ -112,9 +114,9 @@ class EngineCoreProcess:
         if self._lifeline_fd in ready or self._signals.fileno() in ready:
             self._loop.finish(EXIT_OK, "the engine was stopped")
             return
-        if self._listener.monitor in ready and self._listener.read_events():
+        if self._listener.lost_fd in ready and self._listener.has_lost_one():
             self._registry.leases.note_disconnect()
-        self._listener.check(time.monotonic())
+        self._listener.restore(time.monotonic())
         self._loop.run_turn(self._receive() if self._router in ready else ())
 
     def _wait(self) -> dict[object, int]:
@@ -189,6 +191,7 @@ def main() -> NoReturn:
     lifeline.watch(grace_s=PARENT_LOST_GRACE_S)
     enable_stack_dumps()
     raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     args = msgspec.msgpack.decode(lifeline.args, type=CoreArgs)
     logging.basicConfig(level=args.config.log_level, format="quire: %(message)s")
     sys.exit(EngineCoreProcess(args, lifeline.fd, started_at).run())

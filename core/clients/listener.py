@@ -4,6 +4,10 @@ If somebody removes the socket's file it is bound again, beside the listener tha
 libzmq ends its process when it is given no descriptor for a new connection (ipc_listener.cpp, accept: EMFILE
 is not among the errors that it bears): while few are left the file has another name. Connections that stand
 notice neither; to unbind would end them.
+
+A thread takes what the socket's monitor says, for libzmq accepts some ten connections a millisecond, and a
+turn of the core may last longer than its descriptors. While a thousand events are unread libzmq's own thread
+waits for their reader: with 2,048 descriptors or more the reserve suffices at whatever speed they come.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 import logging
 import os
 import resource
+import threading
 from pathlib import Path
 
 import zmq
@@ -22,56 +27,55 @@ from ...ipc.errors import QuireError
 
 _log = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 0.5  # at most so often; an idle core of a daemon has a turn every 0.7 s
+CHECK_INTERVAL_S = 0.5  # of the file, at most so often; an idle core of a daemon has a turn every 0.7 s
+_RECHECK_MS = 100  # whether there are descriptors again
 # Of all descriptors, those kept for what is not a client's connection, and for what is accepted before the
-# core has seen that there are many: on a busy machine some hundreds came in one turn.
+# name is hidden.
 _RESERVED_FRACTION = 0.7
 _REOPEN_FRACTION = 0.75
-_MAX_EVENTS = 64  # taken in a turn: who connects without end must not keep the core from looking
+_MAX_EVENTS = 64  # taken before descriptors are looked at again
+_MONITOR_ADDRESS = "inproc://clients"
+_STOP_TIMEOUT_S = 1.0
 
 
 class Listener:
-    """A bound ROUTER's address and `monitor`. `check` belongs into every turn, and mostly costs nothing."""
+    """A bound ROUTER's address, watched by a thread until `stop`.
+
+    `lost_fd` is readable when a connection has ended. `restore` belongs into every turn, and is cheap.
+    """
 
     def __init__(self, router: zmq.Socket[bytes], address: str) -> None:
         self._router = router
         self._address = address
         self._path = Path(address.removeprefix("ipc://"))
         self._hidden_path = self._path.with_name(f".{self._path.name}")
-        self.monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
-        self._check_at = 0.0
-        self._is_closed = False  # for lack of descriptors
+        self._restore_at = 0.0
+        self._is_hidden = False  # for lack of descriptors
+        self._name_lock = threading.Lock()  # on the file's name, and whether it is hidden
+        self.lost_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._watch, args=(_open_monitor(router),), daemon=True)
+        self._thread.start()
 
-    def read_events(self) -> bool:
-        """Take what the monitor says; True if a connection has ended."""
-        events: set[int] = set()
-        with contextlib.suppress(zmq.Again):
-            for _ in range(_MAX_EVENTS):
-                events.add(parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"])
-        if zmq.EVENT_ACCEPTED in events:
-            self._check_at = 0.0
-        return zmq.EVENT_DISCONNECTED in events
+    def stop(self) -> None:
+        """End the thread; before the router is closed, and once."""
+        self._router.monitor(None, 0)  # type: ignore[arg-type]  # None is how libzmq is told to stop
+        self._thread.join(_STOP_TIMEOUT_S)
 
-    def check(self, now: float) -> None:
-        """Close, open or restore the address if that is due. Monotonic time."""
-        if now < self._check_at:
+    def has_lost_one(self) -> bool:
+        """True if a connection has ended since the last call."""
+        try:
+            return os.eventfd_read(self.lost_fd) > 0
+        except BlockingIOError:
+            return False
+
+    def restore(self, now: float) -> None:
+        """Bind the address again if its file is gone, if it is time to look. Monotonic time."""
+        if now < self._restore_at:
             return
-        self._check_at = now + CHECK_INTERVAL_S
-        fraction = _fraction_left()
-        if not self._is_closed and fraction < _RESERVED_FRACTION:
-            _log.error("file descriptors run out: no new client is let in for a while (ulimit -n)")
-            self._is_closed = True
-            self._rename(self._path, self._hidden_path)
-        elif self._is_closed and fraction > _REOPEN_FRACTION:
-            _log.warning("there are file descriptors for new clients again")
-            self._is_closed = False
-            self._rename(self._hidden_path, self._path)
-        if not self._is_closed and not os.path.lexists(self._path):
-            self._bind()
-
-    def _rename(self, old: Path, new: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):  # somebody has removed it
-            os.rename(old, new)
+        self._restore_at = now + CHECK_INTERVAL_S
+        with self._name_lock:
+            if not self._is_hidden and not os.path.lexists(self._path):
+                self._bind()
 
     def _bind(self) -> None:
         """Once more: libzmq keeps the listener that there was, with its connections."""
@@ -83,8 +87,58 @@ class Listener:
         else:
             _log.warning("%s was removed; it is made again", self._path)
 
+    # The thread.
+
+    def _watch(self, monitor: zmq.Socket[bytes]) -> None:
+        """Until the monitor is stopped. Descriptors first: of events there may be more at any time."""
+        with monitor:
+            while True:
+                monitor.poll(_RECHECK_MS if self._is_hidden else None)
+                self._hide_or_show()
+                events = _take_events(monitor)
+                if zmq.EVENT_DISCONNECTED in events:
+                    os.eventfd_write(self.lost_fd, 1)
+                if zmq.EVENT_MONITOR_STOPPED in events:
+                    return
+
+    def _hide_or_show(self) -> None:
+        fraction = _fraction_left()
+        if not self._is_hidden and fraction < _RESERVED_FRACTION:
+            self._rename(self._path, self._hidden_path, is_hidden=True)
+            _log.error("file descriptors run out: no new client is let in for a while (ulimit -n)")
+        elif self._is_hidden and fraction > _REOPEN_FRACTION:
+            self._rename(self._hidden_path, self._path, is_hidden=False)
+            _log.warning("there are file descriptors for new clients again")
+
+    def _rename(self, old: Path, new: Path, *, is_hidden: bool) -> None:
+        with self._name_lock, contextlib.suppress(FileNotFoundError):  # somebody has removed it
+            self._is_hidden = is_hidden
+            os.rename(old, new)
+
+
+def _open_monitor(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """Who comes and who goes. Its queue is as short as libzmq allows."""
+    router.monitor(_MONITOR_ADDRESS, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+    monitor = router.context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 1)
+    monitor.connect(_MONITOR_ADDRESS)
+    return monitor
+
+
+def _take_events(monitor: zmq.Socket[bytes]) -> set[int]:
+    events: set[int] = set()
+    with contextlib.suppress(zmq.Again):
+        for _ in range(_MAX_EVENTS):
+            events.add(parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"])
+    return events
+
 
 def _fraction_left() -> float:
     """The part of this process's file descriptors that is free."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1.0 if limit == resource.RLIM_INFINITY else 1.0 - len(os.listdir("/proc/self/fd")) / limit
+    return 1.0 if limit == resource.RLIM_INFINITY else 1.0 - _count_open() / limit
+
+
+def _count_open() -> int:
+    """Linux 6.2 and later say it. To list the folder gives the GIL away once for each of them."""
+    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))

@@ -530,6 +530,29 @@ def test_a_core_short_of_descriptors_lets_nobody_in_rather_than_abort(daemon: Da
     assert (daemon.core_pid, daemon.num_restarts) == (pid, 0)
 
 
+def test_a_flood_of_connections_during_a_slow_turn_does_not_end_the_core() -> None:
+    hooks = ",".join(f"core.schedule:slow@{step}" for step in range(1, 6))
+    with (
+        Daemon("slow", msgspec.structs.replace(PACED, fault_hooks=hooks)) as daemon,
+        contextlib.closing(attach_sync_client(daemon.name, "test")) as client,
+        contextlib.ExitStack() as stack,
+    ):
+        pid = daemon.core_pid
+        limit = psutil.Process(pid).num_fds() + 400
+        psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+        requests = make_requests("flooded", 2, 20)
+        for request in requests:
+            client.add_request(request)
+        num_connected, path = 0, str(find_named("slow") / "core.sock")
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            while num_connected < 2 * limit:  # each as soon as there is room for it in the socket's queue
+                stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+                num_connected += 1
+        assert num_connected < limit
+        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+        assert (daemon.core_pid, daemon.num_restarts) == (pid, 0)
+
+
 # Starting and stopping.
 
 
