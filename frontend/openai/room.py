@@ -1,6 +1,7 @@
-"""Room: what the requests of one HTTP process may take together, shared by those who ask (ipc/fair_share.py).
+"""Room: what the requests of one engine may take in one HTTP process, shared by those who ask.
 
-Places for sequences, and bytes for the logprobs of answers, which are collected until they are whole.
+Places for sequences are an engine's; bytes for the logprobs of answers, which are collected until they are
+whole, are of the process, whatever engine makes them.
 """
 
 from __future__ import annotations
@@ -22,32 +23,62 @@ class Stay:
 
 @dataclass(slots=True)
 class _Taken:
-    """What requests take together."""
+    """What one tenant's requests take together."""
 
-    num_sequences: int = 0
-    logprobs_bytes: int = 0
-
-    def count(self, stay: Stay, sign: int) -> None:
-        self.num_sequences += sign * stay.num_sequences
-        self.logprobs_bytes += sign * stay.logprobs_bytes
+    num_requests: int = 0
+    amount: int = 0
 
 
 _NOTHING = _Taken()
 
 
+class Tally:
+    """Who takes how much of one thing that tenants share. Knows those with requests inside, no others."""
+
+    def __init__(self) -> None:
+        self.amount = 0  # taken by all
+        self._taken_by: dict[str, _Taken] = {}
+
+    def find_amount(self, tenant: str) -> int:
+        """What this tenant's requests take."""
+        return self._taken_by.get(tenant, _NOTHING).amount
+
+    def has_room(self, tenant: str, asked: int, bound: int) -> bool:
+        """Whether `asked` may be taken by this tenant now, of `bound`: by ipc/fair_share.py."""
+        share = 1 / (len(self._taken_by) + (tenant not in self._taken_by))
+        return has_room(asked, self.amount, self.find_amount(tenant), bound, share)
+
+    def enter(self, tenant: str, amount: int) -> None:
+        """A request of this tenant's takes so much until it leaves."""
+        taken = self._taken_by.setdefault(tenant, _Taken())
+        taken.num_requests += 1
+        taken.amount += amount
+        self.amount += amount
+
+    def leave(self, tenant: str, amount: int) -> None:
+        """A request that has entered with this amount has ended."""
+        taken = self._taken_by[tenant]
+        taken.num_requests -= 1
+        taken.amount -= amount
+        self.amount -= amount
+        if not taken.num_requests:
+            del self._taken_by[tenant]
+
+
 class Room:
     """Counts who takes how much. Raises ApiErrors with status 429."""
 
-    def __init__(self, max_logprobs_bytes: int) -> None:
+    def __init__(self, max_logprobs_bytes: int, logprobs_bytes: Tally) -> None:
+        """`logprobs_bytes`: of the process, with those of other engines' requests."""
         self._max_logprobs_bytes = max_logprobs_bytes
         self._stays: dict[str, Stay] = {}  # engine request id -> what it takes
-        self._taken_by: dict[str, _Taken] = {}  # by tenant, of those with requests inside
-        self._taken = _Taken()  # by all
+        self._sequences = Tally()
+        self._logprobs_bytes = logprobs_bytes
 
     @property
     def num_sequences(self) -> int:
         """Sequences that are inside."""
-        return self._taken.num_sequences
+        return self._sequences.amount
 
     @property
     def request_ids(self) -> list[str]:
@@ -56,32 +87,28 @@ class Room:
 
     def check(self, asked: Stay, max_sequences: int) -> None:
         """ApiError 429 if there is no room for `asked` now. `max_sequences`: places that there are."""
-        all_of, own = self._taken, self._taken_by.get(asked.tenant, _NOTHING)
-        share = 1 / (len(self._taken_by) + (own is _NOTHING))
-        if not has_room(asked.num_sequences, all_of.num_sequences, own.num_sequences, max_sequences, share):
+        tenant, places, held = asked.tenant, self._sequences, self._logprobs_bytes
+        if not places.has_room(tenant, asked.num_sequences, max_sequences):
             raise overloaded(
-                f"{all_of.num_sequences} sequences are under way ({own.num_sequences} of them yours), "
+                f"{places.amount} sequences are under way ({places.find_amount(tenant)} of them yours), "
                 f"{asked.num_sequences} more are asked for, and at most {max_sequences} may be "
                 "(max_num_seqs + max_waiting)"
             )
-        max_bytes, taken_bytes = self._max_logprobs_bytes, all_of.logprobs_bytes
-        if not has_room(asked.logprobs_bytes, taken_bytes, own.logprobs_bytes, max_bytes, share):
+        if not held.has_room(tenant, asked.logprobs_bytes, self._max_logprobs_bytes):
             raise overloaded(
-                f"logprobs of {asked.logprobs_bytes} bytes, and answers under way may need {taken_bytes} "
-                f"({own.logprobs_bytes} of them yours): at most {max_bytes} (max_total_logprobs_bytes)"
+                f"logprobs of {asked.logprobs_bytes} bytes, and answers under way may need {held.amount} "
+                f"({held.find_amount(tenant)} of them yours): at most {self._max_logprobs_bytes} "
+                "(max_total_logprobs_bytes)"
             )
 
     def enter(self, request_id: str, stay: Stay) -> None:
         """Count a request until it leaves."""
         self._stays[request_id] = stay
-        self._taken.count(stay, 1)
-        self._taken_by.setdefault(stay.tenant, _Taken()).count(stay, 1)
+        self._sequences.enter(stay.tenant, stay.num_sequences)
+        self._logprobs_bytes.enter(stay.tenant, stay.logprobs_bytes)
 
     def leave(self, request_id: str) -> None:
         """The request has ended, however it did."""
         stay = self._stays.pop(request_id)
-        self._taken.count(stay, -1)
-        own = self._taken_by[stay.tenant]
-        own.count(stay, -1)
-        if not own.num_sequences:
-            del self._taken_by[stay.tenant]
+        self._sequences.leave(stay.tenant, stay.num_sequences)
+        self._logprobs_bytes.leave(stay.tenant, stay.logprobs_bytes)

@@ -31,7 +31,7 @@ from .bodies.schema import SamplingFields
 from .errors import ApiError, FieldError, unavailable
 from .options import ServerOptions
 from .responses.registry import ResponseRegistry
-from .room import Room, Stay
+from .room import Room, Stay, Tally
 from .stream import EventStream
 from .text.service import TextService
 
@@ -77,7 +77,7 @@ class Serving:
         self.is_draining = False
         self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
-        self.room = Room(options.limits.max_total_logprobs_bytes)  # what the requests under way take
+        self.room = Room(options.limits.max_total_logprobs_bytes, Tally())  # what the requests under way take
         self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
         self.grammars = GrammarCache()
         self.responses = ResponseRegistry(options.limits, llm.abort)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from quire.frontend.openai.errors import ApiError
-from quire.frontend.openai.room import Room, Stay
+from quire.frontend.openai.room import Room, Stay, Tally
 
 
 def test_one_caller_may_fill_what_is_free_and_no_more() -> None:
-    room = Room(1000)
+    room = Room(1000, Tally())
     for number in range(3):
         room.check(Stay("a", 768), 2304)
         room.enter(f"{number}", Stay("a", 768))
@@ -22,7 +22,7 @@ def test_one_caller_may_fill_what_is_free_and_no_more() -> None:
 
 
 def test_shares_end_at_twice_the_room() -> None:
-    room = Room(1000)
+    room = Room(1000, Tally())
     for number in range(20):
         room.enter(f"{number}", Stay("a", 1))
     with pytest.raises(ApiError):
@@ -30,7 +30,7 @@ def test_shares_end_at_twice_the_room() -> None:
 
 
 def test_bytes_for_logprobs_are_shared_too_and_an_answer_larger_than_all_enters_alone() -> None:
-    room = Room(1000)
+    room = Room(1000, Tally())
     room.check(Stay("a", 1, 5000), 10)
     room.enter("large", Stay("a", 1, 5000))
     for tenant, size in (("a", 1), ("b", 501)):
@@ -40,3 +40,15 @@ def test_bytes_for_logprobs_are_shared_too_and_an_answer_larger_than_all_enters_
     room.leave("large")
     room.check(Stay("b", 1, 501), 10)
     assert (room.num_sequences, room.request_ids) == (0, [])
+
+
+def test_engines_of_a_process_have_places_of_their_own_and_share_the_bytes_for_logprobs() -> None:
+    logprobs_bytes = Tally()
+    one, other = Room(1000, logprobs_bytes), Room(1000, logprobs_bytes)
+    one.enter("first", Stay("a", 10, 900))
+    other.check(Stay("a", 10), 10)
+    with pytest.raises(ApiError, match="max_total_logprobs_bytes"):
+        other.check(Stay("a", 1, 200), 10)
+    other.check(Stay("b", 1, 500), 10)  # a half is its share
+    one.leave("first")
+    other.check(Stay("a", 1, 1000), 10)
