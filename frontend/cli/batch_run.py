@@ -16,8 +16,8 @@ from ...ipc.errors import EngineDeadError, describe_refusal, did_you_mean
 from ..async_llm import AsyncLLM
 from ..openai.app import create_app
 from ..openai.connections.auth import ApiKeyMiddleware
+from ..openai.engines.served_models import ServedModels
 from ..openai.options import ServerOptions
-from ..openai.serving import Serving
 from .batch_files import (
     MAX_LINE_BYTES,
     BatchError,
@@ -122,9 +122,9 @@ class BatchRun:
         await self.llm.start(on_phase)
         num_workers = self.max_concurrency or 2 * self.llm.facts.max_num_seqs
         # The server's own bound on waiting sequences is for many clients; here `num_workers` is the bound.
-        serving = Serving(self.llm, ServerOptions(max_waiting=2**31 - 1))
-        app = ApiKeyMiddleware(create_app(serving), ())
-        serving.open()
+        models = ServedModels.of_one(self.llm, ServerOptions(max_waiting=2**31 - 1))
+        app = ApiKeyMiddleware(create_app(models), ())
+        models.only.open()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(num_workers, self.progress.num_lines - self.progress.num_done)):
@@ -132,7 +132,7 @@ class BatchRun:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            serving.close()
+            models.close()
 
     async def _answer_lines(self, app: ASGIApp) -> None:
         """One worker: the next line that is due, as long as there is one."""

@@ -21,7 +21,8 @@ from ..openai.connections.auth import ApiKeys
 from ..openai.connections.shares import name_address
 from ..openai.errors import ApiError, as_api_error, overloaded
 from ..openai.limits import Limits
-from ..openai.serving import Caller, Serving
+from ..openai.options import ServerOptions
+from ..openai.serving import Caller
 from .receive_gate import ReceiveGate
 
 _USUAL_MESSAGE_BYTES = 4 << 20  # gRPC's own default; the dearest message of that size takes 60 ms to parse
@@ -80,8 +81,7 @@ class Method(msgspec.Struct, frozen=True):
 class CallHandler:
     """Runs the calls of a process; those under way are in `tasks`, for which the server waits at its end."""
 
-    def __init__(self, serving: Serving, tasks: set[asyncio.Task[None]]) -> None:
-        options = serving.options
+    def __init__(self, options: ServerOptions, tasks: set[asyncio.Task[None]]) -> None:
         self._limits = options.limits
         self._keys = ApiKeys(options.api_key_hashes)
         self._tasks = tasks

@@ -9,8 +9,8 @@ from http import HTTPStatus
 from grpc_health.v1 import health_pb2
 
 from ...ipc.errors import describe_refusal
+from ..openai.engines.served_models import ServedModels
 from ..openai.errors import ApiError
-from ..openai.serving import Serving
 from . import quire_engine_pb2 as pb
 from .calls import Call, Method
 from .messages import parse_message
@@ -28,8 +28,8 @@ class HealthService:
 
     name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
         self._closing = asyncio.Event()
         self.methods = {"Check": Method(self._check, is_open=True), "Watch": Method(self._watch)}
 
@@ -62,4 +62,4 @@ class HealthService:
 
     @property
     def _status(self) -> int:
-        return _Response.SERVING if self._serving.status == "ready" else _Response.NOT_SERVING
+        return _Response.SERVING if self._models.status == "ready" else _Response.NOT_SERVING

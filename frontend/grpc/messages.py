@@ -46,9 +46,8 @@ def parse_message(data: bytes, kind: type[M]) -> M:
         raise ApiError(HTTPStatus.BAD_REQUEST, text, code="invalid_message") from None
 
 
-def read_generate_request(data: bytes, max_model_len: int, is_stream: bool) -> GenerateFields:
-    """The request of a message's bytes. Raises ApiErrors and InputErrors that name the field."""
-    message = parse_message(data, pb.GenerateRequest)
+def read_generate_request(message: pb.GenerateRequest, max_model_len: int, is_stream: bool) -> GenerateFields:
+    """The request of a message. Raises ApiErrors and InputErrors that name the field."""
     values = _read_fields(message.sampling_params)
     values.update({name: value for name, value in _read_fields(message).items() if name not in _OWN_FIELDS})
     if values.get("max_tokens") == 0:

@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 
 from ...ipc.errors import ConfigError
-from ..openai.options import find_max_grpc_connections
-from ..openai.serving import Serving
+from ..openai.engines.served_models import ServedModels
+from ..openai.options import ServerOptions, find_max_grpc_connections
 from .calls import CallHandler, find_max_message_bytes
 from .engine_service import EngineService
 from .health import HealthService
@@ -26,16 +26,16 @@ _FLUSH_GRACE_S = 1.0  # for the last answers on their way
 class GrpcServer:
     """One a process. `start` it in the event loop that serves; `drain`, then `close` at the end."""
 
-    def __init__(self, serving: Serving, address: str, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(self, models: ServedModels, address: str, tasks: set[asyncio.Task[None]]) -> None:
         """address: 'HOST:PORT', which others may share (SO_REUSEPORT). `tasks`: holds the calls under way."""
         self._address = address
-        limits = serving.options.limits
+        options = models.parts.options
         self._server = grpc.aio.server(
-            options=_make_options(serving), maximum_concurrent_rpcs=limits.max_connections
+            options=_make_options(options), maximum_concurrent_rpcs=options.limits.max_connections
         )
-        handler = CallHandler(serving, tasks)
-        self._health = HealthService(serving)
-        for service in (EngineService(serving), self._health):
+        handler = CallHandler(options, tasks)
+        self._health = HealthService(models)
+        for service in (EngineService(models), self._health):
             methods = {name: handler.wrap(method) for name, method in service.methods.items()}
             self._server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(service.name, methods),)
@@ -63,9 +63,9 @@ class GrpcServer:
             await self._draining
 
 
-def _make_options(serving: Serving) -> list[tuple[str, Any]]:
+def _make_options(options: ServerOptions) -> list[tuple[str, Any]]:
     """gRPC's own bounds on what a peer may cost before, and besides, its calls."""
-    limits = serving.options.limits
+    limits = options.limits
     max_open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         ("grpc.so_reuseport", 1),

@@ -1,7 +1,8 @@
-"""The FastAPI app over an AsyncLLM: routes, errors, /openapi.json. Knows no sockets and no signals."""
+"""The FastAPI app over a process's models: routes, errors, /openapi.json. Knows no sockets and no signals."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from types import UnionType
@@ -41,6 +42,7 @@ from .connections.auth import CALLER_KEY
 from .endpoints.abort import create_abort
 from .endpoints.completions import create_completion
 from .endpoints.tokenize import create_detokenize, create_tokenize
+from .engines.served_models import ServedModels
 from .errors import MESSAGES_PATH, ErrorResponse, make_error_response
 from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
@@ -54,10 +56,11 @@ from .stream import REQUEST_ID_HEADER, respond, run_while_connected
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
 T = TypeVar("T", bound=msgspec.Struct)
 Endpoint = Callable[[Request], Awaitable[Response]]
-Handler = Callable[[Serving, T, Caller], Coroutine[Any, Any, Response]]
+Handler = Callable[[T, Caller], Coroutine[Any, Any, Response]]
+ModelHandler = Callable[[Serving, T, Caller], Coroutine[Any, Any, Response]]
 
 
-def create_app(serving: Serving) -> DirectRoutes:
+def create_app(models: ServedModels) -> DirectRoutes:
     """All routes: the API's, those that say how the server is, and those that show the engine."""
     app = FastAPI(
         title="Quire",
@@ -69,14 +72,14 @@ def create_app(serving: Serving) -> DirectRoutes:
     for kind in (HTTPException, QuireError, Exception):
         app.add_exception_handler(kind, _answer_error)
     routes = Routes(app)
-    add_health_routes(routes, serving)
+    add_health_routes(routes, models.only)
     _add_version_route(routes)
-    _add_model_routes(routes, serving)
-    endpoints = _add_post_routes(routes, serving)
-    add_stored_responses_routes(routes, serving, _find_caller)
-    add_metrics_routes(routes, serving.llm)
-    feed = add_live_routes(app, routes, serving.llm, serving.options.limits)
-    serving.on_drain.append(feed.close)
+    _add_model_routes(routes, models)
+    endpoints = _add_post_routes(routes, models)
+    add_stored_responses_routes(routes, models, _find_caller)
+    add_metrics_routes(routes, models.only.llm)
+    feed = add_live_routes(app, routes, models.only.llm, models.parts.options.limits)
+    models.parts.on_drain.append(feed.close)
 
     async def show_docs() -> Response:
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY}
@@ -114,18 +117,18 @@ class DirectRoutes:
         await response(scope, receive, send)
 
 
-def _add_post_routes(routes: Routes, serving: Serving) -> dict[str, Endpoint]:
+def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint]:
     """Routes whose body is one of schema.py's Structs; returns their endpoints by path."""
     endpoints: dict[str, Endpoint] = {}
 
     def add(
         path: str,
         kind: type[T],
-        handler: Handler[T],
+        handler: ModelHandler[T],
         answer: type[msgspec.Struct],
         event: type[msgspec.Struct] | UnionType | None = None,
     ) -> None:
-        endpoint = endpoints[path] = _make_endpoint(serving, kind, handler)
+        endpoint = endpoints[path] = _make_endpoint(models, kind, _make_handler(models, handler))
         # For /openapi.json, and for other methods' 405.
         name = handler.__name__
         routes.add(path, endpoint, handler.__doc__, answer, name=name, request=kind, event=event)
@@ -139,16 +142,29 @@ def _add_post_routes(routes: Routes, serving: Serving) -> dict[str, Endpoint]:
     add(path, CountTokensRequest, count_message_tokens, TokenCount)
     add("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse)
     add("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse)
-    add("/abort_requests", AbortRequest, create_abort, StatusResponse)
+    path = "/abort_requests"  # names no model: ids of answers do not tell it
+    abort = endpoints[path] = _make_endpoint(models, AbortRequest, functools.partial(create_abort, models))
+    name, text = create_abort.__name__, create_abort.__doc__
+    routes.add(path, abort, text, StatusResponse, name=name, request=AbortRequest)
     return endpoints
 
 
-def _make_endpoint(serving: Serving, kind: type[T], handler: Handler[T]) -> Endpoint:
+def _make_handler(models: ServedModels, handler: ModelHandler[T]) -> Handler[T]:
+    def handle(request: T, caller: Caller) -> Coroutine[Any, Any, Response]:
+        name: str | None = getattr(request, "model", None)
+        return handler(models.find(name).serving, request, caller)
+
+    return handle
+
+
+def _make_endpoint(models: ServedModels, kind: type[T], handler: Handler[T]) -> Endpoint:
+    max_body_bytes = models.parts.options.limits.max_body_bytes
+
     async def endpoint(http: Request) -> Response:
         try:
-            serving.check_open()
-            request = await parse_request(http, kind, serving.options.limits.max_body_bytes)
-            work = handler(serving, request, _find_caller(http))
+            models.check_open()
+            request = await parse_request(http, kind, max_body_bytes)
+            work = handler(request, _find_caller(http))
             return await run_while_connected(http.receive, work)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
@@ -176,19 +192,14 @@ def _add_version_route(routes: Routes) -> None:
     routes.add("/version", get_version, "Quire's version.", VersionResponse, name="version")
 
 
-def _add_model_routes(routes: Routes, serving: Serving) -> None:
-    def make_card() -> ModelCard:
-        max_model_len = serving.llm.facts.max_model_len
-        return ModelCard(id=serving.model_id, created=serving.created, max_model_len=max_model_len)
-
+def _add_model_routes(routes: Routes, models: ServedModels) -> None:
     async def list_models() -> Response:
-        serving.check_open()
-        return respond(ModelList(data=[make_card()]))
+        models.check_open()
+        return respond(ModelList(data=list(map(models.make_card, models.models))))
 
     async def get_model(model: str) -> Response:
-        serving.check_open()
-        serving.check_model(model)
-        return respond(make_card())
+        models.check_open()
+        return respond(models.make_card(models.find(model)))
 
     routes.add("/v1/models", list_models, "What is served.", ModelList)
     routes.add("/v1/models/{model:path}", get_model, "One model.", ModelCard, more={404: ErrorResponse})

@@ -30,9 +30,9 @@ from .connections.auth import ApiKeyMiddleware, ApiKeys
 from .connections.hosts import LocalHostMiddleware
 from .connections.listen import BACKLOG, is_loopback
 from .connections.protocol import Admission, CappedProtocol
+from .engines.served_models import ServedModels
 from .options import ServerOptions, find_max_grpc_connections
 from .responses.peers import PeerSockets
-from .serving import Serving
 from .stream import cancel_and_wait
 from .tracing import Tracing
 
@@ -81,7 +81,7 @@ class Server:
         self._llm = llm
         self._peers = peers
         self._options = options
-        self._serving = Serving(llm, options)
+        self._models = ServedModels.of_one(llm, options)
         self._state = ServerState()
         self._stop = asyncio.Event()  # a first signal, or a dead engine
         self._stop_now = asyncio.Event()  # a second signal
@@ -103,12 +103,12 @@ class Server:
         if self._options.grpc_address is not None:
             from ..grpc.server import GrpcServer
 
-            self._grpc = GrpcServer(self._serving, self._options.grpc_address, self._state.tasks)
+            self._grpc = GrpcServer(self._models, self._options.grpc_address, self._state.tasks)
         listen = functools.partial(self._listen, listening_socket, self._make_factory())
         listener = None if self._options.accepts_when_ready else await listen()
         try:
             if await self._run_until_signal(self._llm.start(on_phase)):
-                self._serving.open()
+                self._models.only.open()
                 self._start_text()
                 listener = listener or await listen()
                 if on_ready is not None:
@@ -119,7 +119,7 @@ class Server:
             if listener is not None:
                 listener.close()
             self._llm.shutdown()
-            self._serving.close()
+            self._models.close()
             if self._grpc is not None:
                 await self._grpc.close()
             for connection in cast(list[CappedProtocol], list(self._state.connections)):
@@ -136,17 +136,17 @@ class Server:
         if self._grpc is not None:
             await self._grpc.start()
         if self._peers is not None:
-            await self._serving.responses.join(self._peers)
+            await self._models.parts.responses.join(self._peers)
         loop = asyncio.get_running_loop()
         return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)
 
     def _make_factory(self) -> Callable[[], asyncio.Protocol]:
-        routes = create_app(self._serving)
+        routes = create_app(self._models)
         app: ASGIApp = ApiKeyMiddleware(routes, self._options.api_key_hashes)
         if not self._options.api_key_hashes and is_loopback(self._options.host):
             app = LocalHostMiddleware(app)
         if self._tracing is not None:
-            app = self._tracing.wrap(app, self._serving)
+            app = self._tracing.wrap(app, self._models.parts)
         config = Config(
             app,
             http=CappedProtocol,  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ class Server:
         """Have the first chat not wait for the process that renders it."""
         tokenizer = self._llm.tokenizer
         if tokenizer is not None and tokenizer.has_chat_template:
-            self._serving.text.start()
+            self._models.only.text.start()
 
     async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
         """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""
@@ -183,14 +183,14 @@ class Server:
 
     async def _drain(self) -> None:
         """New requests get 503; running ones may end, then are aborted, then are cut off."""
-        self._serving.drain()
+        self._models.parts.drain()
         if self._grpc is not None:
             self._grpc.drain(self._options.drain_timeout_s + _ABORT_GRACE_S)
         for connection in list(self._state.connections):
             connection.shutdown()
         if not await self._wait_until_idle(self._options.drain_timeout_s):
-            self._serving.close()  # what has not been rendered by now is not going to be answered
-            ids = self._serving.room.request_ids
+            self._models.close()  # what has not been rendered by now is not going to be answered
+            ids = self._models.only.room.request_ids
             if ids and self._llm.is_running:
                 await self._llm.abort(ids)
             await self._wait_until_idle(_ABORT_GRACE_S)

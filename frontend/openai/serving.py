@@ -1,12 +1,12 @@
-"""Serving: what the routes share: one engine, the limits, and the requests of this process under way.
+"""Serving: one engine as the routes see it: its model's text, the limits, and its requests under way.
 
-Knows no HTTP. A request enters through `generate`, which counts it, names it, salts it and passes it on.
+Knows no HTTP, and no other engine of this process: what they share is in ServerParts. A request enters
+through `generate`, which counts it, names it, salts it and passes it on.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.errors import RequestFailedError, shorten
+from ...ipc.errors import RequestFailedError
 from ...ipc.request_price import find_result_price
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
@@ -28,10 +28,9 @@ from ..text.tokenizer import Tokenizer
 from .bodies.messages import MessagesRequest
 from .bodies.responses import ResponsesRequest
 from .bodies.schema import SamplingFields
+from .engines.server_parts import ServerParts
 from .errors import ApiError, FieldError, unavailable
-from .options import ServerOptions
-from .responses.registry import ResponseRegistry
-from .room import Room, Stay, Tally
+from .room import Room, Stay
 from .stream import EventStream
 from .text.service import TextService
 
@@ -67,20 +66,18 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Serving:
-    """One a server. `open` once the engine runs, `drain` when it is about to end, `close` at last."""
+    """One an engine. `open` once the engine runs, `close` at last."""
 
-    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+    def __init__(self, llm: AsyncLLM, parts: ServerParts) -> None:
         self.llm = llm
-        self.options = options
-        self.created = int(time.time())
+        self.options = parts.options
+        self.responses = parts.responses
         self.is_open = False
-        self.is_draining = False
-        self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
-        self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
-        self.room = Room(options.limits.max_total_logprobs_bytes, Tally())  # what the requests under way take
+        limits = parts.options.limits
+        self.room = Room(limits.max_total_logprobs_bytes, parts.logprobs_bytes)  # of the requests under way
         self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
         self.grammars = GrammarCache()
-        self.responses = ResponseRegistry(options.limits, llm.abort)
+        self._parts = parts
         self._text: TextService | None = None
 
     def open(self) -> None:
@@ -96,20 +93,13 @@ class Serving:
 
     def close(self) -> None:
         """End the text processes; what waits for them is answered with 503. Idempotent."""
-        self.responses.close()
         if self._text is not None:
             self._text.close()
-
-    def drain(self) -> None:
-        """No new request enters from now on; those under way go on."""
-        self.is_draining = True
-        for end in self.on_drain:
-            end()
 
     @property
     def status(self) -> str:
         """'ready' while new requests are taken; else 'loading', 'recovering', 'draining' or 'dead'."""
-        if self.is_draining:
+        if self._parts.is_draining:
             return "draining"
         if not self.is_open:
             return "loading"
@@ -150,20 +140,9 @@ class Serving:
 
     def check_open(self) -> None:
         """ApiError 503 while the engine loads, and once the server is about to end."""
-        if self.is_draining:
-            raise unavailable("the server is about to end", "shutting_down")
+        self._parts.check_open()
         if not self.is_open:
             raise unavailable("the model is being loaded", "loading")
-
-    def check_model(self, model: str | None) -> None:
-        """ApiError 404 for a model that is not served; None means the one that is."""
-        if model is not None and model != self.model_id:
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"model={shorten(model)}: {self.model_id!r} is what this server has",
-                param="model",
-                code="model_not_found",
-            )
 
     def check_room(
         self, params: SamplingParams, caller: Caller, num_prompts: int = 1, num_prompt_tokens: int = 0
@@ -232,7 +211,7 @@ class Serving:
             async with aclosing(generating) as outputs:
                 async for output in outputs:
                     if output.finished:
-                        for tell in self.on_output:
+                        for tell in self._parts.on_output:
                             tell(output, params)
                     yield output
         except RequestFailedError as error:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...ipc.errors import ConfigError
 from ...ipc.sampling_params import SamplingParams
 from ..outputs import RequestOutput
-from .serving import Serving
+from .engines.server_parts import ServerParts
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -48,9 +48,9 @@ class Tracing:
         self._provider = TracerProvider(resource=Resource.create({"service.name": _SERVICE_NAME}))
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
 
-    def wrap(self, app: ASGIApp, serving: Serving) -> ASGIApp:
-        """The app with a span around each request to /v1; `serving` tells spans what the engine says."""
-        serving.on_output.append(note_output)
+    def wrap(self, app: ASGIApp, parts: ServerParts) -> ASGIApp:
+        """The app with a span around each request to /v1; `parts` tells spans what the engines say."""
+        parts.on_output.append(note_output)
         return _TracingMiddleware(app, self._provider)
 
     def close(self) -> None:

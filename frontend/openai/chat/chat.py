@@ -34,7 +34,6 @@ async def create_chat_completion(
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
     search = read_beam_search(request)
-    serving.check_model(request.model)
     params = make_chat_params(serving, request)
     serving.check_room(params, caller)
     echoed = _find_echo(request)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from ..bodies.schema import AbortRequest, StatusResponse
+from ..engines.served_models import ServedModels
 from ..errors import unavailable
-from ..serving import Caller, Serving
+from ..serving import Caller
 from ..stream import respond
 
 
-async def create_abort(serving: Serving, request: AbortRequest, caller: Caller) -> Response:
+async def create_abort(models: ServedModels, request: AbortRequest, caller: Caller) -> Response:
     """End requests of this API key: each answer ends with what it has and finish_reason "abort".
 
     Ids that are unknown, finished or another key's are ignored: nobody learns what another has asked.
     """
-    if serving.llm.is_recovering:
+    llm = models.only.llm
+    if llm.is_recovering:
         raise unavailable("the engine is being restarted: try again", "recovering")
-    serving.llm.abort_named(request.request_ids, caller.tenant if caller.key_hash else "")
+    llm.abort_named(request.request_ids, caller.tenant if caller.key_hash else "")
     return respond(StatusResponse("ok"))

@@ -66,7 +66,6 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
     """What is checked and tokenized before anything is generated. Raises as `create_completion`."""
     _check(request)
     search = read_beam_search(request)
-    serving.check_model(request.model)
     params = make_completion_params(serving, request)
     max_prompts, facts = serving.options.limits.max_prompts, serving.llm.facts
     truncation = find_truncation(params, facts)

@@ -16,7 +16,6 @@ from .prompts import check_conversation
 
 async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Caller) -> Response:
     """Token ids of a prompt, or of a conversation by the chat template."""
-    serving.check_model(request.model)
     job = TokenizeJob(
         source=_make_source(serving, request),
         max_model_len=serving.llm.facts.max_model_len,
@@ -27,7 +26,6 @@ async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Ca
 
 async def create_detokenize(serving: Serving, request: DetokenizeRequest, caller: Caller) -> Response:
     """Text of token ids, special tokens shown."""
-    serving.check_model(request.model)
     return await _respond(serving, DetokenizeJob(token_ids=bytes(request.tokens)), caller)
 
 

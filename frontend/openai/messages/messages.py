@@ -35,7 +35,6 @@ _BUDGET = "thinking.budget_tokens"
 
 async def create_message(serving: Serving, request: body.MessagesRequest, caller: Caller) -> Response:
     """Answer a conversation for Anthropic's clients. Raises InputErrors and ApiErrors before it generates."""
-    serving.check_model(request.model)
     thinking = request.thinking
     if isinstance(thinking, body.ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
         allowed = f"less than max_tokens={request.max_tokens}"
@@ -67,7 +66,6 @@ async def count_message_tokens(
     serving: Serving, request: body.CountTokensRequest, caller: Caller
 ) -> Response:
     """Count the input tokens of a message that is not asked for."""
-    serving.check_model(request.model)
     conversation = make_conversation(serving, request)
     check_tools(conversation.tools, conversation.choice, conversation.fields)
     job = make_render_job(conversation)

@@ -104,7 +104,6 @@ async def _run_beside(items: Sequence[Any], function: Callable[[T], U], argument
 
 def _check(serving: Serving, request: ResponsesRequest) -> None:
     check_supported(request, RESPONSES_RULES)
-    serving.check_model(request.model)
     if request.max_output_tokens == 0:
         raise FieldError("max_output_tokens", 0, "an integer of at least 1")
     effort = request.reasoning.effort if request.reasoning else None
@@ -187,6 +186,7 @@ class _Answer:
         self.response = encoder.response
         self.reader = reader
         self._registry = serving.responses
+        self._abort = serving.llm.abort
         self._encoder = encoder
         self._counter = UsageCounter()
         self._record: Record | None = record
@@ -198,7 +198,7 @@ class _Answer:
         assert record is not None
         async with aclosing(parsed):
             owner = record.owner
-            self._registry.begin(self.response, record)
+            self._registry.begin(self.response, record, self._abort)
             del record  # from here on it is counted, and may be dropped
             try:
                 begun = self._encoder.begin

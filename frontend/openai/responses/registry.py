@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,15 +23,23 @@ _EXPIRY_PERIOD_S = 60.0  # at least, between looks for what has been kept long e
 _ID = re.compile("resp-[0-9a-f]{32}([0-9a-f]{2})")  # the last two digits: the process that has it
 
 
-class ResponseRegistry:
-    """`store`: what is kept here. `abort`: ends the request of a response of this process."""
+AbortRequests = Callable[[list[str]], Awaitable[None]]
 
-    def __init__(self, limits: Limits, abort: Callable[[list[str]], Awaitable[None]]) -> None:
+
+class _Running(NamedTuple):
+    owner: str
+    response: ResponsesResponse
+    abort: AbortRequests
+
+
+class ResponseRegistry:
+    """`store`: what is kept here."""
+
+    def __init__(self, limits: Limits) -> None:
         self.store = ResponseStore(limits.max_stored_bytes, limits.max_stored_s, time.monotonic)
         self.has_store = limits.max_stored_bytes > 0
         self._keep_s = limits.max_stored_s
-        self._abort = abort
-        self._running: dict[str, tuple[str, ResponsesResponse]] = {}  # by id, with their owners
+        self._running: dict[str, _Running] = {}  # by id
         self._peers: Peers | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -51,9 +60,9 @@ class ResponseRegistry:
         place = 0 if self._peers is None else self._peers.place
         return f"resp-{uuid.uuid4().hex}{place:02x}"
 
-    def begin(self, response: ResponsesResponse, record: Record) -> None:
-        """A response runs from now on; it is to be kept if it says so."""
-        self._running[response.id] = (record.owner, response)
+    def begin(self, response: ResponsesResponse, record: Record, abort: AbortRequests) -> None:
+        """A response runs from now on; it is to be kept if it says so. `abort`: of the engine that has it."""
+        self._running[response.id] = _Running(record.owner, response, abort)
         if response.store:
             self.store.add(response.id, record)
             if self._expiry is None:
@@ -109,16 +118,15 @@ class ResponseRegistry:
         return Found("ended", record.response, record.items, record.num_items)
 
     async def _cancel(self, response_id: str, owner: str) -> Found:
-        runner, response = self._running.get(response_id, ("", None))
-        if response is None or runner != owner:
+        running = self._running.get(response_id)
+        if running is None or running.owner != owner:
             return await self._answer(Ask("find", response_id, owner))
-        await self._abort([response_id])
-        cancelled = msgspec.structs.replace(response, status="cancelled")
+        await running.abort([response_id])
+        cancelled = msgspec.structs.replace(running.response, status="cancelled")
         return Found("running", msgspec.json.encode(cancelled))
 
     def _describe_running(self, response_id: str) -> Found:
-        _, response = self._running[response_id]
-        return Found("running", msgspec.json.encode(response))
+        return Found("running", msgspec.json.encode(self._running[response_id].response))
 
     def _drop_expired(self) -> None:
         """Now, and when the next is due."""

@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from ..bodies.openapi import Routes
 from ..bodies.responses import DeletedResponse, InputItem, InputItemList, ResponsesResponse
+from ..engines.served_models import ServedModels
 from ..errors import ApiError, ErrorResponse, FieldError
-from ..serving import Caller, Serving
+from ..serving import Caller
 from ..stream import respond
 from .peers import Ask, Found
 
@@ -22,12 +23,12 @@ _PATH = "/v1/responses/{response_id}"
 _decode_items = msgspec.json.Decoder(list[InputItem]).decode
 
 
-def add_routes(routes: Routes, serving: Serving, find_caller: Callable[[Request], Caller]) -> None:
+def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Request], Caller]) -> None:
     """The routes of responses that are there."""
 
     async def ask(what: Literal["find", "remove", "cancel"], response_id: str, http: Request) -> Found:
-        serving.check_open()
-        return await serving.responses.ask(Ask(what, response_id, find_caller(http).key_hash))
+        models.check_open()
+        return await models.parts.responses.ask(Ask(what, response_id, find_caller(http).key_hash))
 
     async def get_response(response_id: str, http: Request) -> Response:
         """A response that is kept, or runs."""

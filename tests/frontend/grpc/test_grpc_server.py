@@ -20,8 +20,9 @@ from quire.frontend.grpc.calls import CallHandler, find_address
 from quire.frontend.grpc.engine_service import EngineService
 from quire.frontend.grpc.health import HealthService
 from quire.frontend.openai.connections.auth import hash_key
+from quire.frontend.openai.engines.served_models import ServedModels
 from quire.frontend.openai.options import ServerOptions
-from quire.frontend.openai.serving import Caller, Serving
+from quire.frontend.openai.serving import Caller
 from quire.frontend.openai.stream import cancel_and_wait
 from quire.ipc.errors import RequestFailedError
 from quire.ipc.sampling_params import RequestOutputKind
@@ -260,10 +261,11 @@ class KeylessContext:
 
 def make_handlers() -> tuple[Any, Any]:
     """What gRPC calls for Generate and for the health check, on a server with keys."""
-    serving = Serving(FakeLLM(), ServerOptions(api_key_hashes=(hash_key("one"),)))  # type: ignore[arg-type]
-    calls = CallHandler(serving, set())
-    generate = calls.wrap(EngineService(serving).methods["Generate"])
-    return generate.stream_stream, calls.wrap(HealthService(serving).methods["Check"]).stream_stream
+    options = ServerOptions(api_key_hashes=(hash_key("one"),))
+    models = ServedModels.of_one(FakeLLM(), options)  # type: ignore[arg-type]
+    calls = CallHandler(options, set())
+    generate = calls.wrap(EngineService(models).methods["Generate"])
+    return generate.stream_stream, calls.wrap(HealthService(models).methods["Check"]).stream_stream
 
 
 def test_a_message_is_not_asked_for_before_the_key_is_checked() -> None:
@@ -310,7 +312,7 @@ def test_a_thousand_cancelled_calls_end_what_they_asked_for() -> None:
         await llm.wait_for_calls(1000, 1000)
         llm.gate.set()
         assert (await stub.Generate(request)).finished
-        assert server._serving.room.num_sequences == 0
+        assert server._models.only.room.num_sequences == 0
 
     run(scenario)
 
@@ -363,7 +365,7 @@ def test_a_stream_that_is_not_read_is_given_up_and_holds_little() -> None:
 def test_models_and_health_say_what_is_served() -> None:
     async def scenario(_llm: FakeLLM, stub: Any, server: Server) -> None:
         (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
-        assert (model.id, model.max_model_len) == (server._serving.model_id, 128)
+        assert (model.id, model.max_model_len) == (server._models.only.model_id, 128)
         async with connect(server) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             status, text, _ = await find_error(health.Check(health_pb2.HealthCheckRequest(service="x")))

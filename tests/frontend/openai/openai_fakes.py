@@ -17,6 +17,7 @@ from quire.frontend.metrics import RequestMetrics
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.openai.app import create_app
 from quire.frontend.openai.connections.auth import ApiKeyMiddleware
+from quire.frontend.openai.engines.served_models import ServedModels
 from quire.frontend.openai.errors import ApiError
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
@@ -314,10 +315,11 @@ def run_with_app(
         if template is not None:
             llm.set_template(template)
         options_ = options or ServerOptions()
-        serving = Serving(llm, options_)  # type: ignore[arg-type]
+        models = ServedModels.of_one(llm, options_)  # type: ignore[arg-type]
+        serving = models.only
         serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         serving.open()
-        client = AsgiClient(ApiKeyMiddleware(create_app(serving), options_.api_key_hashes))
+        client = AsgiClient(ApiKeyMiddleware(create_app(models), options_.api_key_hashes))
         async with asyncio.timeout(20):
             await scenario(llm, client, serving)
         assert serving.room.num_sequences == 0

@@ -86,7 +86,7 @@ class WatchedSet(set[Any]):
 def watch_drain(server: Server) -> asyncio.Event:
     """Set when the server begins to end."""
     draining = asyncio.Event()
-    server._serving.on_drain.append(draining.set)
+    server._models.parts.on_drain.append(draining.set)
     return draining
 
 
@@ -117,7 +117,7 @@ def run_with_server(
         )
         server = Server(llm, options)  # type: ignore[arg-type]
         server._state.connections = WatchedSet()
-        server._serving._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
+        server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         ready = asyncio.Event()
         serving = asyncio.create_task(server.serve(listener, ready.set))
         peer = Peer(listener.getsockname()[1])

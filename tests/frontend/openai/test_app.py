@@ -571,7 +571,7 @@ def test_a_draining_server_takes_nothing_new_and_finishes_what_runs() -> None:
         llm.gate.clear()
         running = asyncio.create_task(client.post(CHAT, chat(stream=True)))
         await llm.started.wait()
-        serving.drain()
+        serving._parts.drain()
         refused = await client.post(CHAT, chat())
         assert (refused.status, refused.headers["connection"]) == (503, "close")
         assert (await client.get("/ready")).json == {"status": "draining"}

@@ -17,6 +17,7 @@ from openai_fakes import AsgiClient, FakeLLM
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.openai.app import create_app
 from quire.frontend.openai.connections.auth import ApiKeyMiddleware
+from quire.frontend.openai.engines.served_models import ServedModels
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.server import Server
@@ -58,11 +59,12 @@ def run_with_processes(scenario: Scenario, folder: Path, **limits: Any) -> None:
     async def main() -> None:
         llm = FakeLLM(tokenizer=str(folder), max_model_len=4096)
         llm.tokenizer = load_tokenizer(folder)
-        serving = Serving(llm, ServerOptions(limits=Limits(**limits)))  # type: ignore[arg-type]
+        models = ServedModels.of_one(llm, ServerOptions(limits=Limits(**limits)))  # type: ignore[arg-type]
+        serving = models.only
         serving.open()
         try:
             async with asyncio.timeout(60):
-                await scenario(AsgiClient(ApiKeyMiddleware(create_app(serving), ())), serving)
+                await scenario(AsgiClient(ApiKeyMiddleware(create_app(models), ())), serving)
         finally:
             serving.close()
         assert serving.text.pids == []
@@ -142,7 +144,7 @@ def test_sigterm_is_heard_while_a_template_runs_without_end_and_nothing_is_left(
         ready = asyncio.Event()
         serving = asyncio.ensure_future(server.serve(listener, ready.set))
         await ready.wait()
-        text = server._serving.text
+        text = server._models.only.text
         body = json.dumps(chat("endless")).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         asked = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body

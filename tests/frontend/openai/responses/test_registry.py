@@ -28,7 +28,7 @@ async def abort(ids: list[str]) -> None:
 
 def make_registry() -> ResponseRegistry:
     aborted.clear()
-    return ResponseRegistry(Limits(), abort)
+    return ResponseRegistry(Limits())
 
 
 @asynccontextmanager
@@ -50,7 +50,7 @@ async def run_group(num_running: int = 2) -> AsyncGenerator[list[ResponseRegistr
 
 def begin(registry: ResponseRegistry, owner: str = "key", store: bool = True) -> ResponsesResponse:
     response = ResponsesResponse(id=registry.make_id(), created_at=1, model="pocket", store=store)
-    registry.begin(response, Record(owner, owner, (b"[]",), 0))
+    registry.begin(response, Record(owner, owner, (b"[]",), 0), abort)
     return response
 
 
@@ -108,7 +108,7 @@ def test_what_has_been_kept_long_enough_is_forgotten_though_nobody_asks(
     monkeypatch.setattr(registry_module, "_EXPIRY_PERIOD_S", 0.0)
 
     async def scenario() -> None:
-        registry = ResponseRegistry(Limits(max_stored_s=0.01), abort)
+        registry = ResponseRegistry(Limits(max_stored_s=0.01))
         for _ in range(2):  # and again after the store has been empty
             finish(registry, begin(registry))
             async with asyncio.timeout(5):

@@ -1,0 +1,41 @@
+"""ServerParts: what an HTTP process has once, however many engines it serves. Knows none of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ....ipc.sampling_params import SamplingParams
+from ...outputs import RequestOutput
+from ..errors import unavailable
+from ..options import ServerOptions
+from ..responses.registry import ResponseRegistry
+from ..room import Tally
+
+
+class ServerParts:
+    """One a server. `drain` when it is about to end, `close` at last."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.created = int(time.time())
+        self.is_draining = False
+        self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
+        self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
+        self.responses = ResponseRegistry(options.limits)
+        self.logprobs_bytes = Tally()  # of answers under way, whatever engine makes them
+
+    def drain(self) -> None:
+        """No new request enters from now on; those under way go on."""
+        self.is_draining = True
+        for end in self.on_drain:
+            end()
+
+    def close(self) -> None:
+        """Keep no response any more. Idempotent."""
+        self.responses.close()
+
+    def check_open(self) -> None:
+        """ApiError 503 once the server is about to end."""
+        if self.is_draining:
+            raise unavailable("the server is about to end", "shutting_down")
