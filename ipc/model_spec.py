@@ -234,7 +234,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     relative_bias: RelativeBiasSpec | None = None
     layer_prefix: str = "model.layers.{}"  # {} is the layer's number
     norm: str | None = "model.norm"  # after the last layer
-    optional_prefix: str = ""  # of tensor names; a checkpoint may leave it out of all of them
+    optional_prefix: str = "model."  # of tensor names; a checkpoint may leave it out of all of them
     unused_tensors: tuple[str, ...] = ()  # beginnings of names that a checkpoint may hold and nobody reads
     has_logits: bool = True
     pooling: PoolingSpec | None = None

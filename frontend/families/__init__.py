@@ -1,8 +1,8 @@
 """Model families: one file each turns config.json into a ModelSpec. Nothing here imports torch.
 
-A family is a module with a `read_spec` and a row of `_FAMILIES`. A key for which transformers' config class
-has a default may be absent, and has the same default here. A key that no reader has asked for, and whose name
-speaks of arithmetic, is refused by name.
+A family is a module with a `read_spec` and a row of `_DECODERS` or `encoders.ENCODERS`. A key for which
+transformers' config class has a default may be absent, and has the same default here. A key that no reader
+has asked for, and whose name speaks of arithmetic, is refused by name.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from ...ipc.errors import ModelError
 from ...ipc.model_spec import ModelSpec
 from . import gemma2, llama, mistral, mixtral, olmo2, qwen2, qwen3, qwen3_moe
 from .config_fields import ConfigFields
+from .encoders import ENCODERS
+from .heads import Reader, with_rewards, with_scores, without_head
 
 # By the names of config.json: architecture -> (model_type, reader).
-_FAMILIES: dict[str, tuple[str, Callable[[ConfigFields], ModelSpec]]] = {
+_DECODERS: dict[str, tuple[str, Reader]] = {
     "Gemma2ForCausalLM": ("gemma2", gemma2.read_spec),
     "LlamaForCausalLM": ("llama", llama.read_spec),
     "MistralForCausalLM": ("mistral", mistral.read_spec),
@@ -26,18 +30,37 @@ _FAMILIES: dict[str, tuple[str, Callable[[ConfigFields], ModelSpec]]] = {
     "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
     "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),
 }
-ARCHITECTURES = tuple(_FAMILIES)
+ARCHITECTURES = tuple(_DECODERS)
+# A decoder may be saved without its language head, and with another one in its place.
+_HEADS: dict[str, Callable[[Reader], Reader]] = {
+    "Model": without_head,
+    "ForSequenceClassification": with_scores,
+}
+_FAMILIES: dict[str, tuple[str, Reader]] = {
+    **_DECODERS,
+    **{
+        name.removesuffix("ForCausalLM") + head: (model_type, change(read))
+        for name, (model_type, read) in _DECODERS.items()
+        for head, change in _HEADS.items()
+    },
+    "Qwen2ForRewardModel": ("qwen2", with_rewards(qwen2.read_spec, num_labels=1)),
+    "Qwen2ForProcessRewardModel": ("qwen2", with_rewards(qwen2.read_spec, num_labels=2)),
+    **ENCODERS,
+}
 
 
 def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """Describe the decoder of config.json; ModelError names a key that is missing or unsupported."""
+    """Describe the model of config.json; ModelError names a key that is missing or unsupported.
+
+    `has_logits` says if the checkpoint has a language head, `pooling` what classifier it has.
+    """
     architecture = _read_architecture(config)
     if config.get("quantization_config") is not None:
         raise ModelError(
             "config.json quantization_config", config["quantization_config"], "none (weights in float)"
         )
     fields = ConfigFields(config)
-    spec = _FAMILIES[architecture][1](fields)
+    spec = replace(_FAMILIES[architecture][1](fields), architecture=architecture)
     fields.check_rest(architecture)
     return spec
 
@@ -51,4 +74,6 @@ def _read_architecture(config: Mapping[str, Any]) -> str:
         for name in cast(list[Any], names):
             if isinstance(name, str) and name in _FAMILIES:
                 return name
-    raise ModelError("config.json architectures", names, f"one of {', '.join(_FAMILIES)}")
+    allowed = f"one of {', '.join(ARCHITECTURES)}; of these also ...{' and ...'.join(_HEADS)}"
+    encoders = ", ".join(name for name in _FAMILIES if name in ENCODERS or "Reward" in name)
+    raise ModelError("config.json architectures", names, f"{allowed}; or one of {encoders}")

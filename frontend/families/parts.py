@@ -9,14 +9,14 @@ from ...ipc.model_spec import Activation, AttentionSpec, DenseSpec, LayerSpec, M
 from .config_fields import ConfigFields
 from .rope import read_rope
 
-_ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-_MAX_LAYERS = 10_000  # each is written out; no published model has a tenth of it
+MAX_LAYERS = 10_000  # each is written out; no published model has a tenth of it
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -87,15 +87,15 @@ def read_dense(
 def read_activation(fields: ConfigFields, key: str = "hidden_act", default: str = "silu") -> Activation:
     """The activation that the key names."""
     name = fields.get(key)
-    activation = _ACTIVATIONS.get(default if name is None else str(name))
+    activation = ACTIVATIONS.get(default if name is None else str(name))
     if activation is None:
-        raise fields.error(key, name, f"one of {', '.join(_ACTIVATIONS)}")
+        raise fields.error(key, name, f"one of {', '.join(ACTIVATIONS)}")
     return activation
 
 
 def read_num_layers(fields: ConfigFields) -> int:
     """How many layers the model has."""
-    return fields.integer("num_hidden_layers", high=_MAX_LAYERS)
+    return fields.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
 def read_window(fields: ConfigFields, default: int | None) -> int | None:

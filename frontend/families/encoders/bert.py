@@ -1,0 +1,93 @@
+"""BERT, and RoBERTa, XLM-R and CamemBERT, which count positions from behind the padding token's.
+
+Norms of sums, learned positions, two types of tokens (arXiv 1810.04805; 1907.11692).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, PoolingSpec
+from ..config_fields import ConfigFields
+from ..heads import make_classifier, make_square
+from ..parts import read_num_layers
+from .parts import check_encoder, read_encoder, read_encoder_activation, read_heads
+
+_UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
+
+
+def read_spec(fields: ConfigFields) -> ModelSpec:
+    """The encoder of config.json."""
+    return _read(fields, "bert.", position_offset=0)
+
+
+def read_classifier(fields: ConfigFields) -> ModelSpec:
+    """The encoder with a classifier on its pooler."""
+    spec = read_spec(fields)
+    pooler = make_square("bert.pooler.dense", spec.hidden_size)
+    head = make_classifier(fields, "cls", "classifier", pooler, hidden_size=spec.hidden_size)
+    return replace(spec, pooling=head)
+
+
+def read_roberta_spec(fields: ConfigFields) -> ModelSpec:
+    """The encoder of config.json."""
+    offset = fields.integer("pad_token_id", 1, low=0) + 1
+    return _read(fields, "roberta.", offset)
+
+
+def read_roberta_classifier(fields: ConfigFields) -> ModelSpec:
+    """The encoder with a classifier of two layers."""
+    spec = read_roberta_spec(fields)
+    return replace(spec, pooling=make_two_layers(fields, spec.hidden_size))
+
+
+def make_two_layers(fields: ConfigFields, hidden_size: int) -> PoolingSpec:
+    """RoBERTa's classifier, which MPNet has too."""
+    dense = make_square("classifier.dense", hidden_size)
+    return make_classifier(fields, "cls", "classifier.out_proj", dense, hidden_size=hidden_size)
+
+
+def _read(fields: ConfigFields, prefix: str, position_offset: int) -> ModelSpec:
+    check_encoder(fields)
+    hidden_size, embeddings = fields.integer("hidden_size"), f"{prefix}embeddings."
+    rows = fields.integer("max_position_embeddings", 512)
+    if rows <= position_offset:
+        raise fields.error("max_position_embeddings", rows, f"above {position_offset}, the first position")
+    layer = LayerSpec(
+        attention=replace(
+            read_heads(fields),
+            qkv_bias=True,
+            o_bias=True,
+            qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+            out="attention.output.dense",
+        ),
+        ffn=DenseSpec(
+            intermediate_size=fields.integer("intermediate_size"),
+            activation=read_encoder_activation(fields),
+            bias=True,
+            is_gated=False,
+            up="intermediate.dense",
+            down="output.dense",
+        ),
+        attention_norm="attention.output.LayerNorm",
+        ffn_norm="output.LayerNorm",
+        norms_sum=True,
+    )
+    return read_encoder(
+        fields,
+        prefix,
+        [layer] * read_num_layers(fields),
+        hidden_size=hidden_size,
+        max_positions=rows - position_offset,
+        embedding=EmbeddingSpec(
+            tokens=f"{embeddings}word_embeddings",
+            positions=f"{embeddings}position_embeddings",
+            position_offset=position_offset,
+            types=f"{embeddings}token_type_embeddings",
+            num_types=fields.integer("type_vocab_size", 2),
+            norm=f"{embeddings}LayerNorm",
+        ),
+        layer_prefix=f"{prefix}encoder.layer.{{}}",
+        unused=_UNUSED,
+        norm_eps=fields.number("layer_norm_eps", 1e-12),
+    )

@@ -1,0 +1,71 @@
+"""MPNet: BERT whose heads add a learned number by the distance of two tokens (arXiv 2004.09297)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, RelativeBiasSpec
+from ..config_fields import ConfigFields
+from ..parts import read_num_layers
+from .bert import make_two_layers
+from .parts import check_encoder, read_encoder, read_encoder_activation, read_heads
+
+_POSITION_OFFSET = 2  # transformers takes 1 as the padding token, whatever config.json says
+_NUM_BUCKETS = 32  # likewise
+_UNUSED = ("pooler.", "lm_head.", "embeddings.position_ids")
+
+
+def read_spec(fields: ConfigFields) -> ModelSpec:
+    """The encoder of config.json."""
+    check_encoder(fields)
+    if (buckets := fields.integer("relative_attention_num_buckets", _NUM_BUCKETS)) != _NUM_BUCKETS:
+        raise fields.error("relative_attention_num_buckets", buckets, f"{_NUM_BUCKETS}")
+    rows = fields.integer("max_position_embeddings", 512)
+    if rows <= _POSITION_OFFSET:
+        raise fields.error("max_position_embeddings", rows, f"above {_POSITION_OFFSET}, the first position")
+    layer = LayerSpec(
+        attention=replace(
+            read_heads(fields),
+            qkv_bias=True,
+            o_bias=True,
+            qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+            out="attention.attn.o",
+        ),
+        ffn=DenseSpec(
+            intermediate_size=fields.integer("intermediate_size"),
+            activation=read_encoder_activation(fields),
+            bias=True,
+            is_gated=False,
+            up="intermediate.dense",
+            down="output.dense",
+        ),
+        attention_norm="attention.LayerNorm",
+        ffn_norm="output.LayerNorm",
+        norms_sum=True,
+    )
+    embeddings = "mpnet.embeddings."
+    return read_encoder(
+        fields,
+        "mpnet.",
+        [layer] * read_num_layers(fields),
+        hidden_size=fields.integer("hidden_size"),
+        max_positions=rows - _POSITION_OFFSET,
+        embedding=EmbeddingSpec(
+            tokens=f"{embeddings}word_embeddings",
+            positions=f"{embeddings}position_embeddings",
+            position_offset=_POSITION_OFFSET,
+            norm=f"{embeddings}LayerNorm",
+        ),
+        relative_bias=RelativeBiasSpec(
+            name="mpnet.encoder.relative_attention_bias", num_buckets=_NUM_BUCKETS
+        ),
+        layer_prefix="mpnet.encoder.layer.{}",
+        unused=_UNUSED,
+        norm_eps=fields.number("layer_norm_eps", 1e-12),
+    )
+
+
+def read_classifier(fields: ConfigFields) -> ModelSpec:
+    """The encoder with a classifier of two layers."""
+    spec = read_spec(fields)
+    return replace(spec, pooling=make_two_layers(fields, spec.hidden_size))

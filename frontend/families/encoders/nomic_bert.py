@@ -1,0 +1,124 @@
+"""Nomic BERT: BERT with rotary positions and SwiGLU, without biases (arXiv 2402.01613).
+
+config.json has GPT-2's names in the maker's checkpoints and BERT's in those that transformers writes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ....ipc.model_spec import (
+    Activation,
+    AttentionSpec,
+    DenseSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeConfig,
+)
+from ..config_fields import ConfigFields
+from ..parts import MAX_LAYERS, read_num_layers
+from ..rope import read_rope
+from .parts import read_encoder, read_encoder_activation, read_heads
+
+_THETA = 1000.0
+_GATED: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu"}
+# Settings of the maker's code with the value of what is computed here.
+_ONLY = {
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "num_experts": 0,
+    "parallel_block": False,
+    "parallel_block_tied_norm": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "use_rms_norm": False,
+    "add_cross_attention": False,
+    "is_decoder": False,
+}
+_UNUSED = ("pooler.", "cls.", "embeddings.position_ids", "embeddings.token_type_ids")
+
+
+class _Sizes(NamedTuple):
+    heads: AttentionSpec
+    ffn: DenseSpec
+    num_layers: int
+    max_positions: int
+    norm_eps: float
+    rope: RopeConfig
+
+
+def read_spec(fields: ConfigFields) -> ModelSpec:
+    """The encoder of config.json."""
+    is_original = "n_embd" in fields
+    if is_original:
+        for key, only in _ONLY.items():
+            if fields.get(key, only) != only:
+                raise fields.error(key, fields.get(key), f"{only!r}".lower())
+    sizes = _read_original(fields) if is_original else _read_ported(fields)
+    layer = LayerSpec(
+        attention=replace(sizes.heads, qkv=("attn.Wqkv",), out="attn.out_proj"),
+        ffn=replace(sizes.ffn, gate="mlp.fc12", up="mlp.fc11", down="mlp.fc2"),
+        attention_norm="norm1",
+        ffn_norm="norm2",
+        norms_sum=True,
+    )
+    num_types = fields.integer("type_vocab_size", 2, low=0)
+    spec = read_encoder(
+        fields,
+        "",
+        [layer] * sizes.num_layers,
+        hidden_size=sizes.heads.query_size,
+        max_positions=sizes.max_positions,
+        embedding=EmbeddingSpec(
+            tokens="embeddings.word_embeddings",
+            types="embeddings.token_type_embeddings" if num_types else None,
+            num_types=num_types,
+            norm="emb_ln",
+        ),
+        layer_prefix="encoder.layers.{}",
+        unused=_UNUSED,
+        norm_eps=sizes.norm_eps,
+        rope=sizes.rope,
+    )
+    multiple = fields.integer("pad_vocab_size_multiple", 1) if is_original else 1
+    return replace(spec, vocab_size=-(-spec.vocab_size // multiple) * multiple)
+
+
+def _read_original(fields: ConfigFields) -> _Sizes:
+    name = fields.get("activation_function", "swiglu")
+    if name not in _GATED:
+        raise fields.error("activation_function", name, f"one of {', '.join(_GATED)}")
+    hidden_size = fields.integer("n_embd")
+    width = fields.integer("n_inner", 8 * hidden_size // 3)
+    ffn = DenseSpec(intermediate_size=-(-width // 256) * 256, activation=_GATED[name])  # as its code rounds
+    fields.ignore("n_positions", "layer_norm_eps")
+    return _Sizes(
+        read_heads(fields, "n_head", "n_embd"),
+        ffn,
+        fields.integer("n_layer", high=MAX_LAYERS),
+        # Beyond these the maker scales the rotation, which rotary_scaling_factor would say.
+        fields.integer("max_trained_positions", 2048),
+        fields.number("layer_norm_epsilon", 1e-12),
+        RopeConfig(theta=fields.number("rotary_emb_base", _THETA, low=1.0)),
+    )
+
+
+def _read_ported(fields: ConfigFields) -> _Sizes:
+    max_positions = fields.integer("max_position_embeddings", 2048)
+    rope = read_rope(fields, max_positions, _THETA)
+    if rope.type == "dynamic":
+        raise fields.error("rope_parameters", rope.type, "another type than 'dynamic'")
+    ffn = DenseSpec(
+        intermediate_size=fields.integer("intermediate_size"),
+        activation=read_encoder_activation(fields, default="silu"),
+    )
+    norm_eps = fields.number("layer_norm_eps", 1e-12)
+    return _Sizes(read_heads(fields), ffn, read_num_layers(fields), max_positions, norm_eps, rope)

@@ -1,0 +1,90 @@
+"""What encoder families share: readers of parts that many of them spell alike in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from ....ipc.model_spec import Activation, AttentionSpec, EmbeddingSpec, LayerSpec, ModelSpec, RopeConfig
+from ..config_fields import ConfigFields
+from ..parts import ACTIVATIONS
+
+_ACTIVATIONS: dict[str, Activation] = {**ACTIVATIONS, "relu": "relu"}
+
+
+def read_encoder(
+    fields: ConfigFields,
+    prefix: str,
+    layers: Sequence[LayerSpec],
+    *,
+    hidden_size: int,
+    max_positions: int,
+    embedding: EmbeddingSpec,
+    layer_prefix: str,
+    unused: tuple[str, ...],
+    norm_eps: float,
+    **others: Any,
+) -> ModelSpec:
+    """A model of `layers` with LayerNorms and without a language head.
+
+    `prefix` is that of the family's tensors, and optional; `embedding` and `layer_prefix` have it. `unused`
+    are beginnings of names, with or without the prefix. `others` are fields of ModelSpec. The architecture is
+    left for the caller to name.
+    """
+    fields.ignore("tie_word_embeddings", "sbert_ce_default_activation_function")  # other heads'
+    spec = ModelSpec(
+        architecture="",
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        layers=tuple(layers),
+        norm_eps=norm_eps,
+        max_position_embeddings=max_positions,
+        rope=RopeConfig(type="none"),
+        norm_kind="layer",
+        norm_bias=True,
+        embedding=embedding,
+        layer_prefix=layer_prefix,
+        norm=None,
+        optional_prefix=prefix,
+        unused_tensors=(*unused, *(prefix + name for name in unused if prefix)),
+        has_logits=False,
+    )
+    return replace(spec, **others)
+
+
+def check_encoder(fields: ConfigFields) -> None:
+    """Refuse what would make a decoder of a BERT, or give it other positions than learned ones."""
+    for key in ("is_decoder", "add_cross_attention"):
+        if fields.boolean(key, False):
+            raise fields.error(key, True, "false (an encoder)")
+    kind = fields.get("position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise fields.error("position_embedding_type", kind, "'absolute'")
+    # Of exports of multilingual BERT for TensorFlow, which no version of transformers reads.
+    fields.ignore("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
+
+
+def read_heads(
+    fields: ConfigFields, heads_key: str = "num_attention_heads", size_key: str = "hidden_size"
+) -> AttentionSpec:
+    """Attention that sees the whole prompt, with as many heads of keys as of queries."""
+    num_heads, hidden_size = fields.integer(heads_key), fields.integer(size_key)
+    if hidden_size % num_heads:
+        raise fields.error(size_key, hidden_size, f"a multiple of {heads_key}={num_heads}")
+    head_size = hidden_size // num_heads
+    if fields.integer("head_dim", head_size) != head_size:
+        raise fields.error("head_dim", fields.get("head_dim"), f"{head_size}, {size_key} by heads")
+    return AttentionSpec(num_heads=num_heads, num_kv_heads=num_heads, head_size=head_size, is_causal=False)
+
+
+def read_encoder_activation(
+    fields: ConfigFields, key: str = "hidden_act", default: str = "gelu"
+) -> Activation:
+    """The activation that the key names."""
+    name = fields.get(key, default)
+    activation = _ACTIVATIONS.get(name) if isinstance(name, str) else None
+    if activation is None:
+        raise fields.error(key, name, f"one of {', '.join(_ACTIVATIONS)}")
+    return activation
