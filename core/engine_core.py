@@ -38,6 +38,7 @@ from .kv.prefix_misses import PrefixMisses
 from .scheduling.admission import find_refusal
 from .scheduling.deadlines import Deadlines
 from .scheduling.overload import find_overload
+from .scheduling.pooling import find_answer_bytes, needs_cached_tokens
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Step
@@ -47,6 +48,7 @@ from .stats.stats import EngineCounters
 from .stats.stats_collector import StatsCollector, Surroundings
 
 EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of
+BAD_VECTOR = "the vector is not finite"
 # The sampler tells neither case from the other: both leave a row without a number to choose.
 BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min_tokens leave no token"
 
@@ -81,8 +83,14 @@ class EngineCore:
         self._monotonic = monotonic
         misses = PrefixMisses(cache.block_size)
         self._pool = BlockPool(num_blocks, misses.note_evicted)
+        has_kv = config.model.spec.kv_bytes_per_token(config.model.dtype) > 0
         self._manager = KVCacheManager(
-            self._pool, cache.block_size, hasher if cache.enable_prefix_caching else None, misses
+            self._pool,
+            cache.block_size,
+            hasher if cache.enable_prefix_caching and has_kv else None,
+            misses,
+            has_kv=has_kv,
+            can_pool_hits=not needs_cached_tokens(config.model.spec.pooling),
         )
         self._scheduler = Scheduler(config.scheduler, self._manager, self.counters, monotonic)
         self.blame = Blame(self._scheduler)
@@ -117,7 +125,8 @@ class EngineCore:
         if refusal is not None:
             self._refuse(client, request, refusal, ErrorCode.REFUSED)
             return
-        held_bytes = find_held_bytes(request)
+        answer_bytes = find_answer_bytes(request, self._config.model.spec)
+        held_bytes = find_held_bytes(request) + answer_bytes
         if held_bytes >= EXPENSIVE_BYTES:
             self.remarks.note("expensive request", f"{request.request_id!r} holds {held_bytes} bytes")
         tenant = self._tenants.enter(request.tenant or client, self._weights.get(client, 1.0), held_bytes)
@@ -133,8 +142,16 @@ class EngineCore:
         # A clock that is wrong in a frontend must not let it wait for ever, nor break the order.
         arrival = min(request.arrival_time, now) if math.isfinite(request.arrival_time) else now
         order = (self._scheduler.policy.rank(request), arrival, self._num_arrivals)
-        longest = self._config.model.max_model_len
-        live = Request.from_message(request, client, tenant, order, longest, now, self._monotonic())
+        live = Request.from_message(
+            request,
+            client,
+            tenant,
+            order,
+            self._config.model.max_model_len,
+            now,
+            self._monotonic(),
+            answer_bytes,
+        )
         self._requests[live.request_id] = live
         self._num_searches += live.group is not None
         self._names.add(live)
@@ -226,6 +243,8 @@ class EngineCore:
         self._observations.observe_step(step.num_scheduled_tokens)
         if output.rows != step.sampled_rows or len(output.token_ids) != len(output.rows):
             raise ProtocolError(f"step {step.step_id} sampled rows {step.sampled_rows}, not {output.rows}")
+        if step.pooled:
+            _check_pooled(step, output)
         logprobs: dict[int, RowLogprobs] = {}
         if output.logprobs:
             logprobs = {entry.row: entry for entry in output.logprobs}
@@ -235,7 +254,10 @@ class EngineCore:
         token_ids = output.token_ids
         if self._num_searches:
             step, token_ids = self._accept_beams(step, token_ids, logprobs, began)
-        self._forget(self._outputs.accept_tokens(step, token_ids, logprobs, began))
+        finished = self._outputs.accept_tokens(step, token_ids, logprobs, began)
+        if step.pooled or output.pooled:
+            finished += self._outputs.accept_pooled(step, output.pooled, began)
+        self._forget(finished)
         self.failures.note_step()
         self.counters.update_s += self._clock() - began
 
@@ -317,11 +339,14 @@ class EngineCore:
         return replace(step, sampled=sampled, sampled_rows=rows), [token_ids[i] for i in others]
 
     def _fail_rows(self, step: Step, bad_rows: list[int], failures: list[RowFailure]) -> None:
-        """End requests whose logits cannot be sampled, and those that go beyond a limit of the worker's."""
+        """End requests with bad logits or a bad vector, and those that go beyond a limit of the worker's."""
+        pooled = [one for row, one in zip(step.rows, step.requests, strict=True) if row in bad_rows]
+        pooled = [one for one in pooled if one.pooling_params is not None and one.finish_reason is None]
         bad = list(_find_live(step, bad_rows))
-        for holder in (holder for request in bad for holder in request.holders):
+        for holder in (holder for request in bad + pooled for holder in request.holders):
             self._manager.forget_contents(holder)  # their K and V may be bad: nobody finds them again
         self._finish(bad, FinishReason.ERROR, BAD_LOGITS, ErrorCode.BAD_LOGITS)
+        self._finish(pooled, FinishReason.ERROR, BAD_VECTOR, ErrorCode.BAD_VECTOR)
         reasons = {failure.row: failure.reason for failure in failures}
         for request, row in _find_live(step, reasons).items():
             self._finish([request], FinishReason.ERROR, reasons[row], ErrorCode.BAD_GRAMMAR)
@@ -374,6 +399,13 @@ class EngineCore:
             own.discard(request.request_id)
             if not own:
                 del self._ids_of[request.client]
+
+
+def _check_pooled(step: Step, output: ModelRunnerOutput) -> None:
+    """Raise ProtocolError unless each vector that is due has come, or its row has failed."""
+    answered = {entry.row for entry in output.pooled}.union(output.bad_rows)
+    if not answered.issuperset(step.pooled_rows):
+        raise ProtocolError(f"step {step.step_id} pooled rows {step.pooled_rows}, not {sorted(answered)}")
 
 
 def _find_live(step: Step, rows: Collection[int]) -> dict[Request, int]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ipc.messages import EngineCoreOutput, drop_positions
-from ..ipc.step import RowLogprobs
+from ..ipc.messages import EngineCoreOutput, FinishReason, drop_positions
+from ..ipc.step import RowLogprobs, RowPooled
 from .scheduling.request import Request, drop_finished
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import Step
@@ -81,6 +81,41 @@ class EngineOutputs:
         num_apart += self._num_first_tokens
         self._observations.observe_gap(now - self._accepted_at, num_accepted - num_apart)
         self._accepted_at = now
+        return finished
+
+    def accept_pooled(self, step: Step, pooled: list[RowPooled], now: float) -> list[Request]:
+        """Put out what was pooled of a step's rows; those that have ended with it.
+
+        Vectors of positions that were delivered before a preemption are not put out again.
+        """
+        places = {row: place for place, row in enumerate(step.rows)}
+        complete = set(step.pooled_rows)
+        finished: list[Request] = []
+        for entry in pooled:
+            place = places[entry.row]
+            request, data = step.requests[place], entry.data
+            if request.finish_reason is not None:
+                continue  # it ended while this step ran
+            if request.is_token_wise:
+                data = _drop_delivered(request, data, step.prompt_starts[entry.row], step.num_tokens[place])
+            if entry.row in complete:
+                request.finish_reason = FinishReason.STOP
+                request.first_token_time = request.last_token_time = now
+                finished.append(request)
+            elif not data:
+                continue
+            self.add(
+                request.client,
+                EngineCoreOutput(
+                    request.request_id,
+                    0,
+                    [],
+                    request.finish_reason,
+                    num_cached_tokens=request.num_cached_tokens,
+                    times=request.to_times(),
+                    pooled=data,
+                ),
+            )
         return finished
 
     def note_beams(self, step: Step, num_tokens: int, now: float) -> None:
@@ -159,3 +194,10 @@ class EngineOutputs:
             num_cached_tokens=request.num_cached_tokens if is_first else None,
             times=request.to_times() if request.finish_reason is not None else None,
         )
+
+
+def _drop_delivered(request: Request, data: bytes, start: int, num_tokens: int) -> bytes:
+    """The vectors of the tokens [start, start + num_tokens) without those that were delivered."""
+    num_known = max(0, request.num_pooled_tokens - start)
+    request.num_pooled_tokens = max(request.num_pooled_tokens, start + num_tokens)
+    return data[num_known * (len(data) // num_tokens) :]

@@ -74,6 +74,7 @@ class ErrorCode(IntEnum):
     QUEUE_TIMEOUT = 4  # it waited longer than its queue_timeout_s
     POISON_REQUEST = 5  # it, and no other, made steps fail or workers die
     BAD_GRAMMAR = 6  # its grammar does not compile, or goes beyond a limit as its output is generated
+    BAD_VECTOR = 7  # what was pooled of it is not finite
 
     def __str__(self) -> str:
         return self.name.lower()

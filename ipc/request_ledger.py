@@ -26,6 +26,8 @@ class _Entry(msgspec.Struct):
     num_output_at_loss: int = -1
     num_prompt_logprobs: int = 0  # positions that were delivered
     num_repeated: int = 0  # positions among them that the engine has said again since it was resumed
+    pooled_bytes: int = 0  # of vectors that were delivered
+    repeated_bytes: int = 0  # among them, likewise
 
     def note_loss(self) -> None:
         """The engine that it was sent to is lost."""
@@ -77,6 +79,8 @@ class RequestLedger:
             entry.output.extend(output.new_token_ids[num_known:])
             if output.prompt_logprobs is not None:
                 output = _drop_repeated(entry, output)
+            if output.pooled is not None:
+                output = _drop_repeated_vectors(entry, output.pooled, output)
             if output.finish_reason is not None:
                 del self._entries[output.request_id]
             kept.append(output)
@@ -90,7 +94,7 @@ class RequestLedger:
         aborted = [request_id for request_id, entry in self._entries.items() if entry.is_aborted]
         messages: list[EngineCoreRequest | AbortRequests] = []
         for entry in self._entries.values():
-            entry.num_repeated = 0
+            entry.num_repeated = entry.repeated_bytes = 0
             if is_other_engine and entry.is_sent:
                 entry.note_loss()
             messages.append(_resumed(entry, now))
@@ -121,3 +125,11 @@ def _drop_repeated(entry: _Entry, output: EngineCoreOutput) -> EngineCoreOutput:
     entry.num_prompt_logprobs = max(entry.num_prompt_logprobs, entry.num_repeated)
     block = drop_positions(block, num_known)
     return msgspec.structs.replace(output, prompt_logprobs=block if block.num_positions else None)
+
+
+def _drop_repeated_vectors(entry: _Entry, pooled: bytes, output: EngineCoreOutput) -> EngineCoreOutput:
+    """As `_drop_repeated`, of the vectors of a token-wise task."""
+    num_known = max(0, entry.pooled_bytes - entry.repeated_bytes)
+    entry.repeated_bytes += len(pooled)
+    entry.pooled_bytes = max(entry.pooled_bytes, entry.repeated_bytes)
+    return msgspec.structs.replace(output, pooled=pooled[num_known:]) if num_known else output

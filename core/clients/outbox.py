@@ -12,7 +12,7 @@ import msgspec
 from ...ipc.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsBlock
 
 MAX_REPLIES = 1024  # that wait for one client, beside as many in its socket
-MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs in a message, beyond those of one step
+MAX_MERGED_BYTES = 16 * 1024 * 1024  # of logprobs and vectors in a message, beyond those of one step
 
 
 class Outbox:
@@ -21,7 +21,7 @@ class Outbox:
     def __init__(self) -> None:
         self._replies: deque[msgspec.Struct] = deque()
         self._outputs: dict[str, EngineCoreOutput] = {}
-        self._logprobs_bytes = 0  # in these
+        self._bulk_bytes = 0  # of logprobs and vectors in these
         self._full: deque[list[EngineCoreOutput]] = deque()  # earlier ones; no more is merged into them
 
     def __bool__(self) -> bool:
@@ -41,15 +41,17 @@ class Outbox:
         """Queue outputs; one of a request that is still waiting grows instead."""
         waiting = self._outputs
         for output in outputs:
+            if output.pooled is not None:
+                self._bulk_bytes += len(output.pooled)
             if output.logprobs is not None or output.prompt_logprobs is not None:
-                self._logprobs_bytes += _count_bytes(output.logprobs) + _count_bytes(output.prompt_logprobs)
+                self._bulk_bytes += _count_bytes(output.logprobs) + _count_bytes(output.prompt_logprobs)
             request_id = output.request_id
             if request_id in waiting:
                 output = merge_outputs(waiting[request_id], output)
             waiting[request_id] = output
-        if self._logprobs_bytes > MAX_MERGED_BYTES:
+        if self._bulk_bytes > MAX_MERGED_BYTES:
             self._full.append(list(waiting.values()))
-            self._outputs, self._logprobs_bytes = {}, 0
+            self._outputs, self._bulk_bytes = {}, 0
 
     def flush(self, send: Callable[[msgspec.Struct], bool], epoch: str) -> bool:
         """Hand everything to `send` until it answers False (try later). Returns True when empty."""
@@ -64,7 +66,7 @@ class Outbox:
         if self._outputs:
             if not send(EngineCoreOutputs(list(self._outputs.values()), epoch)):
                 return False
-            self._outputs, self._logprobs_bytes = {}, 0
+            self._outputs, self._bulk_bytes = {}, 0
         return True
 
 
@@ -84,11 +86,16 @@ def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCo
         times=second.times,
         error_code=second.error_code,
         beams=second.beams,
+        pooled=_join_pooled(first.pooled, second.pooled),
     )
 
 
 def _count_bytes(block: LogprobsBlock | None) -> int:
     return 0 if block is None else len(block.token_ids) + len(block.logprobs) + len(block.ranks)
+
+
+def _join_pooled(first: bytes | None, second: bytes | None) -> bytes | None:
+    return first + second if first is not None and second is not None else first or second
 
 
 def _join(first: LogprobsBlock | None, second: LogprobsBlock | None) -> LogprobsBlock | None:

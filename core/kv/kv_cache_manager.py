@@ -24,23 +24,38 @@ class KVCacheManager:
         block_size: int,
         hasher: BlockHasher | None,
         misses: PrefixMisses | None = None,
+        *,
+        has_kv: bool = True,
+        can_pool_hits: bool = True,
     ) -> None:
-        """`hasher` None turns prefix caching off. `misses` is told what the pool evicts."""
+        """`hasher` None turns prefix caching off. `misses` is told what the pool evicts.
+
+        has_kv: False of a model whose requests need no blocks. can_pool_hits: whether a vector can be pooled
+        of a prompt with a prefix hit.
+        """
         self.pool = pool
         self.block_size = block_size
         self._hasher = hasher
         self._misses = misses or PrefixMisses(block_size)
+        self.has_kv = has_kv
+        self._can_pool_hits = can_pool_hits
 
     def count_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
+        return -(-num_tokens // self.block_size) if self.has_kv else 0
 
     def reads_cache(self, request: Request) -> bool:
         """False if every token must be computed: caching is off, or the request asks for it."""
-        return self._hasher is not None and request.sampling_params.reads_prefix_cache
+        if self._hasher is None:
+            return False
+        if request.pooling_params is not None:
+            return self._can_pool_hits and request.pooling_params.reads_prefix_cache
+        return request.sampling_params.reads_prefix_cache
 
     def find_prefix(self, request: Request) -> list[int]:
-        """Blocks of the longest known prefix, without the last token: it is computed to sample the next."""
+        """Blocks of the longest known prefix, without the last token: it is computed to sample the next,
+        or is what is pooled.
+        """
         if self._hasher is None or not self.reads_cache(request):
             return []
         hits: list[int] = []

@@ -98,6 +98,8 @@ class FairPolicy(Policy[FairQueue]):
                 chosen.append(request)
             elif known < request.max_total_tokens:
                 limited.append(request)
+            elif request.pooling_params is not None:
+                chosen.append(request)  # the last token of a prompt, which is no decode
         return chosen if paced.is_exclusive else chosen + self._take_turns(step, limited)
 
     def _take_turns(self, step: Step, decodes: list[Request]) -> list[Request]:

@@ -24,7 +24,7 @@ class Holdings:
         self._rows = {account: account.num_rows for account in accounts}
         self._blocks = {account: account.num_blocks for account in self._rows}
         self._num_rows = batch.config.max_num_seqs
-        self._num_blocks = batch.manager.pool.num_blocks
+        self._num_blocks = max(1, batch.manager.pool.num_blocks)  # a model without KV has none
         self._running = batch.requests
         self._requests: dict[Account, list[Request]] = {}  # in order; made when one is looked for
 

@@ -14,6 +14,7 @@ from ...ipc.messages import EngineCoreRequest
 from ...ipc.token_ids import TOKEN_SIZE_BYTES, count_token_ids, decode_token_ids
 from ...ipc.token_lists import TokenLists, has_unpacked, is_token_mask
 from .logprob_cost import find_bad_logprobs
+from .pooling import find_bad_pooling
 
 
 def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
@@ -29,6 +30,7 @@ def find_refusal(request: EngineCoreRequest, config: EngineConfig, num_blocks: i
         or _find_bad_token("prompt_token_ids", request.prompt_token_ids, vocab_size)
         or _find_bad_token("output_token_ids", request.output_token_ids, vocab_size)
         or _find_bad_parameter(request, vocab_size)
+        or find_bad_pooling(request, config.model.spec, config.scheduler.enable_chunked_prefill)
         or _find_bad_search(request, config)
         or find_bad_logprobs(request, config)
         or _find_lack_of_blocks(request, config, num_blocks)
@@ -125,6 +127,10 @@ def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | No
     num_output = count_token_ids(request.output_token_ids)
     if num_prompt == 0:
         return "prompt_token_ids: empty, at least one token is needed"
+    if request.pooling_params is not None:
+        if num_prompt > max_model_len:
+            return f"the prompt has {num_prompt} tokens, more than max_model_len={max_model_len}"
+        return None
     if num_prompt >= max_model_len:
         return (
             f"the prompt has {num_prompt} tokens, and with at least 1 to generate that is more than "
@@ -139,14 +145,18 @@ def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | No
 
 
 def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
+    if config.model.spec.kv_bytes_per_token(config.model.dtype) == 0:
+        return None
     num_prompt = count_token_ids(request.prompt_token_ids)
     longest = config.model.max_model_len
     max_tokens = request.sampling_params.max_tokens
     if max_tokens is not None:
         longest = min(num_prompt + max_tokens, longest)
     longest = max(longest, num_prompt + count_token_ids(request.output_token_ids))
+    if request.pooling_params is not None:
+        longest = num_prompt + 1
     block_size = config.cache.block_size
-    num_needed = -(-(longest - 1) // block_size)  # the last token's K and V are not computed
+    num_needed = -(-(longest - 1) // block_size)  # the last generated token's K and V are not computed
     if request.beam_search is not None:  # beams share the full blocks of the prompt at least
         num_shared = num_prompt // block_size
         num_needed = num_shared + request.beam_search.width * (num_needed - num_shared)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ...ipc.messages import EngineCoreRequest, FinishReason, Purpose, RequestTimes
+from ...ipc.pooling_params import PoolingParams
 from ...ipc.request_price import find_held_bytes
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import NewRequestData
@@ -28,7 +29,7 @@ from .tenant import Tenant
 # (rank, arrival time, number of arrival): what runs first, and in reverse what is preempted first.
 QueueOrder = tuple[int, float, int]
 
-RequestKind = Literal["plain", "grammar", "beam_search", "tools", "thinking"]
+RequestKind = Literal["plain", "grammar", "beam_search", "tools", "thinking", "pooling"]
 NEVER = sys.maxsize
 _LONG_PROMPT_BYTES = 4096  # of a prompt that sequences share
 
@@ -86,7 +87,9 @@ class Request:
     sampling_params: SamplingParams
     prompt_token_ids: bytes
     num_prompt_tokens: int
-    max_total_tokens: int  # prompt + output at the longest; with `group` those known and the one to come
+    # Prompt + output at the longest; with `group` those known and the one to come, with `pooling_params` the
+    # prompt: the scheduler then never takes its last token for one that is decoded.
+    max_total_tokens: int
     eos_token_ids: list[int]
     stop_token_ids: frozenset[int]  # end-of-sequence tokens included
     token_lists: TokenLists
@@ -121,6 +124,10 @@ class Request:
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
     group: BeamGroup | None = None  # of a beam search
     purpose: Purpose = ""  # as in the message
+    pooling_params: PoolingParams | None = None  # likewise: it ends with its prompt
+    type_start: int | None = None  # likewise
+    answer_bytes: int = 0  # part of its price: what is pooled of it
+    num_pooled_tokens: int = 0  # of a token-wise task, those whose vectors were delivered
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float = 0.0
@@ -135,10 +142,12 @@ class Request:
         max_model_len: int,
         now: float,
         monotonic_now: float = 0.0,
+        answer_bytes: int = 0,
     ) -> Request:
         """A waiting request; tokens that it comes with (`output_token_ids`) count as generated.
 
-        With such tokens it has begun before, so its time in the queue is not bounded.
+        With such tokens it has begun before, so its time in the queue is not bounded. `answer_bytes`: of what
+        is pooled of it.
         """
         params = message.sampling_params
         output = array("i", message.output_token_ids)
@@ -150,6 +159,8 @@ class Request:
         if message.beam_search is not None:
             state = BeamSearchState(message.beam_search, message.eos_token_ids, max_total - num_prompt)
             group, max_total = BeamGroup(state), num_prompt + 1
+        if message.pooling_params is not None:
+            max_total = num_prompt
         return cls(
             request_id=message.request_id,
             client=client,
@@ -171,12 +182,15 @@ class Request:
             queue_timeout_at=None if queue_timeout_s is None else monotonic_now + queue_timeout_s,
             queue_timeout_s=queue_timeout_s,
             num_attempts=message.num_attempts,
-            held_bytes=find_held_bytes(message),
+            held_bytes=find_held_bytes(message) + answer_bytes,
             output_token_ids=output,
             num_tokens=num_prompt + len(output),
             repetition=_make_detector(params, output),
             group=group,
             purpose=message.purpose,
+            pooling_params=message.pooling_params,
+            type_start=message.type_start,
+            answer_bytes=answer_bytes,
         )
 
     @property
@@ -189,7 +203,14 @@ class Request:
         """What it is counted as."""
         if self.group is not None:
             return "beam_search"
+        if self.pooling_params is not None:
+            return "pooling"
         return self.purpose or ("grammar" if self.grammar else "plain")
+
+    @property
+    def is_token_wise(self) -> bool:
+        """Whether each token of its prompt is answered with a vector."""
+        return self.pooling_params is not None and self.pooling_params.is_token_wise
 
     @property
     def num_rows(self) -> int:
@@ -241,6 +262,8 @@ class Request:
         Stop tokens and repetition count only from min_tokens on. The length limits hold in any case, and so
         does the end of sequence under a grammar: before min_tokens it comes where nothing else may.
         """
+        if self.pooling_params is not None:
+            return None
         output = self.output_token_ids
         has_minimum = len(output) >= self.sampling_params.min_tokens
         if output and output[-1] in self.stop_token_ids:
@@ -256,9 +279,10 @@ class Request:
     @property
     def stop_reason(self) -> int | None:
         """The stop token that ended the request; None for end-of-sequence and for every other end."""
-        if self.finish_reason is not FinishReason.STOP or self.output_token_ids[-1] in self.eos_token_ids:
+        output = self.output_token_ids
+        if self.finish_reason is not FinishReason.STOP or not output or output[-1] in self.eos_token_ids:
             return None
-        return self.output_token_ids[-1]
+        return output[-1]
 
     def to_new_request_data(self) -> NewRequestData:
         """What the worker needs to enter this request into its row, made before its first step is counted."""
@@ -275,6 +299,8 @@ class Request:
             num_computed_tokens=self.num_computed_tokens,
             grammar=self.grammar,
             extra_args=self.extra_args,
+            pooling_params=self.pooling_params,
+            type_start=self.type_start,
         )
 
     def to_times(self) -> RequestTimes | None:

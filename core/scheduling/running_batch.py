@@ -36,11 +36,11 @@ class RunningBatch:
 
     @property
     def num_reserved_blocks(self) -> int:
-        """Blocks that stay free when a request is admitted: one for each row in use.
+        """Blocks that stay free when a request is admitted: one for each row in use of a model that has KV.
 
         Each will soon fill its last block; admitting into these would preempt the newcomer right away.
         """
-        return self.num_used_rows
+        return self.num_used_rows if self.manager.has_kv else 0
 
     def lacks_rows(self, request: Request) -> bool:
         """Whether too few rows are free for a waiting request.

@@ -24,6 +24,7 @@ from ..policies import POLICIES
 from ..stats.stats import EngineCounters
 from .beam_scheduler import BeamScheduler
 from .logprob_cost import find_token_price, may_run_beside
+from .pooling import MAX_STEP_ANSWER_BYTES
 from .request import Request, RequestStatus
 from .request_queue import WaitingRequests
 from .running_batch import RunningBatch
@@ -151,9 +152,12 @@ class Scheduler:
             computed = request.num_computed_tokens
             known = request.num_tokens + request.num_placeholders
             if known - computed != 1:
-                prefills.append(request)
+                if known != computed or request.pooling_params is None:  # else its vector is on the way
+                    prefills.append(request)
                 continue
             if known >= request.max_total_tokens:
+                if request.pooling_params is not None:
+                    prefills.append(request)
                 continue  # its last token is on the way
             if computed == len(request.block_ids) * block_size and not self._grow(step, request):
                 break
@@ -192,7 +196,7 @@ class Scheduler:
             return  # preempted, and steps in flight still sample tokens for it
         if request.group is not None and self.batch.lacks_rows(request):
             return
-        if step.new_requests and step.new_bytes + request.held_bytes > MAX_NEW_BYTES:
+        if step.new_requests and step.new_bytes + request.held_bytes - request.answer_bytes > MAX_NEW_BYTES:
             return
         if request.grammar and not self._may_bring(step, request.grammar):
             return
@@ -214,6 +218,8 @@ class Scheduler:
 
     def _size_chunk(self, step: Step, request: Request, num_missing: int) -> int:
         """How many of `num_missing` tokens of the request's prompt this step takes, 0 if none."""
+        if request.is_token_wise:
+            num_missing = self._limit_answers(step, request, num_missing)
         if not self._config.enable_chunked_prefill:
             num_tokens = num_missing if num_missing <= step.token_budget else 0
         elif request.sampling_params.prompt_logprobs is not None:
@@ -224,6 +230,16 @@ class Scheduler:
         else:
             num_tokens = min(num_missing, step.token_budget)
         return self.policy.limit_chunk(step, request, num_tokens)
+
+    def _limit_answers(self, step: Step, request: Request, num_missing: int) -> int:
+        """How many of these tokens may have their vectors in this step; all or none of what is not split."""
+        if not step.answer_bytes and not self._config.enable_chunked_prefill:
+            return num_missing
+        token_bytes = request.answer_bytes // request.num_prompt_tokens
+        num_tokens = (MAX_STEP_ANSWER_BYTES - step.answer_bytes) // token_bytes
+        if num_tokens < num_missing and not self._config.enable_chunked_prefill:
+            return 0
+        return min(num_missing, max(num_tokens, 0 if step.answer_bytes else 1))
 
     def _enter(self, step: Step, request: Request) -> None:
         """Make an admitted request running, in a row of its own."""
@@ -240,7 +256,7 @@ class Scheduler:
         if request.grammar and request.grammar not in self._compiled:
             step.new_grammars.add(request.grammar)
         step.new_requests.append(request.to_new_request_data())
-        step.new_bytes += request.held_bytes
+        step.new_bytes += request.held_bytes - request.answer_bytes
 
     def _note_miss(self, request: Request) -> None:
         """Count what was not found of an admitted request's prefix; the first reason is shown."""
@@ -252,7 +268,7 @@ class Scheduler:
             request.prefix_miss = reason
 
     def _add_chunk(self, step: Step, request: Request, num_tokens: int) -> None:
-        """Enter `num_tokens` tokens of a prompt in the step; the last of them samples."""
+        """Enter `num_tokens` tokens of a prompt in the step; the last of them samples or is pooled."""
         assert request.row is not None
         step.token_budget -= num_tokens
         has_scores = request.sampling_params.prompt_logprobs is not None
@@ -262,10 +278,16 @@ class Scheduler:
         step.rows.append(request.row)
         step.num_tokens.append(num_tokens)
         step.requests.append(request)
+        if request.is_token_wise:
+            step.prompt_starts[request.row] = request.num_computed_tokens
+            step.answer_bytes += request.answer_bytes // request.num_prompt_tokens * num_tokens
         if has_scores:
             step.prompt_starts[request.row] = request.num_computed_tokens
         request.num_computed_tokens += num_tokens
-        if request.num_computed_tokens == request.num_tokens:
+        if request.num_computed_tokens == request.num_tokens and request.pooling_params is not None:
+            step.pooled.append(request)
+            step.pooled_rows.append(request.row)
+        elif request.num_computed_tokens == request.num_tokens:
             request.num_placeholders += 1
             step.sampled.append(request)
             step.sampled_rows.append(request.row)
@@ -289,6 +311,7 @@ class Scheduler:
             step.sampled_rows if len(step.sampled_rows) < len(step.rows) else None,
             step.forks,
             step.block_copies,
+            step.pooled_rows,
         )
 
     # -- preemption

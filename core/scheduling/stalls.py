@@ -76,6 +76,8 @@ def name_stage(request: Request) -> str:
         return f"preempted after {request.num_output_tokens} tokens, waiting to be computed again"
     if request.status is RequestStatus.WAITING:
         return "queued"
+    if request.pooling_params is not None and request.num_computed_tokens == request.num_tokens:
+        return "waiting for the worker to answer with its vector"
     if request.num_placeholders:
         return "waiting for a token of the worker"
     if request.num_output_tokens:

@@ -11,7 +11,9 @@ from .request import Request
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step. Parallel lists: `rows`, `num_tokens` and `requests`; `sampled` and `sampled_rows`."""
+    """One step. Parallel lists: `rows`, `num_tokens` and `requests`; `sampled` and `sampled_rows`;
+    `pooled` and `pooled_rows`.
+    """
 
     step_id: int
     token_budget: int  # what is left of it
@@ -28,8 +30,12 @@ class Step:
     forks: list[RowFork] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     indexed_blocks: list[int] = field(default_factory=list)  # findable, though only this step fills them
-    # row -> the first token that is computed of the prompt, of requests with prompt_logprobs
+    # row -> the first token that is computed of the prompt, of requests that are answered by position:
+    # those with prompt_logprobs, and of token-wise tasks
     prompt_starts: dict[int, int] = field(default_factory=dict)
+    pooled: list[Request] = field(default_factory=list)  # whose prompt is complete, in the order of `rows`
+    pooled_rows: list[int] = field(default_factory=list)
+    answer_bytes: int = 0  # of the token-wise answers to what it computes
     policy_data: Any = None  # what the scheduling policy notes of it; nobody else's business
 
     @property

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 from ...ipc.config import EngineConfig
 from ...ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResult
+from ...ipc.model_spec import ModelSpec
 from ...ipc.step import WorkerReady
 from ..engine_core import EngineCore
+from ..scheduling.pooling import find_tasks
 from .stats_collector import Surroundings
 
 
@@ -68,7 +71,20 @@ def make_engine_facts(
         logits_processors=config.logits_processors,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
+        tasks=find_tasks(config.model.spec),
+        **_describe_vectors(config.model.spec),
     )
+
+
+def _describe_vectors(spec: ModelSpec) -> dict[str, Any]:
+    pooling = spec.pooling
+    if pooling is None or pooling.num_labels:
+        return {}
+    return {
+        "embedding_size": pooling.count_width(spec.hidden_size),
+        "is_matryoshka": pooling.is_matryoshka,
+        "matryoshka_dimensions": pooling.matryoshka_dimensions,
+    }
 
 
 def format_phases(phases: list[tuple[str, float]]) -> str:
@@ -83,8 +99,12 @@ def format_startup(facts: EngineFacts) -> list[str]:
     lines = [
         f"{facts.served_model_name} ({facts.dtype}) on {facts.device}, {format_phases(facts.startup)}",
         f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
-        f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}",
+        f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}"
+        if num_tokens
+        else "no KV cache: each prompt is computed in one step",
     ]
+    if facts.tasks != ("generate",):
+        lines.append(f"tasks: {', '.join(facts.tasks)}")
     lines.append(format_level(facts.batch_variance_reason))
     if facts.logits_processors:
         lines.append(f"logits processors: {', '.join(facts.logits_processors)}")

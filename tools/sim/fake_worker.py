@@ -17,7 +17,8 @@ from ...core.scheduling.beam_search import BeamSearchState, read_candidates
 from ...ipc.beam_search import BeamSearch
 from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ...ipc.messages import BeamHypothesis, EngineCoreRequest, FinishReason, LogprobsBlock, Purpose
-from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeConfig
+from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, PoolingSpec, RopeConfig
+from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.step import (
     ModelRunnerOutput,
@@ -25,11 +26,13 @@ from ...ipc.step import (
     RowFailure,
     RowFork,
     RowLogprobs,
+    RowPooled,
     SchedulerOutput,
     StepFailed,
 )
 from ...ipc.token_ids import count_token_ids, decode_token_ids, encode_token_ids
 from ...ipc.token_lists import drop_packed, pack_token_lists
+from .fake_vectors import may_have_hit, pool_chunk
 
 VOCAB_SIZE = 997
 
@@ -45,9 +48,11 @@ def make_config(
     scheduler: SchedulerConfig | None = None,
     vocab_size: int = VOCAB_SIZE,
     head_size: int = 8,
+    pooling: PoolingSpec | None = None,
+    is_causal: bool = True,
 ) -> EngineConfig:
     """A small engine's configuration; the model is never loaded."""
-    attention = AttentionSpec(num_heads=1, num_kv_heads=1, head_size=head_size)
+    attention = AttentionSpec(num_heads=1, num_kv_heads=1, head_size=head_size, is_causal=is_causal)
     spec = ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=vocab_size,
@@ -55,6 +60,8 @@ def make_config(
         layers=(LayerSpec(attention=attention, ffn=DenseSpec(intermediate_size=16)),),
         max_position_embeddings=max_position_embeddings,
         rope=rope or RopeConfig(),
+        has_logits=is_causal,
+        pooling=pooling,
     )
     model = ModelConfig(
         model="fake",
@@ -83,6 +90,7 @@ def make_request(
     grammar: str = "",
     beam_search: BeamSearch | None = None,
     purpose: Purpose = "",
+    pooling_params: PoolingParams | None = None,
     **params: object,
 ) -> EngineCoreRequest:
     """A request as a frontend sends it; `params` are SamplingParams fields."""
@@ -107,6 +115,7 @@ def make_request(
         grammar=grammar,
         beam_search=beam_search,
         purpose=purpose,
+        pooling_params=pooling_params,
     )
 
 
@@ -162,6 +171,7 @@ class FakeRow:
     digests: list[int]  # [p]: all tokens up to position p, and what else K and V depend on
     block_ids: list[int]
     num_computed: int
+    pooling_params: PoolingParams | None = None
 
     def extend_digests(self) -> None:
         """Digests of all known tokens."""
@@ -190,6 +200,11 @@ class FakeWorker:
     last_step_id: int = -1
     has_failed: bool = False
 
+    @property
+    def has_kv(self) -> bool:
+        """Whether tokens have a place in the cache."""
+        return self.config.model.spec.is_causal
+
     def reset_rows(self) -> None:
         """Forget all rows; the cache stays."""
         self.rows.clear()
@@ -213,7 +228,7 @@ class FakeWorker:
         if failure is not None:
             self.has_failed = True
             return failure
-        if self.verify:
+        if self.verify and self.has_kv:
             self._write(step)
             self._read(step)
         return self._sample(step)
@@ -277,8 +292,11 @@ class FakeWorker:
             digests=[num_prompt if is_stretched else 0],
             block_ids=list(new.block_ids),
             num_computed=new.num_computed_tokens,
+            pooling_params=new.pooling_params,
         )
         assert 0 <= row.num_computed < len(tokens), "a prefix hit leaves at least one token to compute"
+        if new.pooling_params is not None and row.num_computed:
+            assert may_have_hit(new.pooling_params, spec), "nobody has the hidden states of cached tokens"
         return row
 
     def _check_shape(self, step: SchedulerOutput) -> None:
@@ -293,7 +311,10 @@ class FakeWorker:
             end = state.num_computed + count
             assert count >= 1, "a scheduled row computes something"
             assert end <= len(state.tokens), f"{state.request_id} has no token at {end - 1}"
-            assert end <= len(state.block_ids) * block_size, f"{state.request_id} has no block for {end - 1}"
+            if self.has_kv:
+                assert end <= len(state.block_ids) * block_size, f"{state.request_id}: no block for {end - 1}"
+            else:
+                assert count == end == len(state.tokens), "a prompt without KV is computed in one step"
             assert len(state.tokens) <= self.config.model.max_model_len
 
     def _check_blocks(self, state: FakeRow) -> None:
@@ -325,6 +346,7 @@ class FakeWorker:
         rows: list[int] = []
         token_ids: list[int] = []
         logprobs: list[RowLogprobs] = []
+        pooled: list[RowPooled] = []
         sampled_rows = step.rows if step.sampled_rows is None else step.sampled_rows
         samples = set(sampled_rows)
         for row, count in zip(step.rows, step.num_tokens, strict=True):
@@ -332,6 +354,14 @@ class FakeWorker:
             start = state.num_computed
             state.num_computed += count
             sample, prompt = None, self._prompt_logprobs(state, start)
+            if state.pooling_params is not None:
+                assert row not in samples, "a request with pooling_params samples nothing"
+                is_complete = row in step.pooled_rows
+                assert is_complete == (state.num_computed == len(state.tokens)), "who is pooled"
+                params, spec = state.pooling_params, self.config.model.spec
+                if data := pool_chunk(state.prompt, params, spec, start, count, is_complete=is_complete):
+                    pooled.append(RowPooled(row, data))
+                continue
             assert (row in samples) == (state.num_computed == len(state.tokens)), "who samples"
             if row in samples:
                 position = len(state.tokens) - state.num_prompt_tokens
@@ -346,7 +376,8 @@ class FakeWorker:
             if sample is not None or prompt is not None:
                 logprobs.append(RowLogprobs(row, sample, prompt))
         assert rows == sampled_rows, "in the order of rows"
-        bad_rows = [row for row in rows if self.rows[row].request_id in self.bad] if self.bad else []
+        may_be_bad = rows + [entry.row for entry in pooled]
+        bad_rows = [row for row in may_be_bad if self.rows[row].request_id in self.bad] if self.bad else []
         stuck = [row for row in rows if self.rows[row].request_id in self.stuck] if self.stuck else []
         return ModelRunnerOutput(
             step.step_id,
@@ -355,6 +386,7 @@ class FakeWorker:
             logprobs,
             bad_rows,
             failed_rows=[RowFailure(row, "stuck") for row in stuck],
+            pooled=[entry for entry in pooled if entry.row not in bad_rows],
         )
 
     def _prompt_logprobs(self, state: FakeRow, start: int) -> LogprobsBlock | None:

@@ -10,6 +10,8 @@ from quire.core.stats.stats import WINDOW_S, EngineCounters, HistogramCounts, Ra
 from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig
 from quire.ipc.messages import FinishReason, Histogram
+from quire.ipc.model_spec import PoolingSpec
+from quire.ipc.pooling_params import PoolingParams
 
 
 def make_engine(**scheduler: object) -> FakeEngine:
@@ -231,11 +233,12 @@ def test_every_end_is_counted_under_its_reason():
 
 
 def test_ends_are_counted_by_what_was_asked_for():
-    engine = make_engine()
+    engine = FakeEngine(make_config(pooling=PoolingSpec()), 64)
     engine.add(make_request("plain", [1], max_tokens=1))
     engine.add(make_request("grammar", [1], max_tokens=1, grammar="start: /a/"))
     engine.add(make_request("beams", [1], max_tokens=1, beam_search=BeamSearch(2)))
     engine.add(make_request("tools", [1], max_tokens=1, grammar="start: /a/", purpose="tools"))
+    engine.add(make_request("vector", [1], pooling_params=PoolingParams(task="embed")))
     engine.run()
-    counts = {"plain": 1, "grammar": 1, "beam_search": 1, "tools": 1, "thinking": 0}
+    counts = {"plain": 1, "grammar": 1, "beam_search": 1, "tools": 1, "thinking": 0, "pooling": 1}
     assert engine.core.metrics().finished_by_kind_total == counts
