@@ -13,13 +13,12 @@ from .parser import Parser
 _OF_COMMANDS = ("seed", "log_level", "generation_config", "scheduling_policy", "max_queued_bytes")
 
 
-def add_engine_options(parser: Parser) -> None:
-    """Add --attach and every engine option."""
-    parser.add_argument(
-        "--attach",
-        metavar="NAME",
-        help="use the engine of a running daemon, which has its own engine options",
-    )
+def add_engine_options(parser: Parser, takes_several: bool = False) -> None:
+    """Add --attach and every engine option. takes_several: --attach may be repeated, and becomes a list."""
+    text = "use the engine of a running daemon, which has its own engine options"
+    if takes_several:
+        text += "; repeated: several daemons' models behind one address"
+    parser.add_argument("--attach", metavar="NAME", action="append" if takes_several else "store", help=text)
     EngineArgs.add_cli_args(parser)
 
 

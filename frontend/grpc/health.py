@@ -9,7 +9,7 @@ from http import HTTPStatus
 from grpc_health.v1 import health_pb2
 
 from ...ipc.errors import describe_refusal
-from ..openai.engines.served_models import ServedModels
+from ..openai.engines.served_models import WELL, ServedModels
 from ..openai.errors import ApiError
 from . import quire_engine_pb2 as pb
 from .calls import Call, Method
@@ -62,4 +62,4 @@ class HealthService:
 
     @property
     def _status(self) -> int:
-        return _Response.SERVING if self._models.status == "ready" else _Response.NOT_SERVING
+        return _Response.SERVING if self._models.status in WELL else _Response.NOT_SERVING

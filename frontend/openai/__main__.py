@@ -10,7 +10,7 @@ import msgspec
 from ...ipc.errors import QuireError
 from ...ipc.processes.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..async_llm import AsyncLLM
-from ..output_formats.summary import summarize
+from .engines.served_models import ServedModels
 from .group import ALIVE, EXIT_ENGINE_LOST, SERVES, HttpArgs
 from .options import HTTP_CLIENT_KIND
 from .server import run_server
@@ -57,15 +57,17 @@ def main() -> int:
     lifeline.watch(_PARENT_LOST_GRACE_S)
     args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
     control = Control(args.control_fd)
-    llm = AsyncLLM(attach=args.attach, client_kind=HTTP_CLIENT_KIND)
+    engines = args.attach
+    if isinstance(engines, str):
+        engines = AsyncLLM(attach=engines, client_kind=HTTP_CLIENT_KIND)
 
-    def note_serving() -> None:
-        control.note_serving(summarize(llm.output_format, llm.facts))
+    def note_serving(models: ServedModels) -> None:
+        control.note_serving(models.describe_formats())
 
     try:
         with socket.socket(fileno=args.listening_fd) as listening_socket:
             run_server(
-                llm,
+                engines,
                 args.options,
                 listening_socket,
                 note_serving,

@@ -72,14 +72,13 @@ def create_app(models: ServedModels) -> DirectRoutes:
     for kind in (HTTPException, QuireError, Exception):
         app.add_exception_handler(kind, _answer_error)
     routes = Routes(app)
-    add_health_routes(routes, models.only)
+    add_health_routes(routes, models)
     _add_version_route(routes)
     _add_model_routes(routes, models)
     endpoints = _add_post_routes(routes, models)
     add_stored_responses_routes(routes, models, _find_caller)
-    add_metrics_routes(routes, models.only.llm)
-    feed = add_live_routes(app, routes, models.only.llm, models.parts.options.limits)
-    models.parts.on_drain.append(feed.close)
+    add_metrics_routes(routes, models)
+    add_live_routes(app, routes, models)
 
     async def show_docs() -> Response:
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY}

@@ -1,4 +1,4 @@
-"""Several HTTP processes on one listening socket over one engine, and the process that keeps them running.
+"""Several HTTP processes on one listening socket over the same engines, and what keeps them running.
 
 One that is lost is started again without the others: its connections end, and the engine drops its requests.
 Each has a socket to this process, over which it says that it listens and serves, and answers when it is asked
@@ -21,6 +21,7 @@ from ...ipc.errors import EngineDeadError
 from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget
+from .engines.daemon_model import DaemonModel
 from .options import ServerOptions
 from .responses.peers import PeerSockets, listen_for_peers
 
@@ -32,14 +33,14 @@ _STOP_GRACE_S = 5.0  # beyond the drain time
 
 
 class HttpArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """One HTTP process: which daemon to attach to, where to listen.
+    """One HTTP process: which daemon to attach to, or which several, and where to listen.
 
     control_fd: a socket on which it says ALIVE when its event loop begins and for every PING, and, once it
     takes requests, SERVES and a line on how it reads tool calls and thoughts. peers: where the processes ask
     each other for stored responses.
     """
 
-    attach: str
+    attach: str | tuple[DaemonModel, ...]
     options: ServerOptions
     listening_fd: int
     control_fd: int
@@ -51,7 +52,7 @@ class HttpProcess:
 
     def __init__(
         self,
-        attach: str,
+        attach: str | tuple[DaemonModel, ...],
         options: ServerOptions,
         listening_socket: socket.socket,
         budget: RestartBudget,
@@ -127,7 +128,11 @@ class HttpGroup:
     """`num_processes` HTTP processes. `run` serves until SIGTERM or SIGINT, then drains them."""
 
     def __init__(
-        self, attach: str, options: ServerOptions, listening_socket: socket.socket, num_processes: int
+        self,
+        attach: str | tuple[DaemonModel, ...],
+        options: ServerOptions,
+        listening_socket: socket.socket,
+        num_processes: int,
     ) -> None:
         self._attach = attach
         self._drain_timeout_s = options.drain_timeout_s

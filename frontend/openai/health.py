@@ -1,21 +1,24 @@
 """/live, /ready and /health: whether the process answers, whether requests are taken, whether they get on.
 
 /health asks the engine, at most once at a time however many ask, and waits for it no longer than ANSWER_S.
+Of several engines /ready and /health say how each is. They are 200 as long as one is well: a probe of the
+server shall not end it for an engine that is away. `?model=NAME` asks about that one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from starlette.responses import Response
 
 from ...ipc.errors import QuireError
 from ...ipc.messages import SchedulerStats
-from ..async_llm import AsyncLLM
 from .bodies.openapi import Routes
 from .bodies.schema import HealthResponse, StatusResponse
-from .serving import Serving
+from .engines.served_models import WELL, ServedModel, ServedModels, sum_up
 from .stream import respond
 
 ANSWER_S = 5.0  # beyond it an engine that has not answered is unhealthy
@@ -24,9 +27,14 @@ ANSWER_S = 5.0  # beyond it an engine that has not answered is unhealthy
 class EngineCheck:
     """Whether an engine's accepted requests get tokens."""
 
-    def __init__(self, llm: AsyncLLM, stall_s: float, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Coroutine[Any, Any, SchedulerStats]],
+        stall_s: float,
+        answer_s: float = ANSWER_S,
+    ) -> None:
         """`stall_s`: how long a request may have no token while the device is free; 0: for ever."""
-        self._llm = llm
+        self._ask = ask
         self._stall_s = stall_s
         self._answer_s = answer_s
         self._look: asyncio.Task[SchedulerStats] | None = None
@@ -37,7 +45,7 @@ class EngineCheck:
         if self._stall_s == 0:
             return None
         if self._look is None or self._look.done():
-            self._look, self._asked_at = asyncio.create_task(self._llm.stats()), time.monotonic()
+            self._look, self._asked_at = asyncio.create_task(self._ask()), time.monotonic()
         look = self._look
         await asyncio.wait({look}, timeout=self._answer_s)
         if not look.done():
@@ -50,21 +58,44 @@ class EngineCheck:
         return HealthResponse("stalled", stall.request_id, stall.stage, round(stall.free_s, 3))
 
 
-def add_routes(routes: Routes, serving: Serving) -> None:
+class ModelCheck:
+    """How one model is."""
+
+    def __init__(self, model: ServedModel, stall_s: float) -> None:
+        self._model = model
+        self._engine = EngineCheck(lambda: model.serving.llm.stats(), stall_s)
+
+    async def look(self) -> HealthResponse:
+        """'ready' if all is well."""
+        status = self._model.status
+        problem = await self._engine.find_problem() if status == "ready" else None
+        return problem or HealthResponse(status, stage=self._model.away_because)
+
+
+def add_routes(routes: Routes, models: ServedModels) -> None:
     """Serve the three."""
-    check = EngineCheck(serving.llm, serving.options.stall_s)
+    checks = {model: ModelCheck(model, models.parts.options.stall_s) for model in models.models}
 
     async def live() -> Response:
         return respond(StatusResponse("live"))
 
-    async def ready() -> Response:
-        status = serving.status
-        return respond(StatusResponse(status), status=200 if status == "ready" else 503)
+    async def ready(model: str | None = None) -> Response:
+        if model is not None:
+            body = StatusResponse(models.find(model).status)
+        elif models.has_several:
+            body = StatusResponse(models.status, {one.name: one.status for one in models.models})
+        else:
+            body = StatusResponse(models.status)
+        return respond(body, status=200 if body.status in WELL else 503)
 
-    async def health() -> Response:
-        status = serving.status
-        problem = await check.find_problem() if status == "ready" else HealthResponse(status)
-        return respond(problem or HealthResponse("ready"), status=503 if problem else 200)
+    async def health(model: str | None = None) -> Response:
+        if model is not None or not models.has_several:
+            body = await checks[models.find(model)].look()
+        else:
+            found = await asyncio.gather(*(checks[one].look() for one in models.models))
+            each = {one.name: look for one, look in zip(models.models, found, strict=True)}
+            body = HealthResponse(sum_up(look.status for look in found), models=each)
+        return respond(body, status=200 if body.status in WELL else 503)
 
     routes.add("/live", live, "The process answers.", StatusResponse, name="live")
     text = "New requests are taken; 503 while they are not."

@@ -1,12 +1,14 @@
 """The page at "/" and what it shows: one EngineSnapshot at /stats, two a second at /stats/stream.
 
-However many look, the engine is asked once each period; while nobody looks it is not asked at all.
+However many look, the engine is asked once each period; while nobody looks it is not asked at all. Of several
+engines `?model=NAME` chooses one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -16,38 +18,41 @@ from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from ...ipc.messages import EngineSnapshot
-from ..async_llm import AsyncLLM
 from .bodies.openapi import Routes
-from .limits import Limits
+from .engines.served_models import ServedModel, ServedModels
 from .stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5
 _PAGE = Path(__file__).parent / "static" / "index.html"
 
 
-def add_routes(app: FastAPI, routes: Routes, llm: AsyncLLM, limits: Limits) -> SnapshotFeed:
-    """Serve the page, /stats and /stats/stream. Close what is returned when the server is about to end.
+def add_routes(app: FastAPI, routes: Routes, models: ServedModels) -> None:
+    """Serve the page, /stats and /stats/stream, whose streams end when the server is about to.
 
-    An engine that is gone raises EngineDeadError, for the app to answer.
+    An engine that is gone raises EngineDeadError or ApiError, for the app to answer.
     """
     page = _PAGE.read_text()
     headers = {"content-security-policy": make_content_security_policy(page), "cache-control": "no-cache"}
-    feed = SnapshotFeed(llm.snapshot)
+    feeds = {model: SnapshotFeed(functools.partial(_look, model)) for model in models.models}
+    models.parts.on_drain += [feed.close for feed in feeds.values()]
 
     async def show_page() -> Response:
         return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
 
-    async def show_stats() -> Response:
-        return respond(await llm.snapshot())
+    async def show_stats(model: str | None = None) -> Response:
+        return respond(await _look(models.find(model)))
 
-    async def stream_stats() -> Response:
-        return EventStream(feed.watch(), limits)
+    async def stream_stats(model: str | None = None) -> Response:
+        return EventStream(feeds[models.find(model)].watch(), models.parts.options.limits)
 
     app.add_api_route("/", show_page, include_in_schema=False, response_class=HTMLResponse)
     routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot)
     summary = "The engine, twice a second, as events"
     routes.add("/stats/stream", stream_stats, summary, "text/event-stream")
-    return feed
+
+
+async def _look(model: ServedModel) -> EngineSnapshot:
+    return await model.serving.llm.snapshot()
 
 
 class SnapshotFeed:

@@ -1,11 +1,13 @@
 """/metrics: the engine's counts in Prometheus' text format, with the names that vLLM's users know.
 
 The engine counts, not this process: any of N HTTP processes over one engine gives the same `quire:` series.
-Only the `process_` and `python_` series are of the process that answers.
+Of several engines each has series of its own, told apart by model_name; one that does not answer has none but
+`quire:engine_up`. Only the `process_` and `python_` series are of the process that answers.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
@@ -21,9 +23,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from ...ipc.errors import QuireError
 from ...ipc.messages import EngineMetrics, Histogram
-from ..async_llm import AsyncLLM
 from .bodies.openapi import Routes
+from .engines.served_models import ServedModel, ServedModels
+from .health import ANSWER_S
 
 PREFIX = "quire:"
 _ENGINE = "0"  # vLLM's label of a data-parallel rank
@@ -42,30 +46,68 @@ _HELP_OF_HISTOGRAM = {
 }
 
 
-def add_routes(routes: Routes, llm: AsyncLLM) -> None:
-    """Serve /metrics. An engine that is gone raises EngineDeadError, for the app to answer."""
+def add_routes(routes: Routes, models: ServedModels) -> None:
+    """Serve /metrics. The only engine, when it is gone, raises EngineDeadError, for the app to answer."""
     own = CollectorRegistry()
     ProcessCollector(registry=own)
     PlatformCollector(registry=own)
     GCCollector(registry=own)
 
     async def show_metrics() -> Response:
-        metrics = await llm.metrics()
-        body = format_metrics(metrics, llm.facts.served_model_name) + generate_latest(own)
+        if models.has_several:
+            found = await asyncio.gather(*map(_ask, models.models))
+        else:
+            found = [await models.only.llm.metrics()]
+        names = [model.name for model in models.models]
+        body = format_metrics(dict(zip(names, found, strict=True))) + generate_latest(own)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
     routes.add("/metrics", show_metrics, "Prometheus metrics", "text/plain")
 
 
-def format_metrics(metrics: EngineMetrics, model_name: str) -> bytes:
-    """The engine's series in the text format."""
+async def _ask(model: ServedModel) -> EngineMetrics | None:
+    """What an engine beside others has counted; None while it does not answer."""
+    if not model.is_here or model.serving.llm.is_recovering:
+        return None
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await model.serving.llm.metrics()
+    except (QuireError, TimeoutError):
+        return None
+
+
+def format_metrics(found: Mapping[str, EngineMetrics | None]) -> bytes:
+    """The series of each model's engine in the text format; None: of an engine that does not answer."""
     registry = CollectorRegistry()
-    registry.register(_EngineCollector(metrics, model_name))
+    registry.register(_EnginesCollector(found))
     return generate_latest(registry)
 
 
+class _EnginesCollector(Collector):
+    """One scrape's answer, in which a name stands once with the series of all models."""
+
+    def __init__(self, found: Mapping[str, EngineMetrics | None]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for name, metrics in self._found.items():
+            for family in () if metrics is None else _EngineCollector(metrics, name).collect():
+                families.setdefault(family.name, family)
+                if families[family.name] is not family:
+                    families[family.name].samples += family.samples
+        if len(self._found) > 1:
+            text = "Whether the engine answers, of a server with several."
+            up = families["engine_up"] = GaugeMetricFamily(
+                f"{PREFIX}engine_up", text, labels=["model_name", "engine"]
+            )
+            for name, metrics in self._found.items():
+                up.add_metric([name, _ENGINE], metrics is not None)
+        return families.values()
+
+
 class _EngineCollector(Collector):
-    """One scrape's answer."""
+    """What one engine has counted."""
 
     def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
         self._metrics = metrics

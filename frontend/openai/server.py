@@ -30,7 +30,11 @@ from .connections.auth import ApiKeyMiddleware, ApiKeys
 from .connections.hosts import LocalHostMiddleware
 from .connections.listen import BACKLOG, is_loopback
 from .connections.protocol import Admission, CappedProtocol
+from .engines.attachments import Attachments
+from .engines.daemon_model import DaemonModel
+from .engines.only_engine import OnlyEngine
 from .engines.served_models import ServedModels
+from .engines.server_parts import ServerParts
 from .options import ServerOptions, find_max_grpc_connections
 from .responses.peers import PeerSockets
 from .stream import cancel_and_wait
@@ -45,11 +49,12 @@ _FLUSH_POLL_S = 0.01
 _OTHER_FILES = 192  # descriptors beside connections: files, pipes, and refused clients that still read why
 _logger = logging.getLogger("quire.serve")
 
-ReadyCallback = Callable[[], None]
+ReadyCallback = Callable[[ServedModels], None]
+Engines = AsyncLLM | tuple[DaemonModel, ...]  # one engine, or several daemons'
 
 
 def run_server(
-    llm: AsyncLLM,
+    engines: Engines,
     options: ServerOptions,
     listening_socket: socket.socket,
     on_ready: ReadyCallback | None = None,
@@ -59,9 +64,10 @@ def run_server(
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit code 0.
 
-    Starts `llm` if it is not (meanwhile /live answers and /ready says 503) and shuts it down at the end.
+    Starts the engine if it is not (meanwhile /live answers and /ready says 503) and shuts it down at the end.
     `on_loop` is called in the event loop before that. `peers`: of a group, for responses of the others.
-    Raises EngineStartError when it does not start, EngineDeadError when it ends while the server runs.
+    Raises EngineStartError when it does not start, EngineDeadError when it ends while the server runs; of
+    several daemons each may be away, now and later.
     """
     import uvloop
 
@@ -70,18 +76,23 @@ def run_server(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if on_loop is not None:
             runner.get_loop().call_soon(on_loop)
-        server = Server(llm, options, peers)
+        server = Server(engines, options, peers)
         return runner.run(server.serve(listening_socket, on_ready, on_phase))
 
 
 class Server:
     """The life of one server: load, serve, drain, end."""
 
-    def __init__(self, llm: AsyncLLM, options: ServerOptions, peers: PeerSockets | None = None) -> None:
-        self._llm = llm
+    def __init__(self, engines: Engines, options: ServerOptions, peers: PeerSockets | None = None) -> None:
         self._peers = peers
         self._options = options
-        self._models = ServedModels.of_one(llm, options)
+        if isinstance(engines, tuple):
+            parts = ServerParts(options)
+            self._engines = Attachments(engines, parts)
+            self._models = ServedModels(parts, self._engines.models)
+        else:
+            self._models = ServedModels.of_one(engines, options)
+            self._engines = OnlyEngine(self._models.only)
         self._state = ServerState()
         self._stop = asyncio.Event()  # a first signal, or a dead engine
         self._stop_now = asyncio.Event()  # a second signal
@@ -107,18 +118,16 @@ class Server:
         listen = functools.partial(self._listen, listening_socket, self._make_factory())
         listener = None if self._options.accepts_when_ready else await listen()
         try:
-            if await self._run_until_signal(self._llm.start(on_phase)):
-                self._models.only.open()
-                self._start_text()
+            if await self._run_until_signal(self._engines.start(on_phase)):
                 listener = listener or await listen()
                 if on_ready is not None:
-                    on_ready()
-                self._has_died = await self._run_until_signal(self._llm.wait_until_dead())
+                    on_ready(self._models)
+                self._has_died = await self._run_until_signal(self._engines.wait_until_dead())
             await self._drain()
         finally:
             if listener is not None:
                 listener.close()
-            self._llm.shutdown()
+            self._engines.shutdown()
             self._models.close()
             if self._grpc is not None:
                 await self._grpc.close()
@@ -127,7 +136,7 @@ class Server:
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
         if self._has_died:
-            raise EngineDeadError(f"the engine has ended: {self._llm.dead_error}")
+            raise EngineDeadError(f"the engine has ended: {self._engines.dead_error}")
         return 0
 
     async def _listen(
@@ -162,12 +171,6 @@ class Server:
         admission = Admission(self._options.limits, keys, routes.body_paths)
         return lambda: CappedProtocol(config, self._state, {}, admission)
 
-    def _start_text(self) -> None:
-        """Have the first chat not wait for the process that renders it."""
-        tokenizer = self._llm.tokenizer
-        if tokenizer is not None and tokenizer.has_chat_template:
-            self._models.only.text.start()
-
     async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
         """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""
         working = asyncio.ensure_future(work)
@@ -190,9 +193,10 @@ class Server:
             connection.shutdown()
         if not await self._wait_until_idle(self._options.drain_timeout_s):
             self._models.close()  # what has not been rendered by now is not going to be answered
-            ids = self._models.only.room.request_ids
-            if ids and self._llm.is_running:
-                await self._llm.abort(ids)
+            for serving in self._models.servings:
+                ids = serving.room.request_ids
+                if ids and serving.llm.is_running:
+                    await serving.llm.abort(ids)
             await self._wait_until_idle(_ABORT_GRACE_S)
         await self._close_connections()
 

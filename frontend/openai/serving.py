@@ -91,6 +91,12 @@ class Serving:
         }
         self.is_open = True
 
+    def start_text(self) -> None:
+        """Have the first chat not wait for the process that renders it."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer is not None and tokenizer.has_chat_template:
+            self.text.start()
+
     def close(self) -> None:
         """End the text processes; what waits for them is answered with 503. Idempotent."""
         if self._text is not None:

@@ -211,7 +211,7 @@ def _serve(fd: int) -> int:
     from ...frontend.openai.options import ServerOptions
     from ...frontend.openai.server import run_server
 
-    def announce() -> None:
+    def announce(_models: object) -> None:
         print("ready", flush=True)
 
     llm = cast(AsyncLLM, EndlessLLM())

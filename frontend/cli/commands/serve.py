@@ -22,10 +22,10 @@ from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import ConfigError
 from ....ipc.processes.process_limits import discard_unwritable
 from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
-from ...client.engine_core_client import attach_sync_client
 from ...daemon import DaemonStarter, check_name_is_free
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ...openai.connections.listen import bind_socket, is_loopback, reserve_port
+from ...openai.engines.daemon_model import load_daemon_models
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..exit_codes import ExitCode
 from ..parser import Parser
@@ -99,7 +99,7 @@ def run(argv: Sequence[str]) -> int:
         starter = DaemonStarter(SupervisorArgs(name=name, config=config, ends_with_parent=True))
         try:
             starter.wait_until_attachable()
-            return _serve(options, server_options, listening_socket, name, box)
+            return _serve(options, server_options, listening_socket, [name], box)
         finally:
             starter.stop()
 
@@ -109,7 +109,7 @@ def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
     if options.model_name is not None:
         options.model = options.model_name
     if options.attach is not None and options.name is not None:
-        raise ConfigError("name", options.name, "not given with --attach: that daemon has a name")
+        raise ConfigError("name", options.name, "not given with --attach: a daemon has a name")
     if not 1 <= options.api_server_count <= _MAX_PROCESSES:
         raise ConfigError(
             "api_server_count", options.api_server_count, f"an integer from 1 to {_MAX_PROCESSES}"
@@ -136,33 +136,31 @@ def _serve(
     options: argparse.Namespace,
     server_options: ServerOptions,
     listening_socket: socket.socket,
-    name: str,
-    box: Callable[[str, str], str],
+    daemons: Sequence[str],
+    box: Callable[[Sequence[str], str], str],
 ) -> int:
-    """Serve the engine of the daemon `name` in this process, or in several, until a signal."""
+    """Serve the engines of these daemons in this process, or in several, until a signal."""
     if options.api_server_count > 1:
         from ...openai.group import HttpGroup
 
-        model = load_served_model_name(name, _show_phase)
-        group = HttpGroup(name, server_options, listening_socket, options.api_server_count)
-        return group.run(lambda: _announce(box(model, group.formats)))
+        known = load_daemon_models(daemons, _show_phase)
+        attach = known if len(known) > 1 else known[0].daemon
+        group = HttpGroup(attach, server_options, listening_socket, options.api_server_count)
+        return group.run(lambda: _announce(box([one.model for one in known], group.formats)))
     from ...async_llm import AsyncLLM
+    from ...openai.engines.served_models import ServedModels
     from ...openai.options import HTTP_CLIENT_KIND
     from ...openai.server import run_server
-    from ...output_formats.summary import summarize
 
-    llm = AsyncLLM(attach=name, client_kind=HTTP_CLIENT_KIND)
+    if len(daemons) > 1:
+        engines = load_daemon_models(daemons, _show_phase)
+    else:
+        engines = AsyncLLM(attach=daemons[0], client_kind=HTTP_CLIENT_KIND)
 
-    def announce() -> None:
-        _announce(box(llm.facts.served_model_name, summarize(llm.output_format, llm.facts)))
+    def announce(models: ServedModels) -> None:
+        _announce(box([model.name for model in models.models], models.describe_formats()))
 
-    return run_server(llm, server_options, listening_socket, announce, _show_phase)
-
-
-def load_served_model_name(name: str, on_phase: Callable[[str], None]) -> str:
-    """The name of a daemon's model, when its engine is ready."""
-    with contextlib.closing(attach_sync_client(name, "serve", on_phase=on_phase)) as client:
-        return client.facts.served_model_name
+    return run_server(engines, server_options, listening_socket, announce, _show_phase)
 
 
 def _bracket(host: str) -> str:
@@ -170,12 +168,12 @@ def _bracket(host: str) -> str:
 
 
 def format_box(
-    host: str, port: int, model: str, formats: str, has_keys: bool, grpc_port: int | None = None
+    host: str, port: int, models: Sequence[str], formats: str, has_keys: bool, grpc_port: int | None = None
 ) -> str:
     """What to do with the server, as text to copy from. formats: how tool calls and thoughts are read."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else _bracket(host)
     url = f"http://{shown}:{port}"
-    body = {"model": model, "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
+    body = {"model": models[0], "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
     auth = f' -H "Authorization: Bearer ${_ENV_KEY}"' if has_keys else ""
     curl = (
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{auth} "
@@ -183,7 +181,7 @@ def format_box(
     )
     rows = [
         ("OpenAI API", f"{url}/v1"),
-        ("model", model),
+        ("model" if len(models) == 1 else "models", ", ".join(models)),
         ("docs", f"{url}/docs"),
         ("metrics", f"{url}/metrics"),
         ("page", f"{url}/"),
@@ -227,7 +225,7 @@ def _make_parser() -> Parser:
     add("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
     add("--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector")
     add("--help-limits", action="store_true", help="show every limit and its value")
-    add_engine_options(parser)
+    add_engine_options(parser, takes_several=True)
     parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
     return parser
 
@@ -262,8 +260,8 @@ def _read_key_file(path: Path) -> list[str]:
 def _refuse_fault_hooks(options: argparse.Namespace) -> None:
     """Nobody outside reaches an engine that breaks on purpose, whoever started it."""
     hooks = options.fault_hooks
-    if options.attach is not None:
-        state = read_state(find_named(options.attach))
+    for name in options.attach or ():
+        state = read_state(find_named(name))
         hooks = hooks or (state.fault_hooks if state is not None else "")
     if hooks:
         raise ConfigError("fault_hooks", hooks, f"none with --host {options.host}")

@@ -350,20 +350,22 @@ class VersionResponse(msgspec.Struct):
     version: str
 
 
-class StatusResponse(msgspec.Struct):
-    """Answer of /live, /ready and /abort_requests."""
+class StatusResponse(msgspec.Struct, omit_defaults=True):
+    """Answer of /live, /ready and /abort_requests. models: the status of each, of a server with several."""
 
     status: str
+    models: dict[str, str] = {}
 
 
 class HealthResponse(msgspec.Struct, omit_defaults=True):
     """Answer of /health: which request gets no token, and how far it is, if one does not.
 
     for_s: seconds of free time of the device since its last token, or since an engine was asked that does
-    not answer.
+    not answer. models: what is found of each, of a server with several.
     """
 
     status: str
     request_id: str = ""
     stage: str = ""
     for_s: float | None = None
+    models: dict[str, HealthResponse] = {}

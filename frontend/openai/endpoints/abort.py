@@ -16,8 +16,10 @@ async def create_abort(models: ServedModels, request: AbortRequest, caller: Call
 
     Ids that are unknown, finished or another key's are ignored: nobody learns what another has asked.
     """
-    llm = models.only.llm
-    if llm.is_recovering:
-        raise unavailable("the engine is being restarted: try again", "recovering")
-    llm.abort_named(request.request_ids, caller.tenant if caller.key_hash else "")
+    engines = [serving.llm for serving in models.servings if serving.llm.is_running]
+    for llm in engines:  # an id does not tell whose it is
+        if not llm.is_recovering:
+            llm.abort_named(request.request_ids, caller.tenant if caller.key_hash else "")
+    if any(llm.is_recovering for llm in engines):
+        raise unavailable("an engine is being restarted: try again", "recovering")
     return respond(StatusResponse("ok"))

@@ -21,7 +21,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]
-    run_server(FakeLLM(), ServerOptions(), listener, lambda: print(port, flush=True))  # type: ignore[arg-type]
+    run_server(FakeLLM(), ServerOptions(), listener, lambda _: print(port, flush=True))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -269,6 +269,7 @@ class AsgiClient:
     async def call(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         answer = Answer()
         messages = [{"type": "http.request", "body": body, "more_body": False}]
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -276,7 +277,7 @@ class AsgiClient:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "scheme": "http",
             "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],

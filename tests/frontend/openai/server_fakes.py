@@ -119,7 +119,7 @@ def run_with_server(
         server._state.connections = WatchedSet()
         server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         ready = asyncio.Event()
-        serving = asyncio.create_task(server.serve(listener, ready.set))
+        serving = asyncio.create_task(server.serve(listener, lambda _: ready.set()))
         peer = Peer(listener.getsockname()[1])
         async with asyncio.timeout(30):
             await ready.wait()

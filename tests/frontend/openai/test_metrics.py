@@ -45,7 +45,7 @@ def make_metrics(kv_blocks_total: int = 80) -> EngineMetrics:
 def read(metrics: EngineMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """(series, labels without the common ones) -> value; the common ones must be on each."""
     found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-    for family in text_string_to_metric_families(format_metrics(metrics, LABELS["model_name"]).decode()):
+    for family in text_string_to_metric_families(format_metrics({LABELS["model_name"]: metrics}).decode()):
         assert family.documentation, family.name
         for sample in family.samples:
             assert LABELS.items() <= sample.labels.items()

@@ -142,7 +142,7 @@ def test_sigterm_is_heard_while_a_template_runs_without_end_and_nothing_is_left(
         listener = socket.create_server(("127.0.0.1", 0))
         server = Server(llm, ServerOptions(drain_timeout_s=0.1))  # type: ignore[arg-type]
         ready = asyncio.Event()
-        serving = asyncio.ensure_future(server.serve(listener, ready.set))
+        serving = asyncio.ensure_future(server.serve(listener, lambda _: ready.set()))
         await ready.wait()
         text = server._models.only.text
         body = json.dumps(chat("endless")).encode()
