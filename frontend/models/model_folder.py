@@ -17,8 +17,11 @@ import msgspec
 from ...ipc.errors import ModelError
 from .model_files import MAX_INDEX_BYTES, open_regular, read_json, read_json_as
 
-POCKET = "pocket"
-_ALLOWED_MODEL = "an existing folder, 'pocket', or a Hugging Face hub name such as 'org/name'"
+POCKET, POCKET_ENCODER = "pocket", "pocket-encoder"
+_ALLOWED_MODEL = (
+    "an existing folder, 'pocket', 'pocket-encoder', or a Hugging Face hub name such as 'org/name'"
+)
+_POCKET_FOLDER = Path(__file__).resolve().parents[2] / "tools" / "pocket"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"]
 _MODEL_FILES = ["*.safetensors", "*.json", *_TOKENIZER_FILES]
@@ -59,17 +62,22 @@ class _Tensor(msgspec.Struct):
 
 
 def pocket_folder() -> Path:
-    """The packaged pocket model's folder."""
-    return Path(__file__).resolve().parents[2] / "tools" / "pocket" / "model"
+    """The folder of the chat model that ships with Quire."""
+    return _POCKET_FOLDER / "model"
+
+
+def pocket_encoder_folder() -> Path:
+    """The folder of the sentence encoder that ships with Quire."""
+    return _POCKET_FOLDER / "encoder" / "model"
 
 
 def find_model_folder(model: str, revision: str | None = None, field_name: str = "model") -> Path:
-    """Turn a folder, 'pocket' or a hub name into a local folder; a hub name is downloaded if not cached.
+    """Turn a folder, a packaged model's name or a hub name into a local folder; hub models are downloaded.
 
     Raises ModelError when there is no such folder, or the hub has no such model or cannot be reached.
     """
-    if model == POCKET:
-        folder = pocket_folder()
+    if model in (POCKET, POCKET_ENCODER):
+        folder = pocket_folder() if model == POCKET else pocket_encoder_folder()
         if not folder.is_dir():
             raise ModelError(field_name, model, f"the packaged model is missing from {folder}")
         return folder

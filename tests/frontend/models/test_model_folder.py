@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from quire.frontend.models.model_folder import find_model_folder, inspect_model_folder, pocket_folder
+from quire.frontend.models.model_folder import (
+    find_model_folder,
+    inspect_model_folder,
+    pocket_encoder_folder,
+    pocket_folder,
+)
 from quire.ipc.errors import ModelError
 from safetensors.torch import save_file
 
@@ -37,6 +42,14 @@ def test_a_whole_folder_reports_its_files_bytes_and_stored_dtype(tmp_path: Path)
 
 def test_the_pocket_model_is_the_packaged_folder():
     assert find_model_folder("pocket") == pocket_folder()
+
+
+def test_the_pocket_encoder_is_the_folder_beside_the_pocket_model_or_said_to_be_missing():
+    if pocket_encoder_folder().is_dir():
+        assert find_model_folder("pocket-encoder") == pocket_encoder_folder()
+    else:
+        with pytest.raises(ModelError, match="packaged model is missing"):
+            find_model_folder("pocket-encoder")
 
 
 def test_a_folder_without_config_json_is_refused(tmp_path: Path):
