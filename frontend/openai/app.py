@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
+from http import HTTPStatus
 from importlib.metadata import version
 from types import UnionType
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...ipc.errors import QuireError
@@ -90,7 +92,20 @@ def create_app(models: ServedModels) -> DirectRoutes:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        error.headers = {"allow": ", ".join(sorted(_find_methods(request)))}
     return make_error_response(error, request.scope["path"])
+
+
+def _find_methods(request: Request) -> set[str]:
+    """All that the path takes; Starlette names those of its first route only."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    return {
+        method
+        for route in routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
 
 
 class DirectRoutes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ...output_formats.offered_tools import ToolFields, check_num_tools, join_names
 from ...output_formats.tools import Tool
@@ -68,6 +68,10 @@ def _is_web_search(tool: dict[str, Any]) -> bool:
 def _check_kind(tool: dict[str, Any], place: str) -> dict[str, Any]:
     if (kind := tool.get("type")) not in _KINDS:
         raise FieldError(f"{place}.type", kind, _ALLOWED, "unsupported_tool")
+    inner = tool.get("tools") if kind == "namespace" else None
+    for number, one in enumerate(cast(list[Any], inner) if isinstance(inner, list) else ()):
+        if isinstance(one, dict) and (kind := cast(dict[str, Any], one).get("type")) != "function":
+            raise FieldError(f"{place}.tools[{number}].type", kind, "'function'", "unsupported_tool")
     return tool
 
 

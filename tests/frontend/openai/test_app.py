@@ -284,6 +284,8 @@ def test_an_unknown_model_a_wrong_path_and_a_wrong_method_have_the_same_shape() 
         assert (await client.get("/v1/nothing")).error["code"] == "not_found"
         wrong = await client.get(CHAT)
         assert (wrong.status, wrong.error["type"]) == (405, "invalid_request_error")
+        for path, methods in (("/v1/responses/resp_1", "DELETE, GET"), ("/v1/responses", "POST")):
+            assert (await client.call("PUT", path, b"", {})).headers["allow"] == methods
         assert wrong.headers["allow"] == "POST"
         form = await client.post(CHAT, b"a=b", content_type="application/x-www-form-urlencoded")
         assert (form.status, form.error["code"]) == (415, "unsupported_media_type")

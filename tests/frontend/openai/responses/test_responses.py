@@ -140,6 +140,7 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
         ({"tools": [in_namespace("a", NOW), NOW | {"name": "a__now"}]}, "tools[1].name"),
         ({"tools": [in_namespace("a", *[NOW] * 257)]}, "tools"),
         ({"tools": [in_namespace("a", {"type": "custom", "name": "x"})]}, "tools[0].tools[0].type"),
+        ({"tools": [in_namespace("a", NOW, {"name": "x"})]}, "tools[0].tools[1].type"),
         ({"tools": [WEATHER, {"type": "custom", "name": "apply_patch", "format": {}}]}, "tools[1].type"),
         ({"tools": [{"name": "weather"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "weather"}}]}, "tools[0].function"),
