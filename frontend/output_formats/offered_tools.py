@@ -113,8 +113,14 @@ def _read_allowed(field: str, given: Any) -> ToolChoice:
 def _read_name(field: str, given: Any) -> str:
     match given:
         case {"type": "function", "namespace": str(namespace), "name": str(name)}:
+            _check_keys(field, given, ("type", "namespace", "name"))
             return join_names(namespace, name)
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+        case {"type": "function", "function": {"name": str(name)} as function}:
+            _check_keys(field, given, ("type", "function"))
+            _check_keys(f"{field}.function", cast(Mapping[str, Any], function), ("name",))
+            return name
+        case {"type": "function", "name": str(name)}:
+            _check_keys(field, given, ("type", "name"))
             return name
         case _:
             raise InputError(field, given, 'an object {"type": "function", "function": {"name": ...}}')
@@ -127,10 +133,7 @@ def _read_tool(place: str, given: Any) -> Tool:
         case _:
             raise InputError(place, given, _TOOL_ALLOWED)
     values = cast(Mapping[str, Any], function)
-    for name in values:
-        if name not in _FUNCTION_FIELDS:
-            allowed = f"one of {', '.join(_FUNCTION_FIELDS)}{did_you_mean(name, _FUNCTION_FIELDS)}"
-            raise InputError(f"{place}.function.{name}", values[name], allowed)
+    _check_keys(f"{place}.function", values, _FUNCTION_FIELDS)
     _check_type(f"{place}.function.name", values.get("name"), str, "a text")
     for name, kind, allowed in (
         ("description", str, "a text"),
@@ -142,6 +145,13 @@ def _read_tool(place: str, given: Any) -> Tool:
     return Tool(
         values["name"], values.get("description"), values.get("parameters"), bool(values.get("strict"))
     )
+
+
+def _check_keys(place: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            allowed = f"one of {', '.join(known)}{did_you_mean(name, known)}"
+            raise InputError(f"{place}.{name}", given[name], allowed)
 
 
 def _check_type(field: str, value: Any, kind: type, allowed: str) -> None:

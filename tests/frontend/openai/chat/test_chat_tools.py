@@ -222,6 +222,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": named("wether")}, "tool_choice", "did you mean 'weather'"),
     ({"tool_choice": "some"}, "tool_choice", "'required'"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "name"),
+    ({"tool_choice": {**named("weather"), "strict": True}}, "tool_choice.strict", "one of type, function"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "weather", "nam": 1}}},
+        "tool_choice.function.nam",
+        "one of name",
+    ),
     ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice", "mode"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "'none' or 'auto' without tools"),
     ({"tools": None, "tool_choice": named("f")}, "tool_choice", "there are none"),
