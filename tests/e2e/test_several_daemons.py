@@ -1,0 +1,116 @@
+"""Two daemons behind two HTTP processes on one address: a core, a daemon and an HTTP process are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from daemons import Daemon, fake_modules, wait_until
+from quire import EngineArgs
+from quire.frontend.daemon import stop_daemon
+from served import TIMEOUT_S, Served
+
+NUM_STREAMS = 4  # of each model
+OTHER = "several-daemons"
+OTHER_MODEL = "paced"  # with a fake worker that is slow enough to be killed in the middle
+ASKED: dict[str, Any] = {
+    "prompt": "Once",
+    "max_tokens": 300,
+    "temperature": 0,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+def start_other() -> Daemon:
+    with fake_modules():
+        return Daemon(OTHER, EngineArgs(served_model_name=OTHER_MODEL).create_engine_config())
+
+
+def read_stream(server: Served, model: str, begun: threading.Barrier) -> str:
+    """The text of an answer; waits at the barrier when it has begun."""
+    with server.client() as client:
+        chunks = iter(client.completions.create(model=model, stream=True, **ASKED))
+        text = next(chunks).choices[0].text
+        begun.wait(TIMEOUT_S)
+        return text + "".join(chunk.choices[0].text for chunk in chunks)
+
+
+def find_http_pids(server: Served) -> set[int]:
+    """Those that run."""
+    found: set[int] = set()
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.Error):
+            if child.cmdline()[-1:] == ["http"]:
+                found.add(child.pid)
+    return found
+
+
+def test_each_of_two_daemons_is_lost_and_comes_back_without_the_other(shared_server: Served) -> None:
+    name = f"serve-{shared_server.port}"
+    other = start_other()
+    try:
+        server = Served("--attach", name, "--attach", OTHER, "--api-server-count", "2")
+    except BaseException:
+        stop_daemon(OTHER)
+        raise
+    try:
+        check_a_killed_core(server, other)
+        stop_daemon(OTHER)
+        os.waitpid(other.pid, 0)
+        check_without_the_other(server)
+        with start_other(), server.client() as client:
+            wait_until_all_are(server, "ready")
+            assert client.completions.create(model=OTHER_MODEL, **ASKED).usage
+    finally:
+        assert server.stop() == 0
+
+
+def check_a_killed_core(server: Served, other: Daemon) -> None:
+    """No stream of either model is lost, or differs from one that nothing happened to."""
+    models = ["pocket", OTHER_MODEL]
+    with server.client() as client:
+        golden = {name: client.completions.create(model=name, **ASKED).choices[0].text for name in models}
+    begun = threading.Barrier(1 + len(models) * NUM_STREAMS)
+    with ThreadPoolExecutor(len(models) * NUM_STREAMS) as pool:
+        streams = {
+            name: [pool.submit(read_stream, server, name, begun) for _ in range(NUM_STREAMS)]
+            for name in models
+        }
+        begun.wait(TIMEOUT_S)
+        os.kill(other.core_pid, signal.SIGKILL)
+        for name in models:
+            assert [stream.result(TIMEOUT_S) for stream in streams[name]] == [golden[name]] * NUM_STREAMS
+    assert other.num_restarts == 1
+
+
+def check_without_the_other(server: Served) -> None:
+    """Its model is answered 503; an HTTP process that starts meanwhile serves the one that is there."""
+    wait_until_all_are(server, "degraded")
+    with server.client() as client, pytest.raises(openai.InternalServerError, match="'paced' is away"):
+        client.completions.create(model=OTHER_MODEL, **ASKED)
+    before = find_http_pids(server)
+    os.kill(min(before), signal.SIGKILL)
+    assert wait_until(lambda: len(find_http_pids(server) - {min(before)}) == 2, TIMEOUT_S)
+    wait_until_all_are(server, "degraded")
+    for _ in range(8):  # connections, which the kernel gives to one process or the other
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=8) as client:
+            assert client.completions.create(model="pocket", prompt="Once", max_tokens=2).usage
+
+
+def wait_until_all_are(server: Served, status: str) -> None:
+    """Until as many looks in a row find it as there cannot be by chance of one process."""
+
+    def find() -> bool:
+        try:
+            return all(server.get("/ready")["status"] == status for _ in range(8))
+        except OSError:  # of a process that has just been killed
+            return False
+
+    assert wait_until(find, TIMEOUT_S)
