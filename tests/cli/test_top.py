@@ -263,6 +263,11 @@ def test_a_daemons_engine_is_shown_with_who_looks_at_it(capsys: pytest.CaptureFi
     with runtime_folders(), fake_modules(), Daemon("look", make_config()):
         assert run_command(["top", "--attach", "look", "--json"]) == 0
         snapshot = msgspec.json.decode(capsys.readouterr().out, type=EngineSnapshot)
+        assert run_command(["top", *["--attach", "look"] * 2, "--json"]) == 0
+        both = msgspec.json.decode(capsys.readouterr().out, type=list[EngineSnapshot])
+        assert [one.model for one in both] == ["fake", "fake"]
+        assert run_command(["top", *["--attach", "look"] * 2]) == 0
+        assert capsys.readouterr().out.count("Quire fake") == 2
         assert run_command(["top", "--attach", "look"]) == 0
     (own,) = [client for client in snapshot.clients if client.kind == "top"]
     assert own.pid == os.getpid()

@@ -1,4 +1,4 @@
-"""`quire top`: what an engine does, in the terminal. Loads rich, which no other command does."""
+"""`quire top`: what engines do, in the terminal. Loads rich, which no other command does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import tty
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ....ipc.errors import QuireError
 from ....ipc.messages import ClientView, EngineSnapshot, RequestView
 from ....ipc.processes.process import wait_readable
 from ...client.engine_core_client import attach_sync_client
@@ -36,13 +37,16 @@ _ACCENT, _SECOND, _MUTED, _WAITING = "green", "blue", "bright_black", "yellow"
 def run(argv: Sequence[str]) -> int:
     """Run `quire top`."""
     options = _make_parser().parse(argv)
-    with attach_engine(options.attach) as engine:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(attach_engine(name)) for name in options.attach or [DEFAULT_NAME]]
         if options.json:
-            print(msgspec.json.format(msgspec.json.encode(engine.snapshot())).decode())
+            shown = [engine.snapshot() for engine in engines]
+            body = msgspec.json.encode(shown if len(shown) > 1 else shown[0])
+            print(msgspec.json.format(body).decode())
         elif options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print_frame(engine.snapshot())
+            _print_frame([engine.snapshot() for engine in engines])
         else:
-            _follow(engine)
+            _follow(engines)
     return ExitCode.OK
 
 
@@ -70,35 +74,54 @@ def render(snapshot: EngineSnapshot, history: Sequence[float], width: int, heigh
 
 
 def _make_parser() -> Parser:
-    parser = Parser("quire top", "Watch an engine: rates, requests, KV blocks, clients. q or Ctrl-C leaves.")
-    parser.add_argument("--attach", default=DEFAULT_NAME, metavar="NAME", help="which daemon (%(default)r)")
+    parser = Parser("quire top", "Watch engines: rates, requests, KV blocks, clients. q or Ctrl-C leaves.")
+    text = f"which daemon ({DEFAULT_NAME!r}); repeated: one below the other"
+    parser.add_argument("--attach", action="append", metavar="NAME", help=text)
     parser.add_argument("--once", action="store_true", help="print one frame and leave, as when piped")
-    parser.add_argument("--json", action="store_true", help="print one snapshot as JSON and leave")
+    text = "print one snapshot as JSON and leave, a list of them with several daemons"
+    parser.add_argument("--json", action="store_true", help=text)
     return parser
 
 
 # -- on the screen
 
 
-def _print_frame(snapshot: EngineSnapshot) -> None:
+def _print_frame(snapshots: Sequence[EngineSnapshot]) -> None:
     is_terminal = sys.stdout.isatty()
     console = Console() if is_terminal else Console(width=_PIPED_SIZE[0], height=_PIPED_SIZE[1])
     # Printing ends with a line break, and the prompt needs a line too.
-    console.print(render(snapshot, [snapshot.generation_tokens_per_s], console.width, console.height - 1))
+    height = (console.height - 1) // len(snapshots)
+    for snapshot in snapshots:
+        console.print(render(snapshot, [snapshot.generation_tokens_per_s], console.width, height))
 
 
-def _follow(engine: LLMEngine) -> None:
-    """Show a frame each period until q or Ctrl-C."""
+def _follow(engines: Sequence[LLMEngine]) -> None:
+    """Show a frame each period until q or Ctrl-C. One engine that ends is an error, of several a line."""
     console = Console()
-    history: deque[float] = deque(maxlen=1000)
+    histories = [deque[float](maxlen=1000) for _ in engines]
     with _unbuffered_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            snapshot = engine.snapshot()
-            history.append(snapshot.generation_tokens_per_s)
             width, height = console.size
-            live.update(render(snapshot, history, width, height), refresh=True)
+            height //= len(engines)
+            pairs = zip(engines, histories, strict=True)
+            parts = [_look(engine, history, width, height, len(engines) == 1) for engine, history in pairs]
+            live.update(Group(*parts), refresh=True)
             if _is_told_to_leave(PERIOD_S):
                 return
+
+
+def _look(
+    engine: LLMEngine, history: deque[float], width: int, height: int, is_alone: bool
+) -> RenderableType:
+    """A frame of an engine as it is now. Raises QuireErrors of one that is alone."""
+    try:
+        snapshot = engine.snapshot()
+    except QuireError as error:
+        if is_alone:
+            raise
+        return Text(str(error), f"bold {_WAITING}", no_wrap=True, overflow="ellipsis")
+    history.append(snapshot.generation_tokens_per_s)
+    return render(snapshot, history, width, height)
 
 
 @contextmanager
