@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from ....ipc.daemon.run_dir import RunDirectory
+from ....ipc.daemon.daemon_state import read_state
+from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.errors import QuireError
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_folder
@@ -158,6 +159,19 @@ def check_run_directory() -> Iterator[Check]:
         directory.remove()
 
 
+def check_daemons() -> Iterator[Check]:
+    """The daemons that run, and which of them one server cannot serve together."""
+    daemons_of: dict[str, list[str]] = {}
+    for name in list_daemons():
+        if (state := read_state(find_named(name))) is not None:
+            daemons_of.setdefault(state.model, []).append(name)
+    for model, names in daemons_of.items():
+        shown = f"{', '.join(names)}: {model}"
+        if len(names) > 1:
+            shown += "; one `quire serve` with --attach takes one of them (see --served-model-name)"
+        yield Check("daemons", Status.NOTE if len(names) > 1 else Status.OK, shown)
+
+
 def check_model(options: argparse.Namespace) -> Iterator[Check]:
     """A model's folder: whether it can be served, and how its thoughts and tool calls would be read."""
     given = {name: getattr(options, name) for name in ("model", "tool_call_parser", "reasoning_parser")}
@@ -174,6 +188,7 @@ _PARTS: dict[str, Callable[[], Iterator[Check]]] = {
     "torch": check_torch,
     "pocket model": check_pocket_model,
     "run directory": check_run_directory,
+    "daemons": check_daemons,
 }
 
 
