@@ -26,6 +26,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "experts": ("native",),
     "gated_activation": ("triton", "native"),
     "gather_rows": ("triton",),
+    "layer_norm": ("triton", "native"),
     "linear": ("native", "triton"),
     "log_totals": ("triton",),
     "paged_attention": ("triton", "native"),
@@ -48,14 +49,16 @@ def choose_kernel(
     return "torch"
 
 
-def choose_norm(size: int, dtype: torch.dtype, device: torch.device) -> Implementation:
-    """Of rows of so many numbers."""
-    chosen = choose_kernel("rms_norm", dtype, device)
+def choose_norm(
+    size: int, dtype: torch.dtype, device: torch.device, operation: str = "rms_norm"
+) -> Implementation:
+    """Of rows of so many numbers; the operation is rms_norm or layer_norm."""
+    chosen = choose_kernel(operation, dtype, device)
     if chosen == "triton":
         from .rms_norm_triton import MAX_ROW_SIZE
 
         if size > MAX_ROW_SIZE:
-            return choose_kernel("rms_norm", dtype, device, "triton")
+            return choose_kernel(operation, dtype, device, "triton")
     return chosen
 
 

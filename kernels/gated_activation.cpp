@@ -1,43 +1,14 @@
 // The formulas are in gated_activation.py. Legend: T tokens, F width of the layer.
 #include "gated_activation.h"
 
+#include "activation.h"
 #include "thread_pool.h"
-#include "tile.h"
 
 namespace {
 
 using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 15;
-
-struct Silu {
-    static Vec apply(Vec a) { return a / (1.0f + exp(-a)); }
-};
-
-// a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u)), u = sqrt(2 / pi) (a + 0.044715 a^3)
-struct GeluTanh {
-    static Vec apply(Vec a) { return a / (1.0f + exp(a * (a * a * 0.044715f + 1.0f) * -1.5957691216f)); }
-};
-
-// a times the normal distribution's integral, by erfc(z) = t exp(P(t) - z^2), t = 1 / (1 + z / 2), P fitted at
-// Chebyshev nodes over z in [0, 10], where it is off by 5e-8 (2e-7 in float32).
-struct Gelu {
-    static Vec apply(Vec a) {
-        const Vec z = (a < 0.0f ? -a : a) * 0.7071067812f;
-        const Vec t = 1.0f / (z * 0.5f + 1.0f);
-        Vec series = t * 0.14493021f - 0.6808272f;
-        series = series * t + 1.1567338f;
-        series = series * t - 0.6962519f;
-        series = series * t - 0.08028043f;
-        series = series * t + 0.0012675865f;
-        series = series * t + 0.0346028f;
-        series = series * t + 0.3866404f;
-        series = series * t + 0.9986328f;
-        series = series * t - 1.265448f;
-        const Vec half_tail = t * exp(series - z * z) * 0.5f;
-        return a * (a < 0.0f ? half_tail : 1.0f - half_tail);
-    }
-};
 
 // The gate is rounded to T before it multiplies, as two separate operations would do.
 template <typename Act, typename T>
@@ -74,9 +45,5 @@ void gate(int is_bf16, const void* x, void* y, int rows, int size) {
 }  // namespace
 
 extern "C" void quire_gated_activation(int is_bf16, int activation, const void* x, void* y, int rows, int size) {
-    switch (activation) {
-        case QUIRE_SILU: return gate<Silu>(is_bf16, x, y, rows, size);
-        case QUIRE_GELU: return gate<Gelu>(is_bf16, x, y, rows, size);
-        case QUIRE_GELU_TANH: return gate<GeluTanh>(is_bf16, x, y, rows, size);
-    }
+    with_activation(activation, [&](auto act) { gate<decltype(act)>(is_bf16, x, y, rows, size); });
 }

@@ -12,19 +12,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Names of the activations, as gated_activation.h numbers them.
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+# Names of the activations, as activation.h numbers them.
+ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+_NO_ACTIVATION = 0
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
 }
+
+
+def number_activation(activation: str | None) -> int:
+    """The activation's QuireActivation."""
+    return _NO_ACTIVATION if activation is None else ACTIVATIONS[activation]
 
 
 def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
     """[T, F] from the fused projection [T, 2 F]; the gate's half comes first."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return _FUNCTIONS[activation](gate) * up
+    return FUNCTIONS[activation](gate) * up
 
 
 def launch_gated_activation(library: ctypes.CDLL, gate_up: Tensor, activation: str) -> Tensor:

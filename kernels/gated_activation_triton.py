@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .gated_activation import ACTIVATIONS
+
 _jit: typing.Any = triton.jit
 
 _MAX_BLOCK = 2048
@@ -22,6 +24,8 @@ def _activate(x: typing.Any, ACTIVATION: tl.constexpr) -> typing.Any:
         return x / (1.0 + tl.exp(-x))
     if ACTIVATION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
+    if ACTIVATION == "relu":
+        return tl.maximum(x, 0.0)
     return x / (1.0 + tl.exp(-(x + 0.044715 * x * x * x) * _TANH_SCALE))
 
 
@@ -40,9 +44,9 @@ def _gated_activation(
 
 
 def launch_gated_activation(gate_up: Tensor, activation: str) -> Tensor:
-    """[T, F] from a contiguous [T, 2 F]; `activation` is silu, gelu or gelu_tanh."""
+    """[T, F] from a contiguous [T, 2 F]; `activation` is one of ACTIVATIONS."""
     assert gate_up.is_contiguous()
-    assert activation in ("silu", "gelu", "gelu_tanh"), activation
+    assert activation in ACTIVATIONS, activation
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     y = gate_up.new_empty((rows, size))
     if rows:

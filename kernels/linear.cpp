@@ -22,6 +22,7 @@ struct Layer {
     const float* bias;    // [N] or null
     float* y;             // [m, N]
     int m, K, N;
+    int activation;       // a QuireActivation
 };
 
 void set_start(float* row, const float* bias, int columns) {
@@ -44,6 +45,16 @@ void multiply_panel(int rows, const float* x, int K, const float* panel, float* 
     }
 }
 
+// y = act(y) of rows `ldy` numbers apart; columns that are no multiple of a vector may be written past.
+void activate(int activation, int rows, int columns, float* y, size_t ldy) {
+    if (activation == QUIRE_NO_ACTIVATION) return;
+    with_activation(activation, [&](auto act) {
+        for (int r = 0; r < rows; ++r)
+            for (int i = 0; i < columns; i += kLanes)
+                store(y + r * ldy + i, decltype(act)::apply(load(y + r * ldy + i)));
+    });
+}
+
 // Rows [first, last) of one panel's columns, by way of a buffer where y is narrower than the panel.
 void compute(const Layer& layer, int panel, int first, int last, float* buffer) {
     const int column = panel * kPanel, columns = std::min(kPanel, layer.N - column), rows = last - first;
@@ -53,11 +64,13 @@ void compute(const Layer& layer, int panel, int first, int last, float* buffer) 
     float* y = layer.y + size_t(first) * layer.N + column;
     if (columns == kPanel) {
         for (int r = 0; r < rows; ++r) set_start(y + size_t(r) * layer.N, bias, columns);
-        return multiply_panel(rows, x, layer.K, weights, y, layer.N);
+        multiply_panel(rows, x, layer.K, weights, y, layer.N);
+        return activate(layer.activation, rows, columns, y, layer.N);
     }
     std::fill_n(buffer, rows * kPanel, 0.0f);
     for (int r = 0; r < rows; ++r) set_start(buffer + r * kPanel, bias, columns);
     multiply_panel(rows, x, layer.K, weights, buffer, kPanel);
+    activate(layer.activation, rows, columns, buffer, kPanel);
     for (int r = 0; r < rows; ++r) std::copy_n(buffer + r * kPanel, columns, y + size_t(r) * layer.N);
 }
 
@@ -143,14 +156,14 @@ extern "C" void quire_linear_quantize(int is_bf16, const void* weight, int N, in
 }
 
 extern "C" void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed,
-                             int N, const float* scales, const void* bias, void* y) {
+                             int N, const float* scales, const void* bias, int activation, void* y) {
     if (m == 0) return;
     if (format == QUIRE_LINEAR_FLOAT32)
         return compute_all(Layer{static_cast<const float*>(x), static_cast<const float*>(packed),
-                                 static_cast<const float*>(bias), static_cast<float*>(y), m, K, N});
+                                 static_cast<const float*>(bias), static_cast<float*>(y), m, K, N, activation});
     with_type(is_bf16, [&](auto zero) {
         using Y = decltype(zero);
         multiply_packed<Y>(variant, {static_cast<const Y*>(x), m, K, packed, N, scales, static_cast<const Y*>(bias),
-                                     static_cast<Y*>(y)});
+                                     static_cast<Y*>(y), activation});
     });
 }

@@ -1,4 +1,4 @@
-// y[m, N] = x[m, K] W^T + bias, for callers in C++. A row of y has the same bits whatever the other rows, m and
+// y[m, N] = act(x[m, K] W^T + bias), for callers in C++. A row of y has the same bits whatever the other rows, m and
 // the number of threads, as long as format and variant stay. Weights are packed once; formats and layouts:
 // linear.cpp (float32) and linear_layout.h (the others).
 #pragma once
@@ -26,6 +26,7 @@ struct QuireLinear {
     const float* scales;
     const void* bias;
     int32_t num_in, num_out, variant, format;
+    int32_t activation, padding;  // a QuireActivation
 };
 
 int64_t quire_linear_packed_bytes(int format, int N, int K);
@@ -37,14 +38,14 @@ void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* 
 // x, bias (null: none) and y: is_bf16, else float32. float32 weights go with float32 x, bfloat16 weights with
 // bfloat16 x; int8 weights with both (float32 x by way of the vector variant) and with scales [N], else null.
 void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed, int N,
-                  const float* scales, const void* bias, void* y);
+                  const float* scales, const void* bias, int activation, void* y);
 }
 
 namespace quire {
 
 inline void multiply(const QuireLinear& layer, int is_bf16, const void* x, int rows, void* y) {
     quire_linear(layer.variant, layer.format, is_bf16, x, rows, layer.num_in, layer.packed, layer.num_out, layer.scales,
-                 layer.bias, y);
+                 layer.bias, layer.activation, y);
 }
 
 }  // namespace quire

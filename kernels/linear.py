@@ -1,4 +1,4 @@
-"""Linear layer on the CPU: y = x W^T + b, x [m, K], W [N, K], in a layout packed once (linear.h).
+"""Linear layer on the CPU: y = act(x W^T + b), x [m, K], W [N, K], in a layout packed once (linear.h).
 
 Every output is one fixed chain of operations over K: a row's bits do not depend on the number of rows, its
 neighbours or threads, which neither MKL nor oneDNN promises. float32 has one such chain, of multiply-adds.
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .gated_activation import number_activation
 from .huge_pages import allocate_huge
 
 
@@ -88,10 +89,12 @@ def launch_linear(
     bias: Tensor | None,
     weight_dtype: torch.dtype,
     scales: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """y [m, N] for contiguous x [m, K], float32 or bfloat16, and a packed weight, on the CPU.
 
-    The weight is of x's type, or int8: then y = (x q^T) scales + b with scales float32 [N].
+    The weight is of x's type, or int8: then y = (x q^T) scales + b with scales float32 [N]. An activation (of
+    ACTIVATIONS) is of the sum before it is rounded.
     """
     rows, num_in = x.shape
     y = x.new_empty((rows, num_out))
@@ -106,6 +109,7 @@ def launch_linear(
         num_out,
         None if scales is None else scales.data_ptr(),
         None if bias is None else bias.data_ptr(),
+        number_activation(activation),
         y.data_ptr(),
     )
     return y

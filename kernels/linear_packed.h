@@ -4,6 +4,7 @@
 // rows of the chunk use them; sums wait in memory between blocks, so a block's size changes no bit.
 #pragma once
 
+#include "activation.h"
 #include "linear_layout.h"
 #include "thread_pool.h"
 
@@ -27,22 +28,24 @@ struct PackedLayer {
     const float* scales;  // [N] if the weights are int8, else null
     const Y* bias;        // [N] or null
     Y* y;                 // [m, N]
+    int activation;       // a QuireActivation
 };
 
-template <class Y>
+// y = Act((sums scales) + bias), rounded once.
+template <class Act, class Y>
 void finish_row(Y* y, const float* sums, const float* scales, const Y* bias, int count) {
     int i = 0;
     for (; i + kLanes <= count; i += kLanes) {
         Vec value = load(sums + i);
         if (scales) value *= load(scales + i);
         if (bias) value += load(bias + i);
-        store(y + i, value);
+        store(y + i, Act::apply(value));
     }
     for (; i < count; ++i) {
         float value = sums[i];
         if (scales) value *= scales[i];
         if (bias) value += widen(bias[i]);
-        y[i] = narrow<Y>(value);
+        y[i] = narrow<Y>(Act::apply(splat(value))[0]);
     }
 }
 
@@ -84,10 +87,13 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
                          next);
     }
     const int column = panel * kPanelColumns, columns = std::min(num_panels * kPanelColumns, layer.N - column);
-    for (int r = 0; r < rows; ++r)
-        finish_row(layer.y + size_t(first + r) * layer.N + column, sums + Engine::find_slot(r, rows) * Engine::kLeading,
-                   layer.scales ? layer.scales + column : nullptr, layer.bias ? layer.bias + column : nullptr,
-                   columns);
+    with_activation(layer.activation, [&](auto act) {
+        for (int r = 0; r < rows; ++r)
+            finish_row<decltype(act)>(layer.y + size_t(first + r) * layer.N + column,
+                                      sums + Engine::find_slot(r, rows) * Engine::kLeading,
+                                      layer.scales ? layer.scales + column : nullptr,
+                                      layer.bias ? layer.bias + column : nullptr, columns);
+    });
 }
 
 template <class Engine, bool is_int8, class Y>

@@ -1,9 +1,10 @@
 """Attention of a step's queries over the paged KV cache, prefill and decode alike.
 
 For a query at position p of its request: softmax over j of (q . k_j * scale) times v_j, with j from
-max(0, p - window + 1) to p; the scale is 1 / sqrt(D) unless the model has another. Key j stands in block
-block_table[j // block_size] at j % block_size. With a soft cap c a score s becomes c tanh(s / c) before the
-softmax (Gemma 2, arXiv 2408.00118, section 2).
+max(0, p - window + 1) to p, or to p + ahead where a model looks ahead; the scale is 1 / sqrt(D) unless the
+model has another. Key j stands in block block_table[j // block_size] at j % block_size. With a soft cap c a
+score s becomes c tanh(s / c) before the softmax (Gemma 2, arXiv 2408.00118, section 2); a position bias adds
+b[h, j - p] to it (MPNet, arXiv 2004.09297).
 Bytes: each request's K and V are read once per tile of queries: 2 * seq_len * G * D elements for a decode.
 Legend: T tokens, R requests, H query heads, G kv heads (H / G queries share one), D head size.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 # Scores of one tile of queries, in elements: bounds the reference's memory to 64 MB at any length.
 _MAX_SCORES = 1 << 24
 NO_WINDOW = 0x7FFFFFFF
+_BIAS_PADDING = 64  # kBiasPadding of attention_step.h
 
 MAX_NATIVE_HEAD_SIZE = 256
 
@@ -42,9 +44,13 @@ def paged_attention_reference(
     window: int | None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    ahead: int = 0,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """[T, H, D] of the query's type. `query` is [T, H, D], the caches are [blocks, G, block_size, D].
 
+    `ahead` is how many keys after itself a query sees, NO_WINDOW for all. `position_bias` is as
+    `pack_position_bias` makes it.
     Works on any device and type; gathers the blocks of one request at a time and computes in float32.
     """
     out = torch.empty_like(query)
@@ -54,53 +60,87 @@ def paged_attention_reference(
         for first in range(start, end, tile):
             last = min(first + tile, end)
             position = seq_len - (end - first)
+            seen_end = min(seq_len, position + last - first + ahead)
+            key, value, seen_start = _gather_seen(
+                k_cache, v_cache, block_tables[request], position, window, seen_end
+            )
             out[first:last] = _attend_tile(
-                query[first:last], k_cache, v_cache, block_tables[request], position, window, soft_cap, scale
+                query[first:last],
+                key,
+                value,
+                position - seen_start,
+                window,
+                soft_cap,
+                scale,
+                ahead,
+                position_bias,
             )
     return out
 
 
 def _attend_tile(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    table: Tensor,
+    key: Tensor,
+    value: Tensor,
     position: int,
     window: int | None,
     soft_cap: float | None,
     scale: float | None,
+    ahead: int,
+    position_bias: Tensor | None,
 ) -> Tensor:
-    """[t, H, D] for queries [t, H, D] of one request that start at `position`."""
+    """[t, H, D] for queries [t, H, D] of one request and keys [G, keys, D], `position` of them before the
+    first query."""
     num_queries, num_heads, head_size = query.shape
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-    seen_end = position + num_queries
-    first_block = 0 if window is None else max(0, position - window + 1) // block_size
-    blocks = table[first_block : -(-seen_end // block_size)]
-    seen_start = first_block * block_size
-    key = _gather(k_cache, blocks)[:, : seen_end - seen_start]
-    value = _gather(v_cache, blocks)[:, : seen_end - seen_start]
+    num_kv_heads, num_keys = key.shape[:2]
     # The query heads that share a kv head are stacked along the query axis: [G, H/G * t, D].
     stacked = query.float().view(num_queries, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
     scores = stacked.reshape(num_kv_heads, -1, head_size) @ key.transpose(1, 2)
-    scores = scores.view(num_kv_heads, -1, num_queries, seen_end - seen_start)
+    scores = scores.view(num_kv_heads, -1, num_queries, num_keys)
     scores = scores * (scale or default_scale(head_size))
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    query_positions = torch.arange(position, seen_end, device=query.device).unsqueeze(1)
-    key_positions = torch.arange(seen_start, seen_end, device=query.device).unsqueeze(0)
-    hidden = key_positions > query_positions
+    query_positions = torch.arange(position, position + num_queries, device=query.device).unsqueeze(1)
+    distances = torch.arange(num_keys, device=query.device).unsqueeze(0) - query_positions
+    if position_bias is not None:
+        reach = position_bias.shape[1] // 2
+        scores = scores + position_bias[:, distances + reach].view_as(scores)
+    hidden = distances > ahead
     if window is not None:
-        hidden |= key_positions <= query_positions - window
+        hidden |= distances <= -window
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-    attended = weights.view(num_kv_heads, -1, seen_end - seen_start) @ value
+    attended = weights.view(num_kv_heads, -1, num_keys) @ value
     attended = attended.view(num_kv_heads, -1, num_queries, head_size).permute(2, 0, 1, 3)
     return attended.reshape(num_queries, num_heads, head_size).to(query.dtype)
+
+
+def _gather_seen(
+    k_cache: Tensor, v_cache: Tensor, table: Tensor, position: int, window: int | None, seen_end: int
+) -> tuple[Tensor, Tensor, int]:
+    """Keys and values, float32 [G, keys, D], of those that a query at `position` or a later one sees, and the
+    position of the first of them."""
+    block_size = k_cache.shape[2]
+    first_block = 0 if window is None else max(0, position - window + 1) // block_size
+    blocks = table[first_block : -(-seen_end // block_size)]
+    first = first_block * block_size
+    key, value = (_gather(cache, blocks)[:, : seen_end - first] for cache in (k_cache, v_cache))
+    return key, value, first
 
 
 def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
     """float32 [G, len(blocks) * block_size, D]."""
     gathered = cache[blocks.long()].transpose(0, 1)
     return gathered.reshape(gathered.shape[0], -1, gathered.shape[3]).float()
+
+
+def pack_position_bias(bias: Tensor) -> Tensor:
+    """float32 [H, 2 L - 1] by key less query, of sequences of up to L tokens.
+
+    It lies in memory that kernels may read a vector past its end.
+    """
+    memory = bias.new_zeros(bias.numel() + _BIAS_PADDING, dtype=torch.float32)
+    memory[: bias.numel()] = bias.flatten()
+    return memory[: bias.numel()].view_as(bias)
 
 
 def launch_paged_attention(
@@ -116,6 +156,8 @@ def launch_paged_attention(
     window: int | None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    ahead: int = 0,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
 
@@ -135,12 +177,16 @@ def launch_paged_attention(
         block_tables.stride(0),
         query_starts.data_ptr(),
         seq_lens.data_ptr(),
+        seq_lens.data_ptr(),
+        None if position_bias is None else position_bias.data_ptr(),
         seq_lens.shape[0],
         num_heads,
         num_kv_heads,
         head_size,
         block_size,
         NO_WINDOW if window is None else window,
+        ahead,
+        0 if position_bias is None else position_bias.shape[1] // 2,
         scale or default_scale(head_size),
         soft_cap or 0.0,
     )

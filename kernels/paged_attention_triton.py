@@ -38,6 +38,7 @@ _MAX_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 2
 # Elements of a tile's sums in float32, which is multiplied without tensor cores: more leave the registers.
 _MAX_FLOAT32_TILE = 32 * 256
+_MAX_AHEAD = 1 << 30  # so that a position and it are an int32 together
 _LOG2_E = math.log2(math.e)
 
 
@@ -104,6 +105,8 @@ def launch_paged_attention(
     plan: AttentionPlan,
     soft_cap: float | None = None,
     scale: float | None = None,
+    ahead: int = 0,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """[T, H * D] of the query's type. Query t begins `t * query_stride` elements into `query`.
 
@@ -114,14 +117,20 @@ def launch_paged_attention(
     group = num_heads // num_kv_heads
     out = query.new_empty((query.shape[0], num_heads * head_size))
     tensors = (k_cache, v_cache, block_tables, query_starts, seq_lens)
-    scalars = ((scale or head_size**-0.5) * _LOG2_E, soft_cap or 0.0, query_stride, block_tables.stride(0))
+    bias, reach = (query, 0) if position_bias is None else (position_bias, position_bias.shape[1] // 2)
+    scalars = (
+        *((scale or head_size**-0.5) * _LOG2_E, soft_cap or 0.0, bias, reach),
+        *(query_stride, block_tables.stride(0)),
+    )
     constants: dict[str, typing.Any] = {
         "GROUP": group,
         "HEAD_SIZE": head_size,
         "PADDED_SIZE": _pad(head_size),
         "BLOCK_SIZE": block_size,
         "WINDOW": window or 0,
+        "AHEAD": min(ahead, _MAX_AHEAD),
         "HAS_SOFT_CAP": soft_cap is not None,
+        "HAS_BIAS": position_bias is not None,
         "SPLIT_KEYS": plan.split_keys,
         # Two kernels must merge splits with the same roundings, and a compiler may fuse each its own way.
         "enable_fp_fusion": plan.split_keys == 0,
@@ -239,9 +248,10 @@ def _attend_keys(
     q: typing.Any, top: typing.Any, total: typing.Any, sums: typing.Any, k_cache: typing.Any,
     v_cache: typing.Any, table: typing.Any, positions: typing.Any,
     kv_head: typing.Any, num_kv_heads: typing.Any, first: typing.Any, last: typing.Any, seq_len: typing.Any,
-    scale: typing.Any, soft_cap: typing.Any,
+    scale: typing.Any, soft_cap: typing.Any, bias: typing.Any, head: typing.Any, reach: typing.Any,
     IS_MASKED: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, N: tl.constexpr,
+    WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Go on with the online softmax of q [M, D] over keys first..last-1, tile by tile."""
     in_tile = tl.arange(0, N)
@@ -271,8 +281,13 @@ def _attend_keys(
             # tanh(x) = 1 - 2 / (e^2x + 1); scores and cap both carry the factor log2(e).
             cap = soft_cap * 1.4426950408889634
             scores = cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / soft_cap)) + 1.0))
+        if HAS_BIAS:
+            place = keys[None, :] - positions[:, None] + reach
+            is_biased = (place >= 0) & (place <= 2 * reach)
+            bias_at = bias + head[:, None] * (2 * reach + 1) + place
+            scores += tl.load(bias_at, mask=is_biased, other=0.0) * 1.4426950408889634
         if IS_MASKED:
-            is_seen = keys[None, :] <= positions[:, None]
+            is_seen = (keys[None, :] <= positions[:, None] + AHEAD) & is_key[None, :]
             if WINDOW > 0:
                 is_seen = is_seen & (keys[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(is_seen, scores, float("-inf"))
@@ -295,10 +310,11 @@ def _paged_attention_kernel(
     query: typing.Any, out: typing.Any, parts: typing.Any, part_sums: typing.Any, k_cache: typing.Any,
     v_cache: typing.Any, block_tables: typing.Any,
     query_starts: typing.Any, seq_lens: typing.Any, num_requests: typing.Any, scale: typing.Any,
-    soft_cap: typing.Any, query_stride: typing.Any,
+    soft_cap: typing.Any, bias: typing.Any, reach: typing.Any, query_stride: typing.Any,
     table_stride: typing.Any, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT_KEYS: tl.constexpr,
-    IS_SINGLE: tl.constexpr, IS_SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SPLIT_KEYS: tl.constexpr, IS_SINGLE: tl.constexpr, IS_SPLIT: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (tiles, G, S). A request that is not of this launch's kind is left to the other launch."""
     TILE_TOKENS: tl.constexpr = M // GROUP
@@ -336,7 +352,7 @@ def _paged_attention_kernel(
         return
     # 3. The keys that some row of the tile sees, and of them the part of this program.
     first_position = seq_len - query_len + first_token
-    last_key = tl.minimum(first_position + TILE_TOKENS, seq_len)
+    last_key = tl.minimum(first_position + TILE_TOKENS + AHEAD, seq_len)
     first_key = 0
     if WINDOW > 0:
         first_key = tl.maximum(0, first_position - WINDOW + 1) // N * N
@@ -364,16 +380,19 @@ def _paged_attention_kernel(
         end = tl.minimum(base + (split + 1) * split_size, last_key)
         masked_from = start
         if WINDOW == 0:
-            masked_from = tl.maximum(start, tl.minimum(end, (first_position + 1) // N * N))
+            seen_by_all = tl.minimum(first_position + AHEAD + 1, seq_len)
+            masked_from = tl.maximum(start, tl.minimum(end, seen_by_all // N * N))
             split_top, split_total, split_sums = _attend_keys(
                 q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
                 kv_head, num_kv_heads, start, masked_from, seq_len, scale, soft_cap,
-                False, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, N,
+                bias, head, reach, False, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, AHEAD, HAS_SOFT_CAP,
+                HAS_BIAS, N,
             )  # fmt: skip
         split_top, split_total, split_sums = _attend_keys(
             q, split_top, split_total, split_sums, k_cache, v_cache, table, positions,
             kv_head, num_kv_heads, masked_from, end, seq_len, scale, soft_cap,
-            True, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, N,
+            bias, head, reach, True, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, WINDOW, AHEAD, HAS_SOFT_CAP,
+            HAS_BIAS, N,
         )  # fmt: skip
         if not IS_SPLIT and SPLIT_KEYS > 0:
             top, total, sums = _merge(top, total, sums, split_top, split_total, split_sums)

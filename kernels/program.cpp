@@ -13,6 +13,7 @@
 
 #include "experts.h"
 #include "gated_activation.h"
+#include "layer_norm.h"
 #include "linear.h"
 #include "paged_attention.h"
 #include "rms_norm.h"
@@ -63,6 +64,14 @@ void add_rows(const T* x, T* total, int rows, size_t size) {
     });
 }
 
+// x += rows of the table by index, rounded to T; row 0 where there is no index.
+template <typename T>
+void add_table_rows(const T* table, const int64_t* index, int rows, size_t size, T* x) {
+    parallel_runs(rows, rows * size * sizeof(T) > kMinParallelBytes, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) add_row(table + (index ? index[r] : 0) * size, x + r * size, int(size));
+    });
+}
+
 // Hands out aligned parts of one piece of memory; without memory it only adds up their sizes.
 class Arena {
   public:
@@ -87,6 +96,7 @@ class Arena {
 // like any other, whose keys may be written by another thread in this very step.
 struct Part {
     QuireStep step;
+    const int32_t* key_lens;  // [R] of the whole requests
     const int first_token;
     int first_sampling = 0;  // sampling requests of the step before this part's
 
@@ -99,7 +109,9 @@ struct Part {
         step.input_ids += first;
         step.positions += first;
         step.slots += first;
+        if (step.types) step.types += first;
         step.block_tables += size_t(begin) * whole.table_width;
+        key_lens = whole.seq_lens + begin;
         step.query_starts = arena.take<int32_t>((step.num_requests + 1) * sizeof(int32_t));
         step.seq_lens = arena.take<int32_t>(step.num_requests * sizeof(int32_t));
         step.sampling = arena.take<int64_t>(step.num_requests * sizeof(int64_t));
@@ -134,6 +146,7 @@ class Pass {
     Pass(const QuireProgram& program, const Part& part, void* out, Arena& arena)
         : program_(program),
           step_(part.step),
+          key_lens_(part.key_lens),
           first_token_(part.first_token),
           rows_(step_.num_tokens),
           requests_(step_.num_requests),
@@ -179,6 +192,8 @@ class Pass {
             case QUIRE_ROUTE: return route(*static_cast<const QuireRoute*>(p));
             case QUIRE_EXPERTS: return run_experts(*static_cast<const QuireExperts*>(p));
             case QUIRE_ADD: return add(*static_cast<const QuireAdd*>(p));
+            case QUIRE_LAYER_NORM: return layer_norm(*static_cast<const QuireLayerNorm*>(p));
+            case QUIRE_ADD_ROWS: return add_rows_of(*static_cast<const QuireAddRows*>(p));
         }
     }
 
@@ -189,6 +204,14 @@ class Pass {
 
     void embed(const QuireEmbed& op) {
         gather_rows(op.table, step_.input_ids, rows_, program_.slots[op.y].row_bytes, at(op.y));
+    }
+
+    void add_rows_of(const QuireAddRows& op) {
+        with_type(program_.is_bf16, [&](auto zero) {
+            using T = decltype(zero);
+            add_table_rows(static_cast<const T*>(op.table), op.by_type ? step_.types : step_.positions, rows_, op.size,
+                           at<T>(op.x));
+        });
     }
 
     void find_angles(const QuireAngles& op) {
@@ -211,6 +234,11 @@ class Pass {
                        at<char>(op.y) + first, rows_, op.size, op.stride, op.eps, op.weight_offset, op.rounds_normed);
     }
 
+    void layer_norm(const QuireLayerNorm& op) {
+        quire_layer_norm(program_.is_bf16, at(op.x), op.adds ? at(op.residual) : nullptr, op.weight, op.bias, at(op.y),
+                         rows_, op.size, op.eps);
+    }
+
     void add(const QuireAdd& op) {
         with_type(program_.is_bf16, [&](auto zero) {
             add_rows(at<decltype(zero)>(op.x), at<decltype(zero)>(op.residual), rows_, op.size);
@@ -223,9 +251,10 @@ class Pass {
 
     void rotate_and_write(const QuireRotate& op) {
         const QuireCache& cache = program_.caches[op.layer];
-        quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, at<float>(op.cos), at<float>(op.sin),
-                               op.query_norm, op.key_norm, op.eps, cache.k, cache.v, step_.slots, op.num_heads,
-                               op.num_kv_heads, op.head_size, program_.block_size);
+        const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
+        quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, cos, sin, op.query_norm, op.key_norm,
+                               op.eps, cache.k, cache.v, step_.slots, op.num_heads, op.num_kv_heads, op.head_size,
+                               program_.block_size);
     }
 
     void keep_sampled(const QuireKeep& op) {
@@ -249,9 +278,9 @@ class Pass {
     void attend(const QuireAttend& op) {
         const QuireCache& cache = program_.caches[op.layer];
         quire_paged_attention(program_.is_bf16, at(op.qkv), (op.num_heads + 2 * op.num_kv_heads) * op.head_size,
-                              at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_, requests_,
-                              op.num_heads, op.num_kv_heads, op.head_size, program_.block_size, op.window, op.scale,
-                              op.soft_cap);
+                              at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_,
+                              op.ahead ? key_lens_ : lengths_, op.bias, requests_, op.num_heads, op.num_kv_heads,
+                              op.head_size, program_.block_size, op.window, op.ahead, op.reach, op.scale, op.soft_cap);
     }
 
     void activate(const QuireActivate& op) {
@@ -281,6 +310,7 @@ class Pass {
 
     const QuireProgram& program_;
     const QuireStep& step_;
+    const int32_t* key_lens_;
     const int first_token_;
     char** slots_;
     int rows_, requests_;
@@ -312,7 +342,8 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireLinear), sizeof(QuireSlot), sizeof(QuireCache), sizeof(QuireEmbed), sizeof(QuireAngles),
         sizeof(QuireNorm), sizeof(QuireMultiply), sizeof(QuireRotate), sizeof(QuireKeep), sizeof(QuireAttend),
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
-        sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireOperation), sizeof(QuireProgram), sizeof(QuireStep),
+        sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireOperation),
+        sizeof(QuireProgram), sizeof(QuireStep),
     };
     return int(sizes[which]);
 }

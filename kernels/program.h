@@ -25,13 +25,20 @@ struct QuireCache {
 // From 0 on, in the order of program.Kind.
 enum QuireKind {
     QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
-    QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD,
+    QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
+    QUIRE_ADD_ROWS,
 };
 
 // y = rows of the table by token id.
 struct QuireEmbed {
     const void* table;
     int32_t y, size;
+};
+
+// x += rows of the table by position, or by the token's type.
+struct QuireAddRows {
+    const void* table;
+    int32_t x, size, by_type, padding;
 };
 
 // Slots cos and sin = rows of the tables by position, or the step's own.
@@ -49,6 +56,13 @@ struct QuireNorm {
     float eps, weight_offset;
 };
 
+// y = layer norm of x; where `adds`, residual += x, y = layer norm of the residual, and y may be the residual.
+struct QuireLayerNorm {
+    const void *weight, *bias;  // bias: null where there is none
+    int32_t x, residual, y, size, adds;
+    float eps;
+};
+
 // residual += x.
 struct QuireAdd {
     int32_t x, residual, size;
@@ -59,7 +73,7 @@ struct QuireMultiply {
     int32_t x, y;
 };
 
-// Norms, rotates and writes to the caches what a linear layer has left in qkv.
+// Norms, rotates and writes to the caches what a linear layer has left in qkv. Nothing is rotated where cos is 0.
 struct QuireRotate {
     const void *query_norm, *key_norm;  // null where the model has none
     int32_t qkv, cos, sin, layer;
@@ -75,9 +89,11 @@ struct QuireKeep {
 
 // y = attention of the queries in qkv; K and V of the whole step must be in the caches.
 struct QuireAttend {
+    const float* bias;  // as of quire_paged_attention, null: none
     int32_t qkv, y, layer;
     int32_t num_heads, num_kv_heads, head_size;
-    int32_t window;  // larger than any length where there is none
+    int32_t window, ahead;  // larger than any length where there is no bound
+    int32_t reach, padding;
     float scale, soft_cap;  // soft_cap 0: none
 };
 
@@ -133,6 +149,7 @@ struct QuireProgram {
 
 struct QuireStep {
     int64_t *input_ids, *positions, *slots;  // [T]
+    int64_t* types;                          // [T], or null: all are 0
     const float *cos, *sin;                  // [T, D / 2], or null: from the program's tables
     int32_t *query_starts, *seq_lens;        // [R + 1], [R]
     int32_t* block_tables;                   // [R, table_width]

@@ -24,7 +24,8 @@ OUT = Slot(0)  # the result: what `run_program` is given
 # QuireKind.
 Kind = IntEnum(
     "Kind",
-    "EMBED ANGLES NORM ADD_NORM LINEAR ROTATE KEEP ATTEND ACTIVATE WIDEN SCALE CAP ROUTE EXPERTS ADD",
+    "EMBED ANGLES NORM ADD_NORM LINEAR ROTATE KEEP ATTEND ACTIVATE WIDEN SCALE CAP ROUTE EXPERTS ADD"
+    " LAYER_NORM ADD_ROWS",
     start=0,
 )
 
@@ -49,7 +50,7 @@ def _make_struct(
 class LinearTable(_Table):
     """QuireLinear."""
 
-    _fields_ = _fields("packed scales bias", "num_in num_out variant format")
+    _fields_ = _fields("packed scales bias", "num_in num_out variant format activation padding")
 
 
 class SlotTable(_Table):
@@ -71,7 +72,11 @@ Norm = _make_struct("weight", "x residual y first size stride rounds_normed padd
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
 Rotate = _make_struct("query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size", "eps")
 Keep = _make_struct("slots", "num_slots padding")
-Attend = _make_struct("", "qkv y layer num_heads num_kv_heads head_size window", "scale soft_cap")
+Attend = _make_struct(
+    "bias",
+    "qkv y layer num_heads num_kv_heads head_size window ahead reach padding",
+    "scale soft_cap",
+)
 Activate = _make_struct("", "x y size activation")
 Widen = _make_struct("", "x y size")
 Scale = _make_struct("", "x size", "factor")
@@ -81,6 +86,8 @@ Experts = _make_struct(
     "gate_up down", "x choices weights routed wide gated y num_experts per_token activation"
 )
 Add = _make_struct("", "x residual size")
+LayerNorm = _make_struct("weight bias", "x residual y size adds", "eps")
+AddRows = _make_struct("table", "x size by_type padding")
 
 
 class OperationTable(_Table):
@@ -101,7 +108,7 @@ class StepTable(_Table):
     """QuireStep."""
 
     _fields_ = _fields(
-        "input_ids positions slots cos sin query_starts seq_lens block_tables sampling",
+        "input_ids positions slots types cos sin query_starts seq_lens block_tables sampling",
         "num_tokens num_requests num_sampling table_width num_parts padding",
     )
 

@@ -115,13 +115,14 @@ void write_tokens(const Layer<T>& layer, int token, int count) {
 template <typename T>
 void rotate_token(const Layer<T>& layer, int token) {
     const int D = layer.head_size, heads = layer.num_heads + layer.num_kv_heads;
+    if (!layer.cos && !layer.query_norm) return;
     T* row = layer.row(token);
     const float *cos = layer.cos + size_t(token) * (D / 2), *sin = layer.sin + size_t(token) * (D / 2);
     for (int head = 0; head < heads; ++head) {
         T* x = row + head * D;
         const T* norm = head < layer.num_heads ? layer.query_norm : layer.key_norm;
         if (norm) norm_row(x, norm, x, D, layer.eps);
-        rotate(x, cos, sin, D);
+        if (layer.cos) rotate(x, cos, sin, D);
     }
 }
 

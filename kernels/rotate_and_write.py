@@ -42,8 +42,8 @@ def write_kv_reference(
 def rotate_and_write_reference(
     qkv: Tensor,
     num_heads: int,
-    cos: Tensor,
-    sin: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     qk_norm: tuple[Tensor, Tensor, float] | None,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -51,7 +51,8 @@ def rotate_and_write_reference(
 ) -> Tensor:
     """The queries [T, H, D], normed and rotated; keys likewise and values are in the caches afterwards.
 
-    `qkv` is [T, (H + 2 G) D]. `qk_norm` is (query weight [D], key weight [D], eps), None without such norms.
+    `qkv` is [T, (H + 2 G) D]. Without `cos` and `sin` nothing is rotated. `qk_norm` is (query weight [D],
+    key weight [D], eps), None without such norms.
     """
     num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
     query, key, value = qkv.view(qkv.shape[0], -1, head_size).split(
@@ -60,16 +61,18 @@ def rotate_and_write_reference(
     if qk_norm is not None:
         query = rms_norm_reference(query, qk_norm[0], qk_norm[2])
         key = rms_norm_reference(key, qk_norm[1], qk_norm[2])
-    write_kv_reference(rotate_reference(key, cos, sin), value, k_cache, v_cache, slot_mapping)
-    return rotate_reference(query, cos, sin)
+    if cos is not None and sin is not None:
+        query, key = rotate_reference(query, cos, sin), rotate_reference(key, cos, sin)
+    write_kv_reference(key, value, k_cache, v_cache, slot_mapping)
+    return query
 
 
 def launch_rotate_and_write(
     library: ctypes.CDLL,
     qkv: Tensor,
     num_heads: int,
-    cos: Tensor,
-    sin: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     qk_norm: tuple[Tensor, Tensor, float] | None,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -87,8 +90,8 @@ def launch_rotate_and_write(
         qkv.dtype is torch.bfloat16,
         qkv.data_ptr(),
         qkv.shape[0],
-        cos.data_ptr(),
-        sin.data_ptr(),
+        None if cos is None else cos.data_ptr(),
+        None if sin is None else sin.data_ptr(),
         None if query_norm is None else query_norm.data_ptr(),
         None if key_norm is None else key_norm.data_ptr(),
         eps,

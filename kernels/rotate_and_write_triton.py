@@ -24,8 +24,8 @@ _HEADS = 8
 def launch_rotate_and_write(
     qkv: Tensor,
     num_heads: int,
-    cos: Tensor,
-    sin: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     qk_norm: tuple[Tensor, Tensor, float] | None,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -33,15 +33,17 @@ def launch_rotate_and_write(
 ) -> None:
     """q of `qkv` [T, (H + 2 G) D] is normed and rotated in place, keys likewise and values are in the caches.
 
-    `cos` and `sin` are float32 [T, D / 2], caches [blocks, G, block_size, D], all contiguous; D is even. A
-    negative slot is that of a row that pads a captured graph's batch: its key and value go nowhere.
+    `cos` and `sin` are float32 [T, D / 2], None where nothing is rotated; caches [blocks, G, block_size, D],
+    all contiguous; D is even. A negative slot is that of a row that pads a captured graph's batch: its
+    key and value go nowhere.
     """
     _, num_kv_heads, block_size, head_size = k_cache.shape
     query_norm, key_norm, eps = qk_norm or (qkv, qkv, 0.0)
     num_programs = triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS)
     _rotate_and_write_kernel[(qkv.shape[0], num_programs)](
-        qkv, cos, sin, query_norm, key_norm, k_cache, v_cache, slot_mapping, eps,
-        HAS_NORM=qk_norm is not None, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
+        qkv, qkv if cos is None else cos, qkv if sin is None else sin, query_norm, key_norm,
+        k_cache, v_cache, slot_mapping, eps, HAS_ANGLES=cos is not None, HAS_NORM=qk_norm is not None,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_size // 2,
         PADDED_HALF=triton.next_power_of_2(head_size // 2), BLOCK_SIZE=block_size, HEADS=_HEADS,
         num_warps=2 if head_size * qkv.element_size() <= 256 else 4,
     )  # fmt: skip
@@ -51,9 +53,9 @@ def launch_rotate_and_write(
 def _rotate_and_write_kernel(
     qkv: typing.Any, cos: typing.Any, sin: typing.Any, query_norm: typing.Any, key_norm: typing.Any,
     k_cache: typing.Any, v_cache: typing.Any,
-    slot_mapping: typing.Any, eps: typing.Any, HAS_NORM: tl.constexpr, NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
+    slot_mapping: typing.Any, eps: typing.Any, HAS_ANGLES: tl.constexpr, HAS_NORM: tl.constexpr,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
 ) -> typing.Any:  # fmt: skip
     """Grid (T, groups of HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -80,10 +82,14 @@ def _rotate_and_write_kernel(
         kind = qkv.dtype.element_ty
         first = ((first * factor).to(kind).to(tl.float32) * first_weight).to(kind).to(tl.float32)
         second = ((second * factor).to(kind).to(tl.float32) * second_weight).to(kind).to(tl.float32)
-    cos_row = tl.load(cos + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
-    sin_row = tl.load(sin + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
-    rotated_first = (first * cos_row - second * sin_row).to(qkv.dtype.element_ty)
-    rotated_second = (second * cos_row + first * sin_row).to(qkv.dtype.element_ty)
+    if HAS_ANGLES:
+        cos_row = tl.load(cos + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
+        sin_row = tl.load(sin + token * HALF + dims, mask=has_dim, other=0.0)[None, :]
+        rotated_first = (first * cos_row - second * sin_row).to(qkv.dtype.element_ty)
+        rotated_second = (second * cos_row + first * sin_row).to(qkv.dtype.element_ty)
+    else:
+        rotated_first = first.to(qkv.dtype.element_ty)
+        rotated_second = second.to(qkv.dtype.element_ty)
     query_mask = is_query[:, None] & has_dim[None, :]
     tl.store(at, rotated_first, mask=query_mask)
     tl.store(at + HALF, rotated_second, mask=query_mask)

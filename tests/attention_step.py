@@ -68,7 +68,12 @@ class AttentionStep:
         return cls(query, k_cache, v_cache, tables, starts, lengths)
 
     def reference(
-        self, window: int | None = None, soft_cap: float | None = None, scale: float | None = None
+        self,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float | None = None,
+        ahead: int = 0,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         return paged_attention_reference(
             self.query,
@@ -80,6 +85,8 @@ class AttentionStep:
             window,
             soft_cap,
             scale,
+            ahead,
+            position_bias,
         )
 
     def only(self, request: int, first: int, count: int) -> Self:

@@ -12,6 +12,7 @@ from typing import Self
 
 import pytest
 import torch
+from quire.kernels.layer_norm import layer_norm_reference
 from quire.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from quire.kernels.rotate_and_write import rotate_and_write_reference
 from torch import Tensor
@@ -62,6 +63,37 @@ def check_rms_norm(
     actual = launch(x, residual, weight, 1e-5, *kind)
     assert torch.equal(residual, total)
     assert_within(actual, expected, relative * expected.abs())
+
+
+def check_layer_norm(
+    launch: Callable[..., Tensor],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    has_bias: bool,
+    device: torch.device = CPU,
+) -> None:
+    """The norm of rows, and of rows that are added to a residual, equal the reference."""
+    x, residual = (random(*shape, dtype=dtype, seed=seed, device=device) for seed in (0, 1))
+    x += 3
+    weight, bias = (random(shape[1], dtype=dtype, seed=seed, device=device) for seed in (2, 3))
+    bias = bias if has_bias else None
+
+    def check(actual: Tensor, total: Tensor) -> None:
+        expected = layer_norm_reference(total, weight, bias, 1e-5)
+        # Less the mean, numbers keep the rounding of their size; a chain adds up mean and variance.
+        centered = total.float() - total.float().mean(-1, keepdim=True)
+        factor = torch.rsqrt(centered.square().mean(-1, keepdim=True) + 1e-5)
+        sizes = (
+            (total.float().abs() + total.float().abs().mean(-1, keepdim=True)) * factor * weight.float().abs()
+        )
+        bound = torch.finfo(dtype).eps * expected.abs().float() + (shape[1] + 6) * EPS * (sizes + 1)
+        assert_within(actual, expected, bound)
+
+    check(launch(x, None, weight, bias, 1e-5), x)
+    total = x + residual
+    actual = launch(x, residual, weight, bias, 1e-5)
+    assert torch.equal(residual, total)
+    check(actual, total)
 
 
 def check_where_a_norm_rounds(launch: Callable[..., Tensor], device: torch.device = CPU) -> None:

@@ -17,11 +17,13 @@ from kernel_checks import (
     RotateStep,
     assert_within,
     check_a_norm_in_place,
+    check_layer_norm,
     check_rms_norm,
     check_where_a_norm_rounds,
     random,
 )
 from quire.kernels.gated_activation import gated_activation_reference, launch_gated_activation
+from quire.kernels.layer_norm import launch_layer_norm
 from quire.kernels.rms_norm import launch_rms_norm
 from quire.kernels.rotate_and_write import launch_rotate_and_write
 
@@ -49,6 +51,25 @@ def test_rms_norm_rounds_where_its_reference_does(library: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm_in_place_touches_only_its_columns(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     check_a_norm_in_place(partial(launch_rms_norm, library), dtype)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 16), (2, 17), (5, 48), (300, 260)])
+def test_layer_norm_equals_its_reference(
+    library: ctypes.CDLL, shape: tuple[int, int], dtype: torch.dtype, has_bias: bool
+) -> None:
+    check_layer_norm(partial(launch_layer_norm, library), shape, dtype, has_bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_a_layer_norm_has_the_same_bits_alone(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    x, weight = random(300, 260, dtype=dtype), random(260, dtype=dtype)
+    expected = launch_layer_norm(library, x, None, weight, None, 1e-5)
+    for row in (0, 7, 299):
+        assert torch.equal(
+            launch_layer_norm(library, x[row : row + 1], None, weight, None, 1e-5)[0], expected[row]
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,8 @@ import ctypes
 
 import pytest
 import torch
-from kernel_checks import EPS, random
+from kernel_checks import EPS, assert_within, random
+from quire.kernels.gated_activation import FUNCTIONS
 from quire.kernels.linear import (
     Variant,
     choose_variant,
@@ -53,7 +54,7 @@ class Layer:
         self.packed = pack_linear(library, weight)
         self.scales = random(len(weight), seed=3).abs() if weight.dtype == torch.int8 else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, activation: str | None = None) -> Tensor:
         return launch_linear(
             self.library,
             self.variant,
@@ -63,6 +64,7 @@ class Layer:
             self.bias,
             self.weight.dtype,
             self.scales,
+            activation,
         )
 
     def reference(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,6 +110,23 @@ def test_linear_equals_its_reference(
     assert actual.shape == expected.shape
     error = (actual.double() - expected).abs()
     assert (error <= bound).all(), f"largest excess {(error - bound).max().item():.3g}"
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize(("dtype", "weight_dtype"), TYPES)
+def test_an_activation_is_of_the_sum_before_it_is_rounded(
+    library: ctypes.CDLL, variant: Variant, dtype: torch.dtype, weight_dtype: torch.dtype, activation: str
+) -> None:
+    weight = random(70, 48, dtype=weight_dtype, seed=1)
+    layer = Layer(library, variant, weight, random(70, dtype=dtype, seed=2) * 4)
+    x = random(33, 48, dtype=dtype) / weight.double().norm(dim=1).mean().to(dtype)
+    total, magnitude = layer.reference(x)
+    expected = FUNCTIONS[activation](total)
+    slope = 1.2  # at most, of all of them
+    bound = slope * 52 * EPS * magnitude + 4 * EPS
+    if dtype == torch.bfloat16:
+        bound = bound + BF16_ROUNDING * expected.abs()
+    assert_within(layer(x, activation).double(), expected, bound)
 
 
 @pytest.mark.parametrize(("dtype", "weight_dtype"), TYPES)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from attention_step import EPS, MIXED, SHAPES, AttentionStep
 from cache_layout import to_native_layout
-from quire.kernels.paged_attention import launch_paged_attention
+from kernel_checks import random
+from quire.kernels.paged_attention import NO_WINDOW, launch_paged_attention, pack_position_bias
 from torch import Tensor
 
 VARIANTS = ["amx", "avx512_bf16", "widened"]
@@ -37,6 +38,8 @@ class Step(AttentionStep):
         window: int | None = None,
         soft_cap: float | None = None,
         scale: float | None = None,
+        ahead: int = 0,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         heads, head_size = self.query.shape[1:]
         flat = self.query.reshape(len(self.query), -1)
@@ -52,6 +55,8 @@ class Step(AttentionStep):
             window,
             soft_cap,
             scale,
+            ahead,
+            position_bias,
         )
         return out.view(-1, heads, head_size)
 
@@ -155,6 +160,44 @@ def test_a_bfloat16_row_has_the_same_bits_whatever_is_computed_beside_it(
 ) -> None:
     step = Step.draw([*LONGER, (5, 2100), (130, 300)], 6, 2, 32, dtype=torch.bfloat16)
     assert_rows_have_the_same_bits_alone(library, step, window)
+
+
+# Window and keys ahead: all of a prompt, as many on both sides, more on one.
+BOTH_WAYS = [(None, NO_WINDOW), (14, 13), (65, 64), (5, 70)]
+# Whole prompts; the last is longer than a split.
+PROMPTS = [(1, 1), (3, 3), (70, 70), (150, 150), (64, 64), (1100, 1100)]
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("window", "ahead"), BOTH_WAYS)
+def test_a_query_may_see_keys_after_itself(
+    library: ctypes.CDLL, window: int | None, ahead: int, has_bias: bool, dtype: torch.dtype
+) -> None:
+    step = Step.draw(PROMPTS, 4, 2, 32, dtype=dtype)
+    bias = pack_position_bias(random(4, 2 * 1100 - 1)) if has_bias else None
+    rounding = 2.0**-8 * step.largest_value if dtype == torch.bfloat16 else 0.0
+    actual = step.compute(library, window, None, None, ahead, bias)
+    expected = step.reference(window, None, None, ahead, bias)
+    torch.testing.assert_close(
+        actual, expected, rtol=2.0**-7 if rounding else 0, atol=step.bound() + rounding
+    )
+
+
+@pytest.mark.usefixtures("threads", "variant")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "ahead"), BOTH_WAYS[:2])
+def test_a_prompt_that_looks_ahead_has_the_same_bits_alone(
+    library: ctypes.CDLL, window: int | None, ahead: int, dtype: torch.dtype
+) -> None:
+    step = Step.draw(PROMPTS, 4, 2, 32, dtype=dtype)
+    bias = pack_position_bias(random(4, 2 * 1100 - 1))
+    expected = step.compute(library, window, None, None, ahead, bias)
+    for request, (count, _) in enumerate(PROMPTS):
+        start = int(step.query_starts[request])
+        alone = step.only(request, 0, count).compute(library, window, None, None, ahead, bias)
+        assert torch.equal(alone, expected[start : start + count])
 
 
 @pytest.mark.usefixtures("variant")

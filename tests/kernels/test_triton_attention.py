@@ -13,6 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from quire.kernels.paged_attention import NO_WINDOW, pack_position_bias
 from quire.kernels.paged_attention_triton import find_uncovered, launch_paged_attention, plan_attention
 
 
@@ -25,6 +26,8 @@ class Step(AttentionStep):
         num_processors: int = 1,
         is_strict: bool = False,
         soft_cap: float | None = None,
+        ahead: int = 0,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         """Through the kernels. More processors ask for more splits; strict splits have 64 keys."""
         query_lens = self.query_starts.diff()
@@ -50,6 +53,9 @@ class Step(AttentionStep):
             window,
             plan,
             soft_cap,
+            None,
+            ahead,
+            None if position_bias is None else position_bias.to(DEVICE),
         )
         return out.view(-1, heads, head_size).cpu()
 
@@ -87,6 +93,16 @@ def test_every_shape_and_type_equals_the_reference(
 ) -> None:
     step = Step.draw([(5, 37), (1, 130)], *shape, dtype=dtype)
     assert_near_reference(step, step.compute(num_processors=4), step.reference())
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(("window", "ahead"), [(None, NO_WINDOW), (14, 13), (65, 64)])
+def test_a_query_may_see_keys_after_itself(window: int | None, ahead: int, is_strict: bool) -> None:
+    step = Step.draw([(1, 1), (3, 3), (70, 70), (129, 129)])
+    bias = pack_position_bias(torch.randn(4, 2 * 129 - 1, generator=torch.Generator().manual_seed(3)))
+    for position_bias in (None, bias):
+        actual = step.compute(window, 1, is_strict, None, ahead, position_bias)
+        assert_near_reference(step, actual, step.reference(window, None, None, ahead, position_bias))
 
 
 @pytest.mark.parametrize("num_processors", [1, 6])

@@ -38,7 +38,8 @@ def launch():
         plan = plan_attention(2, 2, 2, 4096, num_processors, case.get("is_strict", False))
         launch_paged_attention(
             qkv, row_size, num_heads, cache, cache.clone(), tables, starts, lengths,
-            case.get("window"), plan, case.get("soft_cap"),
+            case.get("window"), plan, case.get("soft_cap"), None, case.get("ahead", 0),
+            torch.empty(num_heads, 1023) if case.get("has_bias") else None,
         )
 
 found = compile_launches(launch)
@@ -50,6 +51,7 @@ BFLOAT16 = {"dtype": "bfloat16", "head_size": 128, "group": 4}
 CASES = {
     "strict": BFLOAT16 | {"is_strict": True},
     "window and cap": BFLOAT16 | {"dtype": "float16", "window": 4096, "soft_cap": 30.0},
+    "both ways": BFLOAT16 | {"head_size": 64, "group": 1, "ahead": 1 << 30, "has_bias": True},
     "padded heads": {"dtype": "bfloat16", "head_size": 80, "group": 7, "block_size": 8},
     "small heads": {"dtype": "bfloat16", "head_size": 16, "group": 1, "block_size": 128},
     "large heads": {"dtype": "bfloat16", "head_size": 256, "group": 2, "block_size": 32},

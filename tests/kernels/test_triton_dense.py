@@ -14,6 +14,7 @@ from kernel_checks import (
     NORM_KINDS,
     assert_within,
     check_a_norm_in_place,
+    check_layer_norm,
     check_rms_norm,
     check_where_a_norm_rounds,
 )
@@ -26,6 +27,7 @@ from quire.kernels.gated_activation import gated_activation_reference
 from quire.kernels.gated_activation_triton import launch_gated_activation
 from quire.kernels.gather_rows import gather_rows_reference
 from quire.kernels.gather_rows_triton import launch_gather_rows
+from quire.kernels.layer_norm_triton import launch_layer_norm
 from quire.kernels.rms_norm_triton import launch_rms_norm
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -77,6 +79,13 @@ def test_rms_norm_of_no_rows_is_empty_and_strided_rows_are_refused() -> None:
         launch_rms_norm(random(8, 3).t(), None, random(8), 1e-6)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 16), (2, 17), (5, 260)])
+def test_layer_norm_equals_its_reference(shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> None:
+    check_layer_norm(launch_layer_norm, shape, dtype, has_bias, DEVICE)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # as meant: the gate is then 0
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
@@ -97,4 +106,4 @@ def test_gated_activation_equals_its_reference(
 def test_gated_activation_of_no_rows_is_empty_and_unknown_names_are_refused() -> None:
     assert launch_gated_activation(random(0, 8), "silu").shape == (0, 4)
     with pytest.raises(AssertionError, match="relu"):
-        launch_gated_activation(random(1, 8), "relu")
+        launch_gated_activation(random(1, 8), "softmax")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
+from ...kernels.paged_attention import NO_WINDOW
 from .metadata import AttentionMetadata, KVCache
 
 # Weights [D] of the norms of query and key heads, and their epsilon.
@@ -32,8 +33,7 @@ class AttentionBackend(ABC):
     def rotate_and_write(
         self,
         qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
         qk_norm: QKNorm | None,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
@@ -41,15 +41,27 @@ class AttentionBackend(ABC):
         """Norm and rotate q and k of `qkv` [T, (H + 2 G) D], write k and v to their slots.
 
         What comes back holds the queries in the form that this backend's `attend` takes; `qkv` may be
-        overwritten by it. `cos` and `sin` are float32 [T, D / 2].
+        overwritten by it. `angles` are cos and sin, float32 [T, D / 2], None where nothing is rotated.
         """
         query = self._rotate_and_write(
-            qkv, self._num_heads, cos, sin, qk_norm, *kv_cache, metadata.slot_mapping
+            qkv, self._num_heads, *(angles or (None, None)), qk_norm, *kv_cache, metadata.slot_mapping
         )
         return qkv if query is None else query
 
     @abstractmethod
     def attend(
-        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        query: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         """[T, H * D]: attention of the queries over what the spec lets them see in the cache."""
+
+
+def count_ahead(spec: AttentionSpec) -> int:
+    """How many keys after itself a query sees."""
+    if spec.is_causal:
+        return 0
+    return NO_WINDOW if spec.window is None else spec.window - 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import launch_paged_attention
 from ...kernels.rotate_and_write import launch_rotate_and_write
-from .backend import AttentionBackend
+from .backend import AttentionBackend, count_ahead
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -24,7 +24,12 @@ class NativeAttention(AttentionBackend):
         self._library = library
 
     def attend(
-        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        query: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         return launch_paged_attention(
             self._library,
@@ -38,4 +43,6 @@ class NativeAttention(AttentionBackend):
             spec.window,
             spec.soft_cap,
             spec.scale,
+            count_ahead(spec),
+            position_bias,
         )

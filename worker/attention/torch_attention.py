@@ -7,7 +7,7 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import paged_attention_reference
 from ...kernels.rotate_and_write import rotate_and_write_reference
-from .backend import AttentionBackend
+from .backend import AttentionBackend, count_ahead
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -18,7 +18,12 @@ class TorchAttention(AttentionBackend):
         super().__init__(num_heads, rotate_and_write_reference)
 
     def attend(
-        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        query: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         attended = paged_attention_reference(
             query,
@@ -29,5 +34,7 @@ class TorchAttention(AttentionBackend):
             spec.window,
             spec.soft_cap,
             spec.scale,
+            count_ahead(spec),
+            position_bias,
         )
         return attended.view(query.shape[0], -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention_triton import AttentionPlan, launch_paged_attention, plan_attention
 from ...kernels.rotate_and_write_triton import launch_rotate_and_write
-from .backend import AttentionBackend
+from .backend import AttentionBackend, count_ahead
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -31,7 +31,12 @@ class TritonAttention(AttentionBackend):
         self._planned: tuple[AttentionMetadata, AttentionPlan] | None = None
 
     def attend(
-        self, query: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        query: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         return launch_paged_attention(
             query,
@@ -45,6 +50,8 @@ class TritonAttention(AttentionBackend):
             self._plan(metadata, kv_cache[0].shape[1]),
             spec.soft_cap,
             spec.scale,
+            count_ahead(spec),
+            position_bias,
         )
 
     def _plan(self, metadata: AttentionMetadata, num_kv_heads: int) -> AttentionPlan:

@@ -10,6 +10,7 @@ from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import NO_WINDOW, default_scale
 from ...kernels.program import Attend, Kind, NotNativeError, Program, Rotate, Slot
 from ..attention import AttentionBackend, QKNorm
+from ..attention.backend import count_ahead
 from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention
 from .linear import Linear
@@ -18,10 +19,11 @@ from .norm import RMSNorm
 
 @dataclass(eq=False)
 class Attention:
-    """Self-attention of one decoder layer.
+    """Self-attention of one layer.
 
     `head_norms` are of each query and key head by itself, `all_heads_norms` of all queries and all keys of a
-    token; a model has one of them or none.
+    token; a model has one of them or none. `position_bias` is what `pack_position_bias` makes, None where
+    scores have none.
     """
 
     spec: AttentionSpec
@@ -30,11 +32,12 @@ class Attention:
     head_norms: QKNorm | None
     all_heads_norms: tuple[RMSNorm, ...]
     backend: AttentionBackend
+    position_bias: Tensor | None = None
 
     def __call__(
         self,
         hidden: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: tuple[Tensor, Tensor] | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
     ) -> Tensor:
@@ -43,10 +46,10 @@ class Attention:
         for norm in self.all_heads_norms:
             norm.normalize_(qkv[:, first : first + norm.size])
             first += norm.size
-        query = self.backend.rotate_and_write(qkv, *angles, self.head_norms, kv_cache, metadata)
-        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec))
+        query = self.backend.rotate_and_write(qkv, angles, self.head_norms, kv_cache, metadata)
+        return self.o_proj(self.backend.attend(query, kv_cache, metadata, self.spec, self.position_bias))
 
-    def emit_write(self, program: Program, x: Slot, angles: tuple[Slot, Slot], layer: int) -> Slot:
+    def emit_write(self, program: Program, x: Slot, angles: tuple[Slot, Slot] | None, layer: int) -> Slot:
         """The part up to the cache as operations; the slot of the queries comes back."""
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
@@ -56,7 +59,9 @@ class Attention:
         for norm in self.all_heads_norms:
             norm.emit_in_place(program, qkv, first, spec.qkv_size)
             first += norm.size
-        operation = Rotate(qkv=qkv, cos=angles[0], sin=angles[1], layer=layer, **_heads_of(spec))
+        operation = Rotate(qkv=qkv, layer=layer, **_heads_of(spec))
+        if angles is not None:
+            operation.cos, operation.sin = angles
         if self.head_norms is not None:
             query_norm, key_norm, operation.eps = self.head_norms
             operation.query_norm, operation.key_norm = query_norm.data_ptr(), key_norm.data_ptr()
@@ -69,6 +74,9 @@ class Attention:
         attended = program.slot("attended", spec.query_size)
         window = NO_WINDOW if spec.window is None else spec.window
         operation = Attend(qkv=qkv, y=attended, layer=layer, window=window, **_heads_of(spec))
+        operation.ahead = count_ahead(spec)
+        if self.position_bias is not None:
+            operation.bias, operation.reach = self.position_bias.data_ptr(), self.position_bias.shape[1] // 2
         operation.scale = spec.scale or default_scale(spec.head_size)
         operation.soft_cap = spec.soft_cap or 0.0
         program.add(Kind.ATTEND, operation)
