@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from .frontend.llm_engine import LLMEngine as LLMEngine
     from .frontend.outputs import CompletionOutput as CompletionOutput
     from .frontend.outputs import RequestOutput as RequestOutput
+    from .frontend.pooling.outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from .frontend.pooling.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from .frontend.pooling.outputs import PoolingRequestOutput as PoolingRequestOutput
+    from .frontend.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
     from .ipc.beam_search import BeamSearchParams as BeamSearchParams
     from .ipc.pooling_params import PoolingParams as PoolingParams
     from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
@@ -30,6 +34,10 @@ _HOME_OF = {
     "EngineArgs": "frontend.engine_args",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
+    "PoolingRequestOutput": "frontend.pooling.outputs",
+    "EmbeddingRequestOutput": "frontend.pooling.outputs",
+    "ClassificationRequestOutput": "frontend.pooling.outputs",
+    "ScoringRequestOutput": "frontend.pooling.outputs",
     "BeamSearchOutput": "frontend.beam_search",
     "BeamSearchParams": "ipc.beam_search",
     "PoolingParams": "ipc.pooling_params",

@@ -14,6 +14,7 @@ from ..ipc.beam_search import BeamSearch, BeamSearchParams
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError, EngineDeadError, RequestFailedError
 from ..ipc.messages import EngineFacts
+from ..ipc.pooling_params import PoolingParams, PoolingTask
 from ..ipc.sampling_params import SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
@@ -24,11 +25,14 @@ from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams
 from .llm_engine import load_named_tokenizer, read_served_sampling
 from .outputs import RequestOutput
+from .pooling.outputs import PoolingOutput, PoolingRequestOutput
 from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .output_formats.output_format import OutputFormat
+    from .pooling.async_calls import AsyncPooling
+    from .pooling.processor import PoolingPrompt
 
 _SHUTDOWN_WAIT_S = 5.0  # for a loop in another thread to do it; it is done later if that loop is busy
 
@@ -182,6 +186,35 @@ class AsyncLLM(AsyncUtilityCalls):
                 yield output
         finally:
             self._requests.leave([name], is_finished)
+
+    async def encode(
+        self,
+        prompt: PoolingPrompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        task: PoolingTask | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The one output of a request for a vector; `pooling.encode_many` takes many, and the same `options`.
+
+        task: that of the params, else 'embed'. What is raised, and ends it, is as for `generate`; one that
+        somebody aborts raises RequestFailedError.
+        """
+        await self.start()
+        (output,) = await self.pooling.encode_many(
+            [prompt], pooling_params, request_id, task=task, fields=["prompt"], **options
+        )
+        yield output
+
+    @functools.cached_property
+    def pooling(self) -> AsyncPooling:
+        """Calls that compute vectors of many prompts at once; EngineDeadError before `start`."""
+        from .pooling.async_calls import AsyncPooling
+        from .pooling.processor import PoolingProcessor
+
+        processor = PoolingProcessor(self.facts, self.tokenizer)
+        return AsyncPooling(processor, self._requests, self._running_client)
 
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, **options: Any

@@ -1,16 +1,18 @@
-"""LLM: offline generation. Prompts in, finished outputs back, in order."""
+"""LLM: offline generation, and vectors of texts. Prompts in, finished outputs back, in order."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ..ipc.beam_search import BeamSearchParams
 from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.messages import SchedulerStats
+from ..ipc.pooling_params import PoolingParams, PoolingTask
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
 from .engine_args import EngineArgs
@@ -18,10 +20,22 @@ from .input_processor import EngineInput, PreparedParams
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
 from .outputs import RequestOutput
-from .request_batch import RequestBatch
+from .pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+    to_classification,
+    to_embedding,
+)
+from .request_batch import RequestBatch, run_batches
 from .text.prompt_tokenizer import TokenizedPrompt
-from .text.prompts import Prompt
+from .text.prompts import Prompt, is_many
 from .text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .pooling.calls import PoolingCalls
 
 Message = Mapping[str, Any]
 Params = SamplingParams | PreparedParams | Sequence[SamplingParams | PreparedParams] | None
@@ -54,7 +68,7 @@ class LLM:
             values = {"model": POCKET if model is None else model, **args}
             self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict(values))
         self._request_numbers = itertools.count()
-        self._enqueued: deque[RequestBatch] = deque()  # that nobody waits for yet
+        self._enqueued: deque[RequestBatch[RequestOutput]] = deque()  # that nobody waits for yet
 
     def generate(
         self,
@@ -73,7 +87,7 @@ class LLM:
         the engine fails comes back with finish_reason 'error' and the cause in `error`; the others are
         unaffected.
         """
-        return _run_batches([self._make_batch(prompts, sampling_params, priority)], use_tqdm)
+        return run_batches([self._make_batch(prompts, sampling_params, priority)], use_tqdm)
 
     def enqueue(
         self,
@@ -102,11 +116,11 @@ class LLM:
         each gets other requests' outputs. An exception or Ctrl-C ends the requests that it waited for.
         """
         self.llm_engine.check_usable()
-        batches: list[RequestBatch] = []
+        batches: list[RequestBatch[RequestOutput]] = []
         with contextlib.suppress(IndexError):  # empty
             while True:
                 batches.append(self._enqueued.popleft())
-        return _run_batches(batches, use_tqdm)
+        return run_batches(batches, use_tqdm)
 
     def chat(
         self,
@@ -153,8 +167,8 @@ class LLM:
         params = processor.prepare_each(self._params_of_each(sampling_params, len(texts)))
         tokenized = processor.tokenize(texts, params, add_special_tokens=False, is_many=True)
         bound = turns.prepare(processor, params, tokenized)
-        batch = RequestBatch(self.llm_engine, self._make_requests(tokenized, bound, priority))
-        outputs = _run_batches([batch], use_tqdm)
+        batch = RequestBatch[RequestOutput](self.llm_engine, self._make_requests(tokenized, bound, priority))
+        outputs = run_batches([batch], use_tqdm)
         for output in outputs:
             turns.parse(output)
         return outputs
@@ -172,9 +186,132 @@ class LLM:
         """
         self.llm_engine.check_usable()
         prepared = prepare_beam_search(self.llm_engine.input_processor, params)
-        outputs = _run_batches([self._make_batch(prompts, prepared, None)], use_tqdm)
+        outputs = run_batches([self._make_batch(prompts, prepared, None)], use_tqdm)
         tokenizer, shows_eos = self.get_tokenizer(), params.include_stop_str_in_output
         return [to_beam_search_output(output, tokenizer, shows_eos) for output in outputs]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each prompt; prompts, priority and use_tqdm are as for `generate`.
+
+        truncate_prompt_tokens: longer prompts are cut; -1: to what the model takes. prompt_name: which of the
+        model's prompts goes before each text, or `prompt`, the caller's own. A prompt or parameter that
+        cannot be used, and a model that has no embeddings, raise a ValueError before anything runs. A request
+        that the engine fails comes back with the cause in `error`; the others are unaffected.
+        """
+        found = self._pooling.encode(
+            prompts,
+            pooling_params,
+            "embed",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            priority=priority,
+        )
+        return [to_embedding(output) for output in found]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """What the model's classifier makes of each prompt; otherwise as `embed`."""
+        found = self._pooling.encode(
+            prompts,
+            pooling_params,
+            "classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            priority=priority,
+        )
+        return [to_classification(output) for output in found]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit: one with one, one with each of many, or each of many with its own.
+
+        A model that judges pairs does so, and of a pair that is too long the second text is cut if asked;
+        `instruction` is what one that takes any is to judge by. With a model that embeds texts it is the
+        cosine of their embeddings, with its prompts for queries and for documents. Otherwise as `embed`.
+        """
+        return self._pooling.score(
+            data_1,
+            data_2,
+            pooling_params,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            instruction=instruction,
+            use_tqdm=use_tqdm,
+        )
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_task: PoolingTask | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What is pooled of each prompt as raw numbers; pooling_task: that of the params, else 'embed'.
+
+        Otherwise as `embed`.
+        """
+        return self._pooling.encode(
+            prompts,
+            pooling_params,
+            pooling_task,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            priority=priority,
+        )
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What a reward model gives each token of each prompt; otherwise as `embed`."""
+        return self._pooling.encode(
+            prompts,
+            pooling_params,
+            "token_classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            priority=priority,
+        )
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
@@ -207,17 +344,23 @@ class LLM:
         with contextlib.suppress(AttributeError, ImportError, TypeError):
             self.close()
 
+    @functools.cached_property
+    def _pooling(self) -> PoolingCalls:
+        from .pooling.calls import PoolingCalls
+
+        return PoolingCalls(self.llm_engine, self._request_numbers)
+
     def _make_batch(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params, priority: Sequence[int] | None
-    ) -> RequestBatch:
+    ) -> RequestBatch[RequestOutput]:
         """Checked and tokenized; nothing has been handed to the engine."""
         self.llm_engine.check_usable()
-        is_many = _is_many(prompts)
-        many = list(cast(Sequence[Prompt], prompts)) if is_many else [cast(Prompt, prompts)]
+        has_many = is_many(prompts)
+        many = list(cast(Sequence[Prompt], prompts)) if has_many else [cast(Prompt, prompts)]
         processor = self.llm_engine.input_processor
         params = processor.prepare_each(self._params_of_each(sampling_params, len(many)))
-        tokenized = processor.tokenize(many, params, is_many=is_many)
-        return RequestBatch(self.llm_engine, self._make_requests(tokenized, params, priority))
+        tokenized = processor.tokenize(many, params, is_many=has_many)
+        return RequestBatch[RequestOutput](self.llm_engine, self._make_requests(tokenized, params, priority))
 
     def _make_requests(
         self, prompts: list[TokenizedPrompt], params: list[PreparedParams], priority: Sequence[int] | None
@@ -253,38 +396,7 @@ def check_attach_arguments(model: str | None, engine_args: Mapping[str, Any]) ->
         raise ConfigError(name, value, "not given with attach: the daemon's engine has its own")
 
 
-def _is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """A list is many prompts, unless it holds token ids."""
-    if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return False
-    return not prompts or isinstance(prompts[0], (str, Mapping, Sequence)) or hasattr(prompts[0], "__len__")
-
-
-def _run_batches(batches: list[RequestBatch], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-    """Add those that are not added yet and wait for all; on any exception none of them runs on."""
-    progress = _make_progress(use_tqdm, sum(len(batch.ids) for batch in batches))
-    try:
-        for batch in batches:
-            batch.add()
-        return [output for batch in batches for output in batch.wait(progress)]
-    except BaseException:  # Ctrl-C too
-        for batch in batches:
-            batch.forget()
-        raise
-    finally:
-        if progress is not None:
-            progress.close()
-
-
 def _as_conversations(messages: Any) -> list[Sequence[Message]]:
     if isinstance(messages, Sequence) and messages and isinstance(messages[0], (list, tuple)):
         return list(cast(Sequence[Sequence[Message]], messages))
     return [messages]
-
-
-def _make_progress(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
-    if not use_tqdm or not total:
-        return None
-    if not callable(use_tqdm):
-        from tqdm.auto import tqdm as use_tqdm
-    return use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)

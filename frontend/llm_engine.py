@@ -28,6 +28,7 @@ from .models.hf_config import read_default_sampling
 from .models.model_files import read_json
 from .output_processor import OutputProcessor, Sink
 from .outputs import RequestOutput
+from .pooling.state import PoolingInput
 from .text.prompts import Prompt
 from .text.tokenizer import Tokenizer, load_tokenizer
 
@@ -143,17 +144,16 @@ class LLMEngine(UtilityCalls):
     def add_input(self, request: EngineInput) -> None:
         """Hand a request to the engine that `input_processor` has made."""
         with self._turns:
-            self._add(request, None)
+            self._add([request], None)
 
-    def add_inputs(self, requests: Sequence[EngineInput], sink: Sink) -> None:
+    def add_inputs(self, requests: Sequence[EngineInput | PoolingInput], sink: Sink) -> None:
         """As `add_input` for many. Their outputs go to `sink`, in whichever thread receives them.
 
-        Raises with those before the one at fault added.
+        Raises with some of those before the one at fault added.
         """
         for start in range(0, len(requests), _ADDED_IN_A_TURN):
             with self._turns:
-                for request in requests[start : start + _ADDED_IN_A_TURN]:
-                    self._add(request, sink)
+                self._add(requests[start : start + _ADDED_IN_A_TURN], sink)
 
     def step(self) -> list[RequestOutput]:
         """Wait for what the engine generates next and return what is to be delivered of it, perhaps nothing.
@@ -232,13 +232,15 @@ class LLMEngine(UtilityCalls):
         if not self._finalizer.alive:
             raise EngineDeadError("the engine was closed")
 
-    def _add(self, request: EngineInput, sink: Sink | None) -> None:
-        self._output_processor.add_request(request, sink)
+    def _add(self, requests: Sequence[EngineInput | PoolingInput], sink: Sink | None) -> None:
+        added: list[str] = []
         try:
-            for sequence in request.sequences:
-                self._client.add_request(sequence)
+            for request in requests:
+                self._output_processor.add_request(request, sink)
+                added.append(request.request_id)
+            self._client.add_requests([one for request in requests for one in request.sequences])
         except BaseException:  # what the engine has of it would run for nobody
-            self.forget_requests([request.request_id])
+            self.forget_requests(added)
             raise
 
     def _call(self, method: UtilityMethod) -> UtilityResult:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
+from typing import Any
 
 from ..ipc.errors import InputError
 from ..ipc.messages import BeamHypothesis, EngineCoreOutput, FinishReason
@@ -19,10 +20,11 @@ from .input_processor import EngineInput
 from .logprobs import LogprobsList, LogprobsTable, TokenText
 from .metrics import RequestMetrics, merge_metrics
 from .outputs import CompletionOutput, RequestOutput
+from .pooling.state import PoolingInput, PoolingState
 from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer
 
-Sink = Callable[[RequestOutput], None]
+Sink = Callable[[Any], None]  # takes the outputs that its request has, of one kind or the other
 
 _REPEATS = "repetition_detected"  # vLLM's stop_reason
 _REASON_TEXTS = {reason: str(reason) for reason in FinishReason}
@@ -280,7 +282,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._states: dict[str, RequestState] = {}  # by the engine's id
+        self._states: dict[str, RequestState | PoolingState] = {}  # by the engine's id
         self._engine_ids: dict[str, list[str]] = {}  # the user's id -> the engine's, live ones
 
     @property
@@ -293,14 +295,21 @@ class OutputProcessor:
         """The user's ids of unfinished requests."""
         return list(self._engine_ids)
 
-    def add_request(self, request: EngineInput, sink: Sink | None = None) -> None:
+    def add_request(self, request: EngineInput | PoolingInput, sink: Sink | None = None) -> None:
         """Follow a request; its outputs go to `sink`, or come back from `process_outputs`.
+
+        Those of a PoolingInput always have a sink.
 
         Raises InputError when its id is already that of a live request.
         """
         request_id = request.request_id
         if request_id in self._engine_ids:
             raise InputError("request_id", request_id, "an id that no unfinished request has")
+        if isinstance(request, PoolingInput):
+            assert sink is not None
+            self._states[request.engine_id] = PoolingState(request, sink)
+            self._engine_ids[request_id] = [request.engine_id]
+            return
         group = RequestGroup(request) if len(request.sequences) > 1 else None
         for index, sequence in enumerate(request.sequences):
             state = RequestState(request, index, group, self._tokenizer, sink)
@@ -320,7 +329,7 @@ class OutputProcessor:
             engine_ids += self._engine_ids.pop(request_id, ())
         for engine_id in engine_ids:
             state = self._states.pop(engine_id, None)
-            if state is not None and state.group is not None:
+            if isinstance(state, RequestState) and state.group is not None:
                 state.group.end()
         return engine_ids
 
@@ -334,6 +343,11 @@ class OutputProcessor:
             state = states.get(output.request_id)
             if state is None:
                 continue  # aborted here, and the engine did not know yet
+            if isinstance(state, PoolingState):
+                if (pooled := state.take(output)) is not None:
+                    self._remove(output.request_id, state)
+                    state.sink(pooled)
+                continue
             state.take(output, now)
             if state.finish_reason is not None:
                 if output.finish_reason is None:  # it ended here: a stop string, or a gap
@@ -360,7 +374,7 @@ class OutputProcessor:
                 state.group.end()
         return processed
 
-    def _remove(self, engine_id: str, state: RequestState) -> None:
+    def _remove(self, engine_id: str, state: RequestState | PoolingState) -> None:
         del self._states[engine_id]
         request_id = state.request.request_id
         live = self._engine_ids[request_id]

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.sampling_params import RequestOutputKind
 from ..input_processor import EngineInput
 from ..output_processor import OutputProcessor
 from ..outputs import RequestOutput
+from ..pooling.state import PoolingInput
 from ..text.tokenizer import Tokenizer
 from .async_engine_core_client import AsyncMPClient
 from .owner_loop import OwnerLoop
@@ -23,8 +24,8 @@ _SLICE = 128  # outputs processed before other tasks get a turn: about 1 ms
 class Collector(Protocol):
     """Between the output task and the reader of one or more requests."""
 
-    def put(self, output: RequestOutput) -> None:
-        """Never waits."""
+    def put(self, output: Any) -> None:
+        """Never waits. `output`: of the kind that the requests have."""
         ...
 
     def fail(self, error: Exception) -> None:
@@ -92,7 +93,7 @@ class AsyncRequests:
         self._collectors: dict[str, Collector] = {}  # by the first request's id
         self._has_failed = False
 
-    def add(self, requests: Sequence[EngineInput], collector: Collector) -> None:
+    def add(self, requests: Sequence[EngineInput | PoolingInput], collector: Collector) -> None:
         """Hand requests to the engine, of which the first one names all in `leave`, which ends them.
 
         Raises InputError when the id of one is that of a live request; then none is here.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ class TokenizedPrompt:
     token_ids: list[int]
     packed: bytes
     cache_salt: str
+    type_start: int | None = None  # as in EngineCoreRequest
 
 
 class PromptTokenizer:
@@ -44,30 +46,20 @@ class PromptTokenizer:
     ) -> list[TokenizedPrompt]:
         """Turn texts into token ids, many at once on all cores, and check all. Raises PromptError."""
         texts = [one for one in prompts if one.token_ids is None]
-        encodings = self.encode(texts, add_special_tokens)
+        encodings = self._encode(texts, add_special_tokens)
         for one, encoding in zip(texts, encodings, strict=True):
             if one.truncation is None:
                 self._check_length(one.name, len(encoding))
             one.token_ids = encoding.ids
         return [self.check(one) for one in prompts]
 
-    def encode(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Encoding]:
-        """Of texts. Raises PromptError for what cannot be tokenized."""
+    def _encode(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Encoding]:
         if not prompts:
             return []
-        first = prompts[0]
-        if self._tokenizer is None:
-            raise PromptError(first.name, first.text, "token ids: this engine runs without a tokenizer")
-        for one in prompts:
-            if not one.text:
-                raise PromptError(one.name, one.text, "a text that is not empty")
-        texts = [one.text or "" for one in prompts]
-        try:
-            return self._tokenizer.encode_texts(texts, add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:
-            for one in prompts:
-                check_encodable(one.name, one.text or "")
-            raise PromptError(first.name, first.text, f"a text that can be tokenized ({error})") from error
+        names, texts = [one.name for one in prompts], [one.text or "" for one in prompts]
+        tokenizer = require_tokenizer(self._tokenizer, names, texts)
+        with refusing_texts(names, texts):
+            return tokenizer.encode_texts(texts, add_special_tokens)
 
     def check(self, raw: RawPrompt) -> TokenizedPrompt:
         """Cut the token ids as `raw.truncation` says and check them. Raises PromptError."""
@@ -89,7 +81,7 @@ class PromptTokenizer:
         if min(token_ids) < 0 or max(token_ids) >= self._facts.vocab_size:
             wrong = next(one for one in token_ids if not 0 <= one < self._facts.vocab_size)
             raise PromptError(raw.name, wrong, allowed)
-        return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt)
+        return TokenizedPrompt(raw.name, raw.text, token_ids, packed, raw.cache_salt, raw.type_start)
 
     def _check_length(self, name: str, num_tokens: int) -> None:
         limit, reserved = self._facts.max_model_len, self._num_generated
@@ -105,6 +97,27 @@ class PromptTokenizer:
                 f"at most {slots - reserved}, the KV cache of this engine "
                 "(raise kv_cache_memory_bytes or num_gpu_blocks_override)",
             )
+
+
+def require_tokenizer(tokenizer: Tokenizer | None, names: Sequence[str], texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer, if there is one and no text is empty. Raises PromptError."""
+    if tokenizer is None:
+        raise PromptError(names[0], texts[0], "token ids: this engine runs without a tokenizer")
+    for name, text in zip(names, texts, strict=True):
+        if not text:
+            raise PromptError(name, text, "a text that is not empty")
+    return tokenizer
+
+
+@contextlib.contextmanager
+def refusing_texts(names: Sequence[str], texts: Sequence[str]) -> Generator[None]:
+    """Raise PromptError where a tokenizer says that it cannot take one of the texts."""
+    try:
+        yield
+    except (UnicodeEncodeError, TypeError) as error:
+        for name, text in zip(names, texts, strict=True):
+            check_encodable(name, text)
+        raise PromptError(names[0], texts[0], f"a text that can be tokenized ({error})") from error
 
 
 def _is_int32(value: Any) -> bool:

@@ -27,6 +27,14 @@ class RawPrompt:
     cache_salt: str
     ids_name: str = "prompt"  # of the token ids alone
     truncation: Truncation | None = None
+    type_start: int | None = None  # as in EngineCoreRequest
+
+
+def is_many(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """A list is many prompts, unless it holds token ids."""
+    if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return False
+    return not prompts or isinstance(prompts[0], (str, Mapping, Sequence)) or hasattr(prompts[0], "__len__")
 
 
 def parse_prompt(name: str, prompt: Any) -> RawPrompt:

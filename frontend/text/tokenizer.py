@@ -115,6 +115,10 @@ class Tokenizer:
             return [self.backend.encode(texts[0], add_special_tokens=add_special_tokens)]
         return self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tokenizers.Encoding]:
+        """As `encode_texts`, of two texts each, joined by the model's special tokens."""
+        return self.backend.encode_batch_fast(list(pairs), add_special_tokens=True)
+
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids that the tokenizer does not know are left out."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids

@@ -1,0 +1,155 @@
+"""AsyncPooling: vectors for an asyncio program, of many prompts in one call. Of AsyncLLM's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...ipc.errors import RequestFailedError
+from ...ipc.pooling_params import PoolingParams, PoolingTask
+from ..client.async_requests import AsyncRequests
+from ..request_fields import check_fields
+from ..text.prompt_tokenizer import TokenizedPrompt
+from .outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from .processor import PoolingProcessor, PoolingPrompt
+from .scoring import Scoring, Texts, prepare_scoring
+from .state import PoolingInput
+
+Pooled = PoolingRequestOutput[PoolingOutput]
+_MANY = 32  # prompts, whose requests take about half a millisecond to make
+
+
+class AsyncPooling:
+    """AsyncLLM's calls that compute vectors, over the engine that it has started."""
+
+    def __init__(
+        self, processor: PoolingProcessor, requests: AsyncRequests, check_running: Callable[[], object]
+    ) -> None:
+        """check_running: raises when the engine is gone."""
+        self.processor = processor
+        self._requests = requests
+        self._check_running = check_running
+        self._numbers = itertools.count()
+
+    async def encode_many(
+        self,
+        prompts: Sequence[PoolingPrompt],
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        task: PoolingTask | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        fields: str | Sequence[str] = "prompts",
+        priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
+        names: Sequence[str] = (),
+    ) -> list[Pooled]:
+        """What is pooled of each prompt, in their order; all go to the engine in one message.
+
+        prompts: as for LLM.embed, and TextPair and EncodedText. fields: what they are called in errors, or
+        the name of a list of them. Several have ids with their place behind request_id. Cancelling it ends
+        them. The rest is as for AsyncLLM.generate. Raises InputErrors, EngineDeadError, and RequestFailedError for the first one that
+        the engine fails or somebody aborts; then the others end, too.
+        """
+        self._check_running()
+        checked = self.processor.check_params(pooling_params, task)
+        more = check_fields(tenant, timeout_s, queue_timeout_s, names)
+        if isinstance(fields, str):
+            fields = [f"{fields}[{place}]" for place in range(len(prompts))]
+        before = self.processor.texts.find_prompt(prompt_name, prompt)
+
+        def make() -> list[PoolingInput]:
+            each = [checked] * len(prompts)
+            tokenized = self.processor.tokenize(prompts, each, fields, prompt=before)
+            return self._make_inputs(request_id, tokenized, checked, priority, more)
+
+        is_long = len(prompts) > _MANY or self.processor.takes_long(prompts)
+        return await self._run(await asyncio.to_thread(make) if is_long else make())
+
+    async def score(
+        self,
+        data_1: Texts,
+        data_2: Texts,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        instruction: str | None = None,
+        fields: tuple[str, str] = ("data_1", "data_2"),
+        priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
+        names: Sequence[str] = (),
+    ) -> list[ScoringRequestOutput]:
+        """A score for each pair: one text with one or many, or as many with as many.
+
+        fields: what the texts are called in errors. The rest is as for `encode_many`.
+        """
+        self._check_running()
+        checked = check_fields(tenant, timeout_s, queue_timeout_s, names)
+
+        def make() -> tuple[Scoring, list[PoolingInput]]:
+            scoring = prepare_scoring(
+                self.processor, data_1, data_2, pooling_params, names=fields, instruction=instruction
+            )
+            return scoring, self._make_inputs(request_id, scoring.prompts, scoring.params, priority, checked)
+
+        scoring, inputs = await asyncio.to_thread(make)
+        return scoring.make_scores(await self._run(inputs))
+
+    def _make_inputs(
+        self,
+        request_id: str | None,
+        prompts: Sequence[TokenizedPrompt],
+        params: PoolingParams,
+        priority: int,
+        fields: dict[str, Any],
+    ) -> list[PoolingInput]:
+        name = f"pooling-{next(self._numbers)}" if request_id is None else request_id
+        make = functools.partial(self.processor.make_input, params=params, priority=priority, **fields)
+        if len(prompts) == 1:
+            return [make(name, prompts[0])]
+        return [make(f"{name}-{place}", prompt) for place, prompt in enumerate(prompts)]
+
+    async def _run(self, inputs: Sequence[PoolingInput]) -> list[Pooled]:
+        if not inputs:
+            return []
+        self._check_running()  # it may have ended meanwhile
+        collector = _BatchCollector(len(inputs))
+        self._requests.add(inputs, collector)
+        ids = [one.request_id for one in inputs]
+        is_finished = False
+        try:
+            outputs = await collector.future
+            is_finished = True
+        finally:
+            self._requests.leave(ids, is_finished)
+        return [outputs[one] for one in ids]
+
+
+class _BatchCollector:
+    """Collects an output for each of some requests."""
+
+    def __init__(self, num_requests: int) -> None:
+        self.future: asyncio.Future[dict[str, Pooled]] = asyncio.get_running_loop().create_future()
+        self._outputs: dict[str, Pooled] = {}
+        self._num_requests = num_requests
+
+    def put(self, output: Pooled) -> None:
+        """The first failure ends it."""
+        self._outputs[output.request_id] = output
+        if output.error is not None:
+            self.fail(RequestFailedError(output.error, output.error_code))
+        elif len(self._outputs) == self._num_requests and not self.future.done():
+            self.future.set_result(self._outputs)
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader raise `error`."""
+        if not self.future.done():
+            self.future.set_exception(error)

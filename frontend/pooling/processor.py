@@ -1,0 +1,177 @@
+"""Prompts, pairs and PoolingParams as users write them -> requests for vectors, after every check.
+
+What is wrong is said here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...ipc.errors import PoolingParamsError, PromptError
+from ...ipc.messages import EngineCoreRequest, EngineFacts
+from ...ipc.pooling_params import PoolingParams, PoolingTask
+from ...ipc.sampling_params import SamplingParams
+from ..request_fields import check_priority, check_request_id
+from ..text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, refusing_texts, require_tokenizer
+from ..text.prompts import Prompt, RawPrompt, parse_prompt
+from ..text.tokenizer import Tokenizer
+from ..text.truncation import Truncation
+from .encoder import Cut, EncodedText, TextEncoder, TextPair
+from .model_texts import ModelTexts, read_model_texts
+from .state import PoolingInput
+from .tasks import check_params
+
+PoolingPrompt = Prompt | TextPair | EncodedText
+_ENCODED_AT_ONCE = 1024  # texts: what the tokenizer holds of a token is some hundred bytes
+_LONG_TEXTS = 4000  # characters; to tokenize more takes over a millisecond
+_LONG_IDS = 20_000  # token ids; to check more, likewise
+_UNREAD = SamplingParams()
+
+
+class PoolingProcessor:
+    """Checks requests for vectors against one engine's facts. `tokenizer` None: token ids only."""
+
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
+        self.facts = facts
+        self._tokenizer = tokenizer
+        self._prompts = PromptTokenizer(facts, tokenizer, num_generated=0)
+
+    @functools.cached_property
+    def texts(self) -> ModelTexts:
+        """What the model's files say of texts. Raises ModelError."""
+        return read_model_texts(Path(self.facts.model))
+
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether `score` judges two texts together, and does not compare their embeddings."""
+        return "embed" not in self.facts.tasks
+
+    def check_params(self, params: PoolingParams | None, task: PoolingTask | None) -> PoolingParams:
+        """As tasks.check_params, and truncation. Raises PoolingParamsError."""
+        checked = check_params(self.facts, params, task)
+        most, asked = self.facts.max_model_len, checked.truncate_prompt_tokens
+        if asked is not None and asked > most:
+            allowed = f"-1, or from 1 to max_model_len={most}"
+            raise PoolingParamsError("truncate_prompt_tokens", asked, allowed)
+        return checked
+
+    def tokenize(
+        self,
+        prompts: Sequence[PoolingPrompt],
+        params: Sequence[PoolingParams],
+        names: Sequence[str],
+        *,
+        prompt: str = "",
+        instruction: str | None = None,
+    ) -> list[TokenizedPrompt]:
+        """Turn prompts, called `names` in errors, into token ids.
+
+        params, one a prompt, say where they are cut. prompt: what goes before each text. Raises PromptError.
+        """
+        raw = [_parse(name, one) for name, one in zip(names, prompts, strict=True)]
+        groups: dict[tuple[bool, Cut | None], list[tuple[RawPrompt, Any]]] = {}
+        for one, given, own in zip(raw, prompts, params, strict=True):
+            cut = self._find_cut(own)
+            if one.token_ids is None:
+                groups.setdefault((isinstance(given, TextPair), cut), []).append((one, given))
+            elif cut is not None:
+                one.truncation = Truncation(cut.max_tokens, cut.keeps_start)
+        for (is_pair, cut), members in groups.items():
+            for start in range(0, len(members), _ENCODED_AT_ONCE):
+                some = members[start : start + _ENCODED_AT_ONCE]
+                if is_pair:
+                    self._encode_pairs(some, cut, instruction)
+                else:
+                    self._encode_texts([one for one, _ in some], cut, prompt)
+        return [self._prompts.check(one) for one in raw]
+
+    def takes_long(self, prompts: Sequence[PoolingPrompt]) -> bool:
+        """Whether `tokenize` takes more than about a millisecond, which an event loop has no time for."""
+        num_characters = num_ids = 0
+        for prompt in prompts:
+            given: Any = prompt
+            if isinstance(given, Mapping):
+                given = given.get("prompt") or given.get("prompt_token_ids")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            if isinstance(given, TextPair):
+                num_characters += sum(map(len, map(str, given)))
+            elif isinstance(given, str):
+                num_characters += len(given)
+            else:
+                ids = given.token_ids if isinstance(given, EncodedText) else given  # pyright: ignore[reportUnknownVariableType]
+                num_ids += len(ids) if hasattr(ids, "__len__") else 0  # pyright: ignore[reportUnknownArgumentType]
+        return num_characters > _LONG_TEXTS or num_ids > _LONG_IDS
+
+    def make_input(
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: PoolingParams,
+        priority: int = 0,
+        **checked: Any,
+    ) -> PoolingInput:
+        """A request, ready to be sent; `checked`: more of EngineCoreRequest. Raises InputError."""
+        name = check_request_id(request_id)
+        if params.truncate_prompt_tokens is not None:  # which has been done
+            params = msgspec.structs.replace(params, truncate_prompt_tokens=None, truncation_side="right")
+        request = EngineCoreRequest(
+            request_id=f"{name}-{os.urandom(4).hex()}",
+            prompt_token_ids=prompt.packed,
+            sampling_params=_UNREAD,
+            arrival_time=time.time(),
+            priority=check_priority(priority),
+            cache_salt=prompt.cache_salt,
+            pooling_params=params,
+            type_start=prompt.type_start,
+            **checked,
+        )
+        return PoolingInput(name, prompt.token_ids, [request])
+
+    def _find_cut(self, params: PoolingParams) -> Cut | None:
+        asked = params.truncate_prompt_tokens
+        if asked is None:
+            return None
+        room = self.facts.max_model_len
+        if slots := self.facts.num_gpu_blocks * self.facts.block_size:
+            room = min(room, slots)
+        return Cut(room if asked == -1 else asked, params.truncation_side == "right")
+
+    def _encode_texts(self, raw: Sequence[RawPrompt], cut: Cut | None, prompt: str) -> None:
+        names = [one.name for one in raw]
+        encoder = self._make_encoder(names, [one.text or "" for one in raw])
+        texts = [encoder.prepare(one.text or "", prompt) for one in raw]
+        with refusing_texts(names, texts):
+            for one, found in zip(raw, encoder.encode_texts(names, texts, cut), strict=True):
+                one.token_ids = found.token_ids
+
+    def _encode_pairs(
+        self, members: Sequence[tuple[RawPrompt, TextPair]], cut: Cut | None, instruction: str | None
+    ) -> None:
+        names = [one.name for one, _ in members]
+        pairs = [pair for _, pair in members]
+        for place in (0, 1):
+            encoder = self._make_encoder(names, [pair[place] for pair in pairs])
+        with refusing_texts(names, [pair.query + pair.document for pair in pairs]):
+            encoded = encoder.encode_pairs(names, pairs, cut, instruction)
+        for (one, _), found in zip(members, encoded, strict=True):
+            one.token_ids, one.type_start = found
+
+    def _make_encoder(self, names: Sequence[str], texts: Sequence[str]) -> TextEncoder:
+        return TextEncoder(require_tokenizer(self._tokenizer, names, texts), self.texts)
+
+
+def _parse(name: str, prompt: Any) -> RawPrompt:
+    if isinstance(prompt, TextPair):
+        for text in prompt:
+            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise PromptError(name, text, "a text")
+        return RawPrompt(name, None, None, "")
+    if isinstance(prompt, EncodedText):
+        return RawPrompt(name, None, prompt.token_ids, "", name, type_start=prompt.type_start)
+    return parse_prompt(name, prompt)

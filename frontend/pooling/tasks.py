@@ -1,0 +1,79 @@
+"""What a loaded model can be asked, and the error for what it cannot."""
+
+from __future__ import annotations
+
+from ...ipc.errors import PoolingParamsError
+from ...ipc.messages import EngineFacts
+from ...ipc.pooling_params import PoolingParams, PoolingTask
+
+# Task -> the call of LLM that does it.
+_CALLS = {
+    "generate": "LLM.generate",
+    "embed": "LLM.embed",
+    "classify": "LLM.classify",
+    "score": "LLM.score",
+    "token_embed": "LLM.encode(pooling_task='token_embed')",
+    "token_classify": "LLM.encode(pooling_task='token_classify')",
+}
+_CONVERTS = {"embed": "embed", "token_embed": "embed", "classify": "classify", "token_classify": "classify"}
+
+
+def describe_tasks(facts: EngineFacts) -> str:
+    """What the model does, each with the call for it."""
+    return ", ".join(f"{task} ({_CALLS[task]})" for task in facts.tasks if task in _CALLS)
+
+
+def check_task(facts: EngineFacts, task: str) -> None:
+    """Raise PoolingParamsError, which says what the model does, if it does not do `task`."""
+    if task in facts.tasks:
+        return
+    allowed = f"one of what this model does: {describe_tasks(facts)}"
+    convert = _CONVERTS.get(task)
+    if convert is not None and facts.tasks == ("generate",):
+        allowed = f"{allowed}; started with convert={convert!r} it does this too"
+    raise PoolingParamsError("task", task, allowed)
+
+
+def check_params(facts: EngineFacts, params: PoolingParams | None, task: PoolingTask | None) -> PoolingParams:
+    """The parameters with their task, which is the call's, or theirs if the call has none ("embed" at last).
+
+    Raises PoolingParamsError for what the model cannot do.
+    """
+    given = PoolingParams() if params is None else params
+    if not isinstance(given, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PoolingParamsError("pooling_params", given, "a PoolingParams")
+    if task is not None and given.task not in (None, task):
+        raise PoolingParamsError("task", given.task, f"None or {task!r}, which is the call's")
+    checked = given if given.task is not None else replace_task(given, task or "embed")
+    assert checked.task is not None
+    check_task(facts, checked.task)
+    if checked.dimensions is not None:
+        _check_dimensions(facts, checked.dimensions)
+    return checked
+
+
+def replace_task(params: PoolingParams, task: PoolingTask) -> PoolingParams:
+    """The same for `task`. Raises PoolingParamsError for what does not go with it."""
+    return PoolingParams(
+        task=task,
+        dimensions=params.dimensions,
+        use_activation=params.use_activation,
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
+        truncation_side=params.truncation_side,
+    )
+
+
+def _check_dimensions(facts: EngineFacts, dimensions: int) -> None:
+    size, some = facts.embedding_size, facts.matryoshka_dimensions
+    if dimensions == size:
+        return
+    if not facts.is_matryoshka:
+        allowed = f"None or {size}: this model's embeddings cannot be cut (it is no Matryoshka model)"
+    elif some and dimensions not in some:
+        allowed = f"None or one of {', '.join(map(str, some))}, which this model was trained for"
+    elif dimensions > size:
+        allowed = f"None or an integer from 1 to {size}, the numbers of this model's embeddings"
+    else:
+        return
+    raise PoolingParamsError("dimensions", dimensions, allowed)
