@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, get_args
@@ -32,11 +32,14 @@ from ..ipc.config import (
     SchedulingPolicy,
 )
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
+from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from .families import read_model_spec
 from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .models.model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
+from .models.pooling_head import Convert, HeadChoice, Runner, choose_heads
+from .models.sentence_transformers import find_transformer_folder, read_text_encoding
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_SEQS = 256
@@ -55,11 +58,9 @@ _VLLM_OFF_VALUES: dict[str, tuple[Any, ...]] = {
     "disable_log_stats": (False, True),
     "download_dir": (None,),
     "enable_lora": (False,),
-    "hf_overrides": (None,),
     "kv_cache_dtype": ("auto",),
     "limit_mm_per_prompt": (None,),
     "pipeline_parallel_size": (1,),
-    "runner": ("auto", "generate"),
     "speculative_config": (None,),
     "swap_space": (0, 0.0, 4, 4.0),
     "task": ("auto", "generate"),
@@ -95,6 +96,18 @@ class EngineArgs:
         False, "model", "run without a tokenizer: token ids in, token ids out (detokenize=False)"
     )
     trust_remote_code: bool = _arg(False, "model", "must stay off: Quire never runs code from a checkpoint")
+    runner: str = _arg(
+        "auto", "model", "generate text or pool vectors; auto: as the model says", get_args(Runner)
+    )
+    convert: str = _arg(
+        "auto", "model", "the head of a model that has no pooling of its own; auto: embed", get_args(Convert)
+    )
+    pooler_config: Mapping[str, Any] | str | None = _arg(
+        None, "model", 'how vectors are pooled, such as {"pooling_type": "MEAN"}; default: as the model says'
+    )
+    hf_overrides: Mapping[str, Any] | str | None = _arg(
+        None, "model", 'values in the place of config.json\'s, such as {"is_matryoshka": true}'
+    )
     load_format: str = _arg("auto", "model", "'dummy' fills the weights with noise", get_args(LoadFormat))
     dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", DTYPES)
     quantization: str | None = _arg(
@@ -196,11 +209,10 @@ class EngineArgs:
         """
         self._check_choices()
         self._check_parsers()
-        folder = inspect_model_folder(
-            find_model_folder(self.model, self.revision), load_weights=self.load_format != "dummy"
-        )
-        model = self._create_model_config(folder)
-        scheduler = self._create_scheduler_config(model.max_model_len)
+        root = find_model_folder(self.model, self.revision)
+        folder = inspect_model_folder(find_transformer_folder(root), load_weights=self.load_format != "dummy")
+        model = self._create_model_config(root, folder)
+        scheduler = self._create_scheduler_config(model)
         processors = name_logits_processors(self.logits_processors)
         cache_bytes = parse_size_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         return self._make(
@@ -270,8 +282,8 @@ class EngineArgs:
 
             check_parsers(self.tool_call_parser, self.reasoning_parser)
 
-    def _create_model_config(self, folder: ModelFolder) -> ModelConfig:
-        spec = read_model_spec(folder.config)
+    def _create_model_config(self, root: Path, folder: ModelFolder) -> ModelConfig:
+        spec = self._create_model_spec(root, folder)
         if self.generation_config == "auto":
             read_default_sampling(folder.generation_config)  # refused now rather than at every request
         # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
@@ -284,16 +296,22 @@ class EngineArgs:
             raise ConfigError("seed", seed, "an integer from 0 to 2**63 - 1, or None")
         return self._make(
             ModelConfig,
-            model=str(folder.path),
+            model=str(root),
             served_model_name=self.served_model_name or self.model,
             tokenizer=self._find_tokenizer(folder.path),
             spec=spec,
             dtype=dtype,
-            max_model_len=compute_max_model_len(spec, self.max_model_len),
-            weight_files=tuple(file.name for file in folder.weight_files),
+            max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
+            weight_files=tuple(str(file.relative_to(root)) for file in folder.weight_files),
             seed=seed,
             eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, spec.vocab_size),
         )
+
+    def _create_model_spec(self, root: Path, folder: ModelFolder) -> ModelSpec:
+        pooler = _read_object("pooler_config", self.pooler_config)
+        config = {**folder.config, **_read_object("hf_overrides", self.hf_overrides)}
+        choice = HeadChoice(cast(Runner, self.runner), cast(Convert, self.convert), pooler)
+        return choose_heads(read_model_spec(config), choice, root, config, self.load_format != "dummy")
 
     def _find_tokenizer(self, model_folder: Path) -> str:
         """The tokenizer's folder, '' when there shall be none."""
@@ -308,10 +326,11 @@ class EngineArgs:
             )
         return str(folder)
 
-    def _create_scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+    def _create_scheduler_config(self, model: ModelConfig) -> SchedulerConfig:
         budget = self.max_num_batched_tokens
         if budget is None:  # an unsplit prompt must fit into one step
-            whole_prompt = 0 if self.enable_chunked_prefill else max_model_len
+            is_split = self.enable_chunked_prefill and model.spec.is_causal
+            whole_prompt = 0 if is_split else model.max_model_len
             budget = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, whole_prompt)
         return self._make(
             SchedulerConfig,
@@ -338,6 +357,23 @@ def parse_size_bytes(name: str, value: int | str | None) -> int | None:
         raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
     number = match.group(1)
     return int(float(number) * unit) if "." in number else int(number) * unit
+
+
+def _find_usual_len(root: Path, spec: ModelSpec) -> int | None:
+    """The length that a pooling model was made for, where its files say one."""
+    return None if spec.has_logits else read_text_encoding(root).max_seq_length
+
+
+def _read_object(name: str, value: object) -> dict[str, Any]:
+    """An object given as one or as JSON, {} for None; ConfigError for anything else."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(name, value, f"a JSON object ({error})") from None
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(name, value, "a JSON object, a dict or None")
+    return cast(dict[str, Any], value or {})
 
 
 def _is_switched_off(name: str, value: Any) -> bool:

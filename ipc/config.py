@@ -197,12 +197,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError("exact", self.exact, "True, False or None")
         parse_fault_hooks(self.fault_hooks)
         budget = self.scheduler.max_num_batched_tokens
-        if not self.scheduler.enable_chunked_prefill and budget < self.model.max_model_len:
-            raise ConfigError(
-                "max_num_batched_tokens",
-                budget,
-                f"at least max_model_len={self.model.max_model_len} when enable_chunked_prefill is off",
-            )
+        is_split = self.scheduler.enable_chunked_prefill and self.model.spec.is_causal
+        if not is_split and budget < self.model.max_model_len:
+            why = "when enable_chunked_prefill is off" if self.model.spec.is_causal else "for an encoder"
+            text = f"at least max_model_len={self.model.max_model_len} {why}"
+            raise ConfigError("max_num_batched_tokens", budget, text)
 
     @property
     def wants_exact(self) -> bool:

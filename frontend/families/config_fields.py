@@ -30,9 +30,10 @@ _HARMLESS = re.compile(
 
 
 class ConfigFields:
-    """One JSON object; `prefix` names it in errors."""
+    """One JSON object; `file` and `prefix` name it in errors."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], prefix: str = "", file: str = "config.json") -> None:
+        self._file = file
         self._values = values
         self._prefix = prefix
         self._known: set[str] = set()
@@ -83,7 +84,7 @@ class ConfigFields:
     def error(self, key: str, value: object, allowed: str) -> ModelError:
         """What to raise for a value."""
         missing = "missing; " if value is None else ""
-        return ModelError(f"config.json {self._prefix}{key}", value, f"{missing}{allowed}")
+        return ModelError(f"{self._file} {self._prefix}{key}", value, f"{missing}{allowed}")
 
     def check_rest(self, owner: str) -> None:
         """ModelError for the first key that nobody asked for and that seems to change arithmetic."""

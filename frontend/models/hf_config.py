@@ -72,8 +72,10 @@ def read_default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any
     return presets
 
 
-def compute_max_model_len(spec: ModelSpec, requested: int | None) -> int:
+def compute_max_model_len(spec: ModelSpec, requested: int | None, usual: int | None = None) -> int:
     """The longest sequence (prompt and output) of an engine, in tokens.
+
+    `usual` is what the model was made for, if that is less than it can; it counts where nothing is requested.
 
     The model's own limit is max_position_embeddings, times the factor where rope scaling stretches it
     (linear, dynamic, yarn; llama3's already counts). A larger request raises ConfigError.
@@ -82,10 +84,10 @@ def compute_max_model_len(spec: ModelSpec, requested: int | None) -> int:
     limit = spec.max_position_embeddings
     if rope.type == "yarn" and rope.original_max_position_embeddings is not None:
         limit = rope.original_max_position_embeddings
-    if rope.type in ("linear", "dynamic", "yarn"):
+    if rope.type in ("linear", "dynamic", "yarn") and spec.is_causal:
         limit = int(min(limit * rope.factor, MAX_INT))
     if requested is None:
-        return limit
+        return min(limit, usual or limit)
     if not isinstance(requested, int) or isinstance(requested, bool) or requested < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError("max_model_len", requested, f"an integer from 1 to {limit}, the model's limit")
     if requested > limit:

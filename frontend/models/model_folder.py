@@ -108,7 +108,7 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     if not load_weights:
         return ModelFolder(path, config, generation_config)
     files = _find_weight_files(path)
-    headers = [_read_header(file) for file in files]
+    headers = [read_header(file) for file in files]
     floats = [_FLOAT_DTYPES[name] for _, dtypes in headers for name in dtypes if name in _FLOAT_DTYPES]
     return ModelFolder(
         path,
@@ -174,8 +174,8 @@ def _read_index(index: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_header(file: Path) -> tuple[int, list[str]]:
-    """(bytes of tensors, their dtypes) by a safetensors header, held against the file's size.
+def read_header(file: Path) -> tuple[int, list[str]]:
+    """(bytes of tensors, their dtypes) by a safetensors header, held against the file's size, or ModelError.
 
     Layout (safetensors README): uint64 header length, JSON header, tensor data; offsets count from the data.
     """

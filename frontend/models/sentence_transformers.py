@@ -1,0 +1,276 @@
+"""What sentence-transformers' files in a model's folder say: modules behind it, prompts, limits, labels.
+
+Reads files and imports nothing that they name: a module or an activation is one of those written here, or it
+is refused by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+
+from ...ipc.errors import ModelError
+from ...ipc.model_spec import HeadActivation, Pool, PoolingSpec, ProjectionSpec
+from ..families.config_fields import ConfigFields
+from ..families.heads import read_torch_activation
+from .model_files import MAX_JSON_BYTES, read_json, read_json_as
+from .model_folder import read_header
+
+MODULES = "modules.json"
+_SETTINGS = "config_sentence_transformers.json"
+_MAX_MODULES = 64
+_MAX_SIZE = 1 << 20  # numbers of a vector
+# By the class' name; the packages that it is named within have changed.
+ModuleKind = Literal["Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore"]
+_PACKAGES = ("sentence_transformers.", "pylate.models.")
+# In this order, each at most once but for Dense.
+_ORDER: tuple[ModuleKind, ...] = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
+_POOLS: dict[str, Pool] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+# One switch a pool in files from before 5.5, in the order of their vectors.
+_OLD_POOLS: dict[str, Pool] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+_TRANSFORMER_CONFIGS = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_xlm-roberta_config.json",
+)
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """modules.json in order; `paths` are within the model's folder, '' is the folder itself."""
+
+    kinds: tuple[ModuleKind, ...]
+    paths: tuple[str, ...]
+
+    def find(self, kind: ModuleKind) -> list[str]:
+        """The paths of all modules of a kind."""
+        return [path for each, path in zip(self.kinds, self.paths, strict=True) if each == kind]
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoding:
+    """What a frontend does with texts before they are tokens, and how vectors and scores are to be read."""
+
+    prompts: dict[str, str] = field(default_factory=dict[str, str])  # put before a text, by name
+    default_prompt_name: str | None = None
+    similarity: Similarity = "cosine"  # of two vectors; of euclidean and manhattan the negative distance
+    max_seq_length: int | None = None  # tokens that the model was made for
+    do_lower_case: bool = False  # of the text, before the tokenizer
+    labels: tuple[str, ...] = ()  # of a classifier's scores, in their order
+
+
+class _Module(msgspec.Struct):
+    type: str
+    path: str = ""
+
+
+def read_modules(folder: Path) -> Modules | None:
+    """modules.json, None if there is none; ModelError for a module that is not known, or out of place."""
+    try:
+        entries = read_json_as(folder / MODULES, MAX_JSON_BYTES, list[_Module])
+    except FileNotFoundError:
+        return None
+    if not 1 <= len(entries) <= _MAX_MODULES:
+        raise ModelError(MODULES, f"{len(entries)} modules", f"1 to {_MAX_MODULES}")
+    kinds = [_read_kind(index, entry.type) for index, entry in enumerate(entries)]
+    for entry in entries:
+        parts = Path(entry.path).parts
+        if ".." in parts or Path(entry.path).is_absolute():
+            raise ModelError(f"{MODULES} path", entry.path, "a folder within the model's")
+    _check_order(kinds)
+    return Modules(tuple(kinds), tuple(entry.path for entry in entries))
+
+
+def find_transformer_folder(folder: Path) -> Path:
+    """Where config.json, weights and tokenizer are: the folder itself, or what modules.json names.
+
+    The oldest ones have a config.json beside modules.json that says sentence-transformers' version only.
+    """
+    config = read_json(folder / "config.json")
+    if "model_type" in config or "architectures" in config:
+        return folder
+    modules = read_modules(folder)
+    return folder / modules.paths[0] if modules is not None else folder
+
+
+def read_pooling_modules(
+    folder: Path, modules: Modules, hidden_size: int, load_weights: bool = True
+) -> PoolingSpec | None:
+    """The head that the modules are, None where they are the model and nothing else.
+
+    `hidden_size` is the model's. Raises ModelError by file and key. With `load_weights` the weights of dense
+    modules are checked as the model's are.
+    """
+    pools, include_prompt = cast(tuple[Pool, ...], ("all",)), True
+    if len(modules.kinds) == 1 or "LogitScore" in modules.kinds:
+        return None
+    for path in modules.find("Pooling"):
+        pools, include_prompt = _read_pools(folder / path / "config.json", hidden_size)
+    width = hidden_size * len(pools)
+    projections: list[ProjectionSpec] = []
+    for path in modules.find("Dense"):
+        projections.append(_read_dense(folder, path, width, load_weights))
+        width = projections[-1].out_size
+    settings = read_json(folder / _SETTINGS)
+    is_scored = settings.get("model_type") == "CrossEncoder"
+    return PoolingSpec(
+        pools=pools,
+        include_prompt=include_prompt,
+        projections=tuple(projections),
+        normalize="Normalize" in modules.kinds,
+        num_labels=width if is_scored else 0,
+        activation=read_cross_encoder_activation(folder) or "identity",
+    )
+
+
+def read_score_tokens(folder: Path, modules: Modules) -> tuple[int, int] | None:
+    """(token of yes, token of no) whose logits' difference is the score, None without such a module."""
+    for path in modules.find("LogitScore"):
+        fields = _open(folder / path / "config.json")
+        return fields.integer("true_token_id", low=0), fields.integer("false_token_id", low=0)
+    return None
+
+
+def read_cross_encoder_activation(folder: Path) -> HeadActivation | None:
+    """What a CrossEncoder was saved with, None if the folder does not say."""
+    settings = read_json(folder / _SETTINGS)
+    name = settings.get("activation_fn") if settings.get("model_type") == "CrossEncoder" else None
+    return None if name is None else read_torch_activation(f"{_SETTINGS} activation_fn", name)
+
+
+def read_text_encoding(folder: Path) -> TextEncoding:
+    """Prompts, limits and labels of a model's folder, which need not be sentence-transformers'."""
+    transformer = find_transformer_folder(folder)
+    settings = ConfigFields(read_json(folder / _SETTINGS), file=_SETTINGS)
+    prompts: Any = settings.get("prompts", {})
+    is_text = isinstance(prompts, dict) and all(
+        isinstance(text, (str, type(None))) for text in cast(dict[str, Any], prompts).values()
+    )
+    if not is_text:
+        raise settings.error("prompts", prompts, "an object of texts")
+    named = {name: text or "" for name, text in cast(dict[str, str | None], prompts).items()}
+    default = settings.get("default_prompt_name")
+    if default is not None and default not in named:
+        raise settings.error(
+            "default_prompt_name", default, f"null or one of {', '.join(named) or 'no prompts'}"
+        )
+    similarity = settings.get("similarity_fn_name", "cosine")
+    if similarity not in get_args(Similarity):
+        raise settings.error("similarity_fn_name", similarity, f"one of {', '.join(get_args(Similarity))}")
+    limits = _read_limits(transformer)
+    return TextEncoding(
+        prompts=named,
+        default_prompt_name=default,
+        similarity=similarity,
+        max_seq_length=_read_max_seq_length(folder, transformer, limits),
+        do_lower_case=limits.boolean("do_lower_case", False),
+        labels=_read_labels(read_json(transformer / "config.json")),
+    )
+
+
+def _read_kind(index: int, name: str) -> ModuleKind:
+    last = name.rpartition(".")[2]
+    for kind in get_args(ModuleKind):
+        if last == kind and name.startswith(_PACKAGES):
+            return kind
+    allowed = f"sentence_transformers' {', '.join(get_args(ModuleKind))}"
+    raise ModelError(f"{MODULES} [{index}].type", name, allowed)
+
+
+def _check_order(kinds: list[ModuleKind]) -> None:
+    places = [_ORDER.index(kind) for kind in kinds if kind != "Dropout"]
+    dense = _ORDER.index("Dense")
+    is_ordered = all(a < b or a == b == dense for a, b in pairwise(places))
+    if places[:1] != [0] or not is_ordered:
+        raise ModelError(MODULES, ", ".join(kinds), f"modules in the order {', '.join(_ORDER)}")
+
+
+def _open(file: Path) -> ConfigFields:
+    """A JSON object's fields; errors name the file with its folder."""
+    return ConfigFields(read_json(file), file=f"{file.parent.name}/{file.name}")
+
+
+def _read_pools(file: Path, hidden_size: int) -> tuple[tuple[Pool, ...], bool]:
+    """(pools, include_prompt)."""
+    fields = _open(file)
+    width = fields.get("embedding_dimension", fields.get("word_embedding_dimension", hidden_size))
+    if width != hidden_size:
+        raise fields.error("embedding_dimension", width, f"{hidden_size}, the model's hidden_size")
+    named: Any = fields.get("pooling_mode")
+    if named is None:
+        pools = tuple(pool for key, pool in _OLD_POOLS.items() if fields.boolean(key, False))
+        return pools or ("mean",), fields.boolean("include_prompt", True)
+    names = cast(list[Any], named) if isinstance(named, list) else [named]
+    if not 1 <= len(names) <= len(_POOLS) or not all(isinstance(n, str) and n in _POOLS for n in names):
+        raise fields.error("pooling_mode", named, f"one or some of {', '.join(_POOLS)}")
+    return tuple(_POOLS[name] for name in names), fields.boolean("include_prompt", True)
+
+
+def _read_dense(folder: Path, path: str, width: int, load_weights: bool) -> ProjectionSpec:
+    fields = _open(folder / path / "config.json")
+    if (in_size := fields.integer("in_features", high=_MAX_SIZE)) != width:
+        raise fields.error("in_features", in_size, f"{width}, the numbers of the module before it")
+    if fields.boolean("use_residual", False):
+        raise fields.error("use_residual", True, "false")
+    file = Path(path) / "model.safetensors"
+    if load_weights:
+        if not (folder / file).is_file():
+            raise ModelError("model", str(folder / file), "a file: weights are read from safetensors only")
+        read_header(folder / file)
+    name = fields.get("activation_function", "torch.nn.modules.activation.Tanh")
+    return ProjectionSpec(
+        name="linear",
+        in_size=in_size,
+        out_size=fields.integer("out_features", high=_MAX_SIZE),
+        bias=fields.boolean("bias", True),
+        activation=read_torch_activation(f"{path}/config.json activation_function", name),
+        file=str(file),
+    )
+
+
+def _read_limits(transformer: Path) -> ConfigFields:
+    for name in _TRANSFORMER_CONFIGS:
+        if values := read_json(transformer / name):
+            return ConfigFields(values, file=name)
+    return ConfigFields({}, file=_TRANSFORMER_CONFIGS[0])
+
+
+def _read_max_seq_length(folder: Path, transformer: Path, limits: ConfigFields) -> int | None:
+    """The model's own limit; since 5.5 sentence-transformers keeps it in the tokenizer's configuration."""
+    if limits.get("max_seq_length") is not None:
+        return limits.integer("max_seq_length")
+    if not (folder / MODULES).is_file():
+        return None
+    most = read_json(transformer / "tokenizer_config.json").get("model_max_length")
+    return most if isinstance(most, int) and 1 <= most < 2**31 else None  # larger: nobody has said
+
+
+def _read_labels(config: dict[str, Any]) -> tuple[str, ...]:
+    """id2label in the order of its numbers; none if config.json has none, or they are not 0, 1, ..."""
+    named: Any = config.get("id2label")
+    if not isinstance(named, dict):
+        return ()
+    labels = cast(dict[str, Any], named)
+    found = [labels.get(str(index)) for index in range(len(labels))]
+    return tuple(str(label) for label in found) if None not in found else ()

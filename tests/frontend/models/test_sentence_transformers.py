@@ -1,0 +1,363 @@
+"""sentence-transformers' folders, of old and new versions, and what runner and convert make of any folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.models.model_files import MAX_JSON_BYTES
+from quire.frontend.models.sentence_transformers import read_modules, read_text_encoding
+from quire.ipc.config import EngineConfig
+from quire.ipc.errors import ConfigError, ModelError
+from quire.ipc.model_spec import PoolingSpec, ProjectionSpec
+
+BERT: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+QWEN3: dict[str, Any] = {
+    **BERT,
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+CLASSIFIER: dict[str, Any] = {**BERT, "architectures": ["BertForSequenceClassification"]}
+OLD, NEW = "sentence_transformers.models.", "sentence_transformers.sentence_transformer.modules."
+BASE = "sentence_transformers.base.modules."
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": f"{OLD}Transformer"}
+POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{OLD}Pooling"}
+DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": f"{OLD}Dense"}
+NORMALIZE = {"idx": 3, "name": "3", "path": "3_Normalize", "type": f"{OLD}Normalize"}
+SCORE = {
+    "idx": 1,
+    "path": "1_LogitScore",
+    "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
+}
+DENSE_CONFIG: dict[str, Any] = {
+    "in_features": 48,
+    "out_features": 32,
+    "bias": False,
+    "activation_function": "torch.nn.modules.linear.Identity",
+}
+VOCAB = {"model": {"vocab": {"no": 5, "yes": 7}}}
+
+
+def write(folder: Path, files: dict[str, Any]) -> Path:
+    for name, content in {"tokenizer.json": {}, **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def make_engine_config(folder: Path, files: dict[str, Any], **arguments: Any) -> EngineConfig:
+    write(folder, files)
+    return EngineArgs(str(folder), load_format="dummy", **arguments).create_engine_config()
+
+
+def read_head(folder: Path, files: dict[str, Any], **arguments: Any) -> PoolingSpec:
+    spec = make_engine_config(folder, files, **arguments).model.spec
+    assert spec.pooling is not None
+    return spec.pooling
+
+
+def test_an_old_folder_reads_with_switches_of_pools_and_dense_layers(tmp_path: Path) -> None:
+    files = {
+        "config.json": BERT,
+        "modules.json": [TRANSFORMER, POOLING, DENSE, NORMALIZE],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 48,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+        },
+        "2_Dense/config.json": DENSE_CONFIG,
+    }
+    dense = ProjectionSpec(
+        name="linear", in_size=48, out_size=32, bias=False, file="2_Dense/model.safetensors"
+    )
+    assert read_head(tmp_path, files) == PoolingSpec(pools=("mean",), projections=(dense,), normalize=True)
+
+
+def test_a_new_folder_reads_with_pools_by_name(tmp_path: Path) -> None:
+    files = {
+        "config.json": BERT,
+        "modules.json": [
+            {"path": "", "type": f"{BASE}transformer.Transformer"},
+            {"path": "1_Pooling", "type": f"{NEW}pooling.Pooling"},
+            {"path": "2_Dropout", "type": f"{NEW}dropout.Dropout"},
+            {"path": "2_Dense", "type": f"{BASE}dense.Dense"},
+        ],
+        "1_Pooling/config.json": {"embedding_dimension": 48, "pooling_mode": ["cls", "weightedmean"]},
+        "2_Dense/config.json": {"in_features": 96, "out_features": 16},
+    }
+    head = read_head(tmp_path, files)
+    assert (head.pools, head.normalize) == (("cls", "weighted_mean"), False)
+    assert [(each.activation, each.bias, each.in_size) for each in head.projections] == [("tanh", True, 96)]
+
+
+def test_every_old_switch_is_a_pool_and_none_is_the_mean(tmp_path: Path) -> None:
+    names = [
+        "cls_token",
+        "max_tokens",
+        "mean_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    ]
+    files = {"config.json": BERT, "modules.json": [TRANSFORMER, POOLING]}
+    switches = {"1_Pooling/config.json": {f"pooling_mode_{name}": True for name in names}}
+    pools = ("cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last")
+    assert read_head(tmp_path, files | switches).pools == pools
+    assert read_head(tmp_path, files | {"1_Pooling/config.json": {"include_prompt": False}}) == PoolingSpec(
+        pools=("mean",), include_prompt=False
+    )
+
+
+def test_a_causal_embedder_is_read_with_its_last_token(tmp_path: Path) -> None:
+    files = {
+        "config.json": QWEN3,
+        "modules.json": [TRANSFORMER, POOLING, NORMALIZE],
+        "1_Pooling/config.json": {"pooling_mode_lasttoken": True},
+        "config_sentence_transformers.json": {"prompts": {"query": "Instruct: x\nQuery:", "document": ""}},
+    }
+    config = make_engine_config(tmp_path, files)
+    assert config.model.spec.pooling == PoolingSpec(pools=("last",), normalize=True)
+    assert not config.model.spec.has_logits
+    assert "lm_head." in config.model.spec.unused_tensors
+    assert read_text_encoding(tmp_path).prompts == {"query": "Instruct: x\nQuery:", "document": ""}
+    both = make_engine_config(tmp_path, files, runner="generate", convert="embed").model.spec
+    assert both.has_logits
+    assert both.pooling == config.model.spec.pooling
+    alone = make_engine_config(tmp_path, files, runner="generate").model.spec
+    assert alone.has_logits
+    assert alone.pooling is None
+
+
+def test_a_transformer_in_a_folder_of_its_own_is_found(tmp_path: Path) -> None:
+    files = {
+        "config.json": {"__version__": "0.2.0"},
+        "modules.json": [{**TRANSFORMER, "path": "0_BERT"}, POOLING],
+        "0_BERT/config.json": BERT,
+        "0_BERT/tokenizer.json": {},
+        "0_BERT/sentence_bert_config.json": {"max_seq_length": 128, "do_lower_case": True},
+        "1_Pooling/config.json": {},
+    }
+    model = make_engine_config(tmp_path, files).model
+    assert (model.model, model.tokenizer) == (str(tmp_path), str(tmp_path / "0_BERT"))
+    assert model.max_model_len == 128
+    assert read_text_encoding(tmp_path).do_lower_case
+
+
+def test_an_encoder_takes_what_it_was_made_for_and_more_when_asked(tmp_path: Path) -> None:
+    limit = {"sentence_bert_config.json": {"max_seq_length": 256}}
+    config = make_engine_config(tmp_path, {"config.json": BERT, **limit})
+    assert config.model.max_model_len == 256
+    assert make_engine_config(tmp_path, {}, max_model_len=512).model.max_model_len == 512
+    with pytest.raises(ConfigError, match="at most 512"):
+        make_engine_config(tmp_path, {}, max_model_len=513)
+    with pytest.raises(
+        ConfigError, match="max_num_batched_tokens=100: at least max_model_len=256 for an encoder"
+    ):
+        make_engine_config(tmp_path, {}, max_num_batched_tokens=100)
+
+
+def test_newer_files_have_the_limit_in_the_tokenizers_configuration(tmp_path: Path) -> None:
+    files = {"modules.json": [TRANSFORMER], "tokenizer_config.json": {"model_max_length": 77}}
+    assert read_text_encoding(write(tmp_path, files)).max_seq_length == 77
+    write(tmp_path, {"tokenizer_config.json": {"model_max_length": 10**30}})
+    assert read_text_encoding(tmp_path).max_seq_length is None
+
+
+def test_texts_are_read_as_sentence_transformers_wrote_them(tmp_path: Path) -> None:
+    settings = {"prompts": {"query": "q: ", "document": None}, "default_prompt_name": "query"}
+    files = {
+        "config.json": {"id2label": {"0": "no", "1": "yes"}},
+        "config_sentence_transformers.json": {**settings, "similarity_fn_name": "dot"},
+    }
+    encoding = read_text_encoding(write(tmp_path, files))
+    assert encoding.prompts == {"query": "q: ", "document": ""}
+    assert (encoding.default_prompt_name, encoding.similarity) == ("query", "dot")
+    assert encoding.labels == ("no", "yes")
+
+
+def test_a_folder_without_any_such_file_has_no_prompts_and_no_limit(tmp_path: Path) -> None:
+    encoding = read_text_encoding(write(tmp_path, {"config.json": BERT}))
+    assert (encoding.prompts, encoding.max_seq_length, encoding.labels) == ({}, None, ())
+    assert read_modules(tmp_path) is None
+    assert read_head(tmp_path, {}) == PoolingSpec(pools=("cls",), normalize=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"modules.json": [TRANSFORMER, {"type": f"{OLD}CNN"}]}, r"modules.json \[1\].type='sentence.*CNN'"),
+        ({"modules.json": [{"type": "evil.Transformer"}]}, r"type='evil.Transformer'"),
+        ({"modules.json": [TRANSFORMER, {**POOLING, "path": "../x"}]}, "path='../x': a folder within"),
+        ({"modules.json": [TRANSFORMER, {**POOLING, "path": "/etc"}]}, "path='/etc'"),
+        ({"modules.json": [TRANSFORMER, NORMALIZE, DENSE]}, "in the order"),
+        ({"modules.json": [POOLING]}, "in the order"),
+        ({"modules.json": [TRANSFORMER] * 65}, "'65 modules': 1 to 64"),
+        ({"modules.json": {}}, "readable JSON"),
+        (
+            {"1_Pooling/config.json": {"pooling_mode": "median"}},
+            "1_Pooling/config.json pooling_mode='median'",
+        ),
+        ({"1_Pooling/config.json": {"pooling_mode": []}}, "pooling_mode="),
+        ({"1_Pooling/config.json": {"word_embedding_dimension": 64}}, "48, the model's hidden_size"),
+        ({"2_Dense/config.json": {**DENSE_CONFIG, "in_features": 64}}, "in_features=64: 48"),
+        ({"2_Dense/config.json": {**DENSE_CONFIG, "use_residual": True}}, "use_residual=True: false"),
+        (
+            {"2_Dense/config.json": {**DENSE_CONFIG, "activation_function": "os.system"}},
+            "activation_function",
+        ),
+        ({"config_sentence_transformers.json": {"prompts": ["q"]}}, "prompts="),
+        ({"config_sentence_transformers.json": {"default_prompt_name": "query"}}, "default_prompt_name"),
+        ({"config_sentence_transformers.json": {"similarity_fn_name": "lp"}}, "similarity_fn_name"),
+        ({"sentence_bert_config.json": {"max_seq_length": -1}}, "max_seq_length=-1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_that_cannot_be_followed_is_refused_by_name(tmp_path: Path, files: Any, text: str) -> None:
+    whole = {
+        "config.json": BERT,
+        "modules.json": [TRANSFORMER, POOLING, DENSE],
+        "1_Pooling/config.json": {},
+        "2_Dense/config.json": DENSE_CONFIG,
+    }
+    with pytest.raises(ModelError, match=text):
+        make_engine_config(tmp_path, {**whole, **files})
+
+
+def test_dense_weights_are_safetensors_or_nothing(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    files = {
+        "config.json": BERT,
+        "modules.json": [TRANSFORMER, POOLING, DENSE],
+        "1_Pooling/config.json": {},
+        "2_Dense/config.json": DENSE_CONFIG,
+    }
+    write(tmp_path, files)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="safetensors only"):
+        EngineArgs(str(tmp_path)).create_engine_config()
+    (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"x" * 20)
+    with pytest.raises(ModelError, match=r"2_Dense/model\.safetensors"):
+        EngineArgs(str(tmp_path)).create_engine_config()
+
+
+def test_a_file_beyond_its_bound_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path, {"config.json": BERT})
+    with (tmp_path / "modules.json").open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)
+    with pytest.raises(ModelError, match=f"at most {MAX_JSON_BYTES} bytes"):
+        read_modules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "text"),
+    [
+        (BERT, {"runner": "generate"}, "runner='generate': 'pooling': BertModel has no language head"),
+        (BERT, {"convert": "classify"}, "convert='classify': 'embed': BertModel has no classifier"),
+        (QWEN3, {"runner": "pooling", "convert": "none"}, "convert='none': 'embed' or 'classify'"),
+        (BERT, {"runner": "draft"}, "runner='draft': one of"),
+        (
+            BERT,
+            {"pooler_config": '{"pooling_type": "STEP"}'},
+            r"pooler_config.pooling_type='STEP': one of CLS",
+        ),
+        (BERT, {"pooler_config": {"logit_bias": 1}}, "pooler_config.logit_bias=1: no such key"),
+        (BERT, {"pooler_config": {"normalize": 1}}, "pooler_config.normalize=1: true or false"),
+        (BERT, {"pooler_config": "{"}, "pooler_config='{': a JSON object"),
+        (BERT, {"hf_overrides": [1]}, r"hf_overrides=\[1\]: a JSON object"),
+        (
+            BERT | {"matryoshka_dimensions": [64]},
+            {},
+            "matryoshka_dimensions=.*: a list of integers from 1 to 48",
+        ),
+        (BERT | {"is_matryoshka": 1}, {}, "is_matryoshka=1: true or false"),
+    ],
+    ids=str,
+)
+def test_what_a_model_cannot_do_is_refused_with_what_it_can(
+    tmp_path: Path, config: Any, arguments: Any, text: str
+) -> None:
+    with pytest.raises((ConfigError, ModelError), match=text):
+        make_engine_config(tmp_path, {"config.json": config}, **arguments)
+
+
+def test_decoders_generate_unless_asked_to_pool(tmp_path: Path) -> None:
+    spec = make_engine_config(tmp_path, {"config.json": QWEN3}).model.spec
+    assert spec.has_logits
+    assert spec.pooling is None
+    for arguments in ({"runner": "pooling"}, {"convert": "embed"}):
+        spec = make_engine_config(tmp_path, {}, **arguments).model.spec
+        assert not spec.has_logits
+        assert spec.pooling == PoolingSpec(pools=("last",), normalize=True)
+
+
+def test_a_poolers_settings_may_be_given(tmp_path: Path) -> None:
+    files = {"config.json": BERT | {"matryoshka_dimensions": [32, 16]}}
+    head = read_head(tmp_path, files, pooler_config={"pooling_type": "MEAN", "use_activation": False})
+    assert (head.pools, head.normalize) == (("mean",), False)
+    assert (head.is_matryoshka, head.matryoshka_dimensions) == (True, (16, 32))
+    files = {"config.json": BERT}
+    head = read_head(tmp_path, files, hf_overrides='{"is_matryoshka": true}')
+    assert (head.is_matryoshka, head.matryoshka_dimensions) == (True, ())
+
+
+def test_a_classifier_may_be_converted_into_an_embedder(tmp_path: Path) -> None:
+    head = read_head(tmp_path, {"config.json": CLASSIFIER})
+    assert (head.num_labels, head.activation) == (2, "softmax")
+    spec = make_engine_config(tmp_path, {}, convert="embed").model.spec
+    assert spec.pooling == PoolingSpec(normalize=True)
+    assert {"bert.pooler.dense.", "classifier."} <= set(spec.unused_tensors)
+
+
+def test_a_cross_encoders_activation_comes_from_its_own_file(tmp_path: Path) -> None:
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    files = {
+        "config.json": CLASSIFIER | {"id2label": {"0": "LABEL_0"}},
+        "modules.json": [{"path": "", "type": f"{BASE}transformer.Transformer"}],
+        "config_sentence_transformers.json": settings,
+    }
+    head = read_head(tmp_path, files)
+    assert (head.num_labels, head.activation) == (1, "identity")
+
+
+def test_a_causal_reranker_scores_yes_against_no(tmp_path: Path) -> None:
+    files = {"config.json": QWEN3, "tokenizer.json": VOCAB}
+    [row] = read_head(tmp_path, files, convert="classify").projections
+    assert (row.name, row.token_rows, row.out_size, row.bias) == ("lm_head", (7, 5), 1, False)
+    tied = {"config.json": QWEN3 | {"tie_word_embeddings": True}, "tokenizer.json": VOCAB}
+    [row] = read_head(tmp_path, tied, convert="classify").projections
+    assert row.name == "model.embed_tokens"
+    vllm = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["yes", "no"],
+        "is_original_qwen3_reranker": True,
+    }
+    head = read_head(tmp_path, files, hf_overrides=vllm)
+    assert (head.projections[0].token_rows, head.activation) == ((5, 7), "sigmoid")
+    with pytest.raises(ModelError, match="'maybe': a token of the tokenizer"):
+        read_head(tmp_path, files, hf_overrides={"classifier_from_token": ["no", "maybe"]})
+
+
+def test_a_causal_reranker_with_modules_names_its_tokens_itself(tmp_path: Path) -> None:
+    files = {
+        "config.json": QWEN3,
+        "modules.json": [TRANSFORMER, SCORE],
+        "1_LogitScore/config.json": {"true_token_id": 9, "false_token_id": 3},
+    }
+    head = read_head(tmp_path, files)
+    assert (head.projections[0].token_rows, head.num_labels) == ((9, 3), 1)
+    with pytest.raises(ModelError, match="LogitScore=100: a token id below 100"):
+        read_head(tmp_path, files | {"1_LogitScore/config.json": {"true_token_id": 100, "false_token_id": 3}})
