@@ -1,11 +1,14 @@
 """The KV cache's memory: a plan in bytes with a ledger, the number of blocks that follows, and the tensors.
 
+An encoder keeps no KV. Its layers take turns with the blocks of two, in which a step's prompts lie one after
+the other: a layer's keys may be written while those of the layer before it are still read.
 It knows sizes, not what a block holds. All sizes are in bytes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import torch
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
+from ..ipc.model_spec import DTYPE_SIZE_BYTES, LayerSpec
 from ..ipc.step import LedgerEntry
 from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
@@ -29,6 +33,7 @@ _MAX_AUTO_CPU_FRACTION = 0.5
 _CUDA_RESERVE_BYTES = 512 * _MIB
 # Slices of prompt logits and the sampler's temporaries, both bounded.
 _SCRATCH_BYTES = 64 * _MIB
+_NUM_SCRATCH_LAYERS = 2  # of an encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
 
     Raises ConfigError; config.json alone may have chosen the number.
     """
+    if not config.block_size_bytes:
+        return
     needed, free = config.max_blocks_per_request * config.block_size_bytes, _free_bytes(device)
     if needed > free:
         most = free // config.block_size_bytes * config.cache.block_size
@@ -71,9 +78,22 @@ def plan_memory(config: EngineConfig, device: torch.device, weight_bytes: int) -
 
 
 def allocate_kv_caches(config: EngineConfig, num_blocks: int, device: torch.device) -> KVCaches:
-    """(k, v) of each layer, not initialized: attention reads no slot that has not been written."""
+    """(k, v) of each layer, not initialized: attention reads no slot that has not been written.
+
+    `num_blocks` is of no meaning for an encoder.
+    """
+    spec = config.model.spec
+    if spec.is_causal:
+        return _allocate_layers(config, spec.layers, num_blocks, device)
+    pair = _allocate_layers(config, spec.layers[:_NUM_SCRATCH_LAYERS], count_scratch_blocks(config), device)
+    return [pair[layer % len(pair)] for layer in range(spec.num_layers)]
+
+
+def _allocate_layers(
+    config: EngineConfig, layers: Sequence[LayerSpec], num_blocks: int, device: torch.device
+) -> KVCaches:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    block_size, layers = config.cache.block_size, config.model.spec.layers
+    block_size = config.cache.block_size
     shapes = [
         (num_blocks, part.num_kv_heads, block_size, part.head_size)
         for part in (layer.attention for layer in layers)
@@ -104,12 +124,29 @@ def estimate_activation_bytes(config: EngineConfig) -> int:
     num_samples = min(config.scheduler.max_num_seqs, num_tokens)
     per_token = 4 * spec.num_activations_per_token
     num_logits = num_samples * spec.vocab_size if spec.has_logits else 0
-    return num_tokens * per_token + 2 * 4 * num_logits + _SCRATCH_BYTES
+    return num_tokens * per_token + 2 * 4 * num_logits + _SCRATCH_BYTES + _count_scratch_bytes(config)
+
+
+def count_scratch_blocks(config: EngineConfig) -> int:
+    """Blocks that the prompts of any step fill: each may leave its last one partly empty."""
+    scheduler = config.scheduler
+    return -(-scheduler.max_num_batched_tokens // config.cache.block_size) + scheduler.max_num_seqs
+
+
+def _count_scratch_bytes(config: EngineConfig) -> int:
+    spec = config.model.spec
+    if spec.is_causal:
+        return 0
+    tokens = count_scratch_blocks(config) * config.cache.block_size
+    sizes = (2 * layer.attention.kv_size for layer in spec.layers[:_NUM_SCRATCH_LAYERS])
+    return tokens * sum(sizes) * DTYPE_SIZE_BYTES[config.model.dtype]
 
 
 def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -> int:
     """Blocks by the override, the size in bytes, or what the device has; `free_bytes` may be negative."""
     cache, block_bytes = config.cache, config.block_size_bytes
+    if not block_bytes:  # as many as ever: they are numbers of nothing
+        return config.scheduler.max_num_seqs * config.max_blocks_per_request
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
         _check_one_request(config, num_blocks, "num_gpu_blocks_override", num_blocks)

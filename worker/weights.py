@@ -140,7 +140,7 @@ class DummySource(WeightSource):
     def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
         shape = (sum(sizes),) if width is None else (sum(sizes), width)
         out = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
-        if names[0].endswith("norm.weight"):
+        if names[0].lower().endswith("norm.weight"):
             return out.fill_(1.0)
         flat = out.view(-1)
         pool = self._pool.roll(zlib.crc32(names[0].encode()) % _DUMMY_POOL)

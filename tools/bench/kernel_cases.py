@@ -122,7 +122,7 @@ def _make_rotate(bench: Bench, shape: BenchShape, name: str, num_tokens: int) ->
         op="rotate and write",
         shape=f"{name}T {num_tokens}",
         dtype=dtype,
-        calls=[lambda: backend.rotate_and_write(qkv, cos, sin, norm, cache, metadata)],
+        calls=[lambda: backend.rotate_and_write(qkv, (cos, sin), norm, cache, metadata)],
         torch_calls=[
             lambda: rotate_and_write_reference(
                 qkv, spec.num_heads, cos, sin, norm, *cache, metadata.slot_mapping

@@ -1,4 +1,4 @@
-"""The token embedding: a table and a lookup."""
+"""The embedding: a table of tokens; in some models others of positions and types, and a norm of the sum."""
 
 from __future__ import annotations
 
@@ -9,29 +9,55 @@ from torch import Tensor
 
 from ...kernels.choice import choose_kernel
 from ...kernels.gather_rows import gather_rows_reference
-from ...kernels.program import Embed, Kind, Program, Scale, Slot
+from ...kernels.program import AddRows, Embed, Kind, Program, Scale, Slot
+from .layer_norm import LayerNorm
+from .norm import RMSNorm
 
 
 class Embedding:
-    """Rows of `table` [vocab, hidden] by token id, multiplied by `scale` where there is one."""
+    """Rows of `table` [vocab, hidden] by token id, multiplied by `scale` where there is one.
 
-    def __init__(self, table: Tensor, scale: float | None = None) -> None:
+    Then `norm` of their sum with rows of `types` [types, hidden] and of `positions` [max_model_len, hidden],
+    where a model has them.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        scale: float | None = None,
+        positions: Tensor | None = None,
+        types: Tensor | None = None,
+        norm: LayerNorm | RMSNorm | None = None,
+    ) -> None:
         self.table = table
         # Rounded to the table's type, as the models were trained.
         self._scale = None if scale is None else torch.tensor(scale).to(table.dtype).item()
+        self._positions, self._types, self._norm = positions, types, norm
         self._gather = _choose_kernel(table)
 
-    def __call__(self, input_ids: Tensor) -> Tensor:
-        """[T, hidden] for int64 [T]."""
+    def __call__(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """[T, hidden] for int64 [T] each; without `token_types` all are 0."""
         rows = self._gather(self.table, input_ids)
-        return rows if self._scale is None else rows.mul_(self._scale)
+        if self._scale is not None:
+            rows.mul_(self._scale)
+        if self._types is not None:
+            rows += self._types[0] if token_types is None else self._gather(self._types, token_types)
+        if self._positions is not None:
+            rows += self._gather(self._positions, positions)
+        return rows if self._norm is None else self._norm(rows)
 
     def emit(self, program: Program, y: Slot) -> None:
-        """The same as an operation."""
+        """The same as operations."""
         size = self.table.shape[1]
         program.add(Kind.EMBED, Embed(table=self.table.data_ptr(), y=y, size=size))
         if self._scale is not None:
             program.add(Kind.SCALE, Scale(x=y, size=size, factor=self._scale))
+        for table, by_type in ((self._types, 1), (self._positions, 0)):
+            if table is not None:
+                operation = AddRows(table=table.data_ptr(), x=y, size=size, by_type=by_type)
+                program.add(Kind.ADD_ROWS, operation)
+        if self._norm is not None:
+            self._norm.emit(program, y, y)
 
 
 def _choose_kernel(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

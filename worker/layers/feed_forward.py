@@ -23,7 +23,7 @@ from .linear import Linear, NativeLinear
 
 
 class FeedForward(Protocol):
-    """An MLP or Experts."""
+    """An MLP, a PlainMLP or Experts."""
 
     @property
     def is_capturable(self) -> bool:
@@ -57,6 +57,24 @@ class MLP:
         self.gate_up_proj.emit(program, x, gate_up)
         self.activation.emit(program, gate_up, gated, self.width)
         self.down_proj.emit(program, gated, y)
+
+
+@dataclass(eq=False)
+class PlainMLP:
+    """down(act(up(x))), the activation as part of `up_proj`."""
+
+    up_proj: Linear
+    down_proj: Linear
+    width: int
+    is_capturable = True
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(self.up_proj(hidden))
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        activated = program.slot("gated", self.width)
+        self.up_proj.emit(program, x, activated)
+        self.down_proj.emit(program, activated, y)
 
 
 class Experts:

@@ -1,4 +1,4 @@
-"""Linear layers: y = x W^T + b, W [out, in], in the form that the device multiplies fastest.
+"""Linear layers: y = act(x W^T + b), W [out, in], in the form that the device multiplies fastest.
 
 A layer keeps one form of its weight. Who calls it does not know which; variants are chosen once, at load.
 Legend: m rows of a step.
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ...ipc.config import Quantization
 from ...kernels.choice import choose_linear, native_library
+from ...kernels.gated_activation import FUNCTIONS, number_activation
 from ...kernels.linear import (
     FORMATS,
     choose_variant,
@@ -32,6 +33,9 @@ class Linear(ABC):
     # Whether a row's bits do not depend on the rows beside it, their number, or threads.
     is_exact = False
 
+    # What follows the sum; a native layer computes it before it rounds the sum.
+    activation: str | None = None
+
     def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
         self.weight, self._bias, self._scales = weight, bias, scales
 
@@ -40,9 +44,14 @@ class Linear(ABC):
         """Bytes that its weight and bias hold."""
         return sum(part.nbytes for part in (self.weight, self._bias, self._scales) if part is not None)
 
-    @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """[m, out] for contiguous x [m, in], of x's type."""
+        y = self.multiply(x)
+        return y if self.activation is None else FUNCTIONS[self.activation](y)
+
+    @abstractmethod
+    def multiply(self, x: Tensor) -> Tensor:
+        """The same without the activation."""
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:  # noqa: ARG002
         """The same as an operation. Raises NotNativeError where there is none."""
@@ -52,14 +61,14 @@ class Linear(ABC):
 class TorchLinear(Linear):
     """The plain form, on any device."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self._bias)
 
 
 class TorchInt8Linear(Linear):
     """int8 weights on any device, made wide for every call: half the memory, slower than the plain form."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         assert self._scales is not None
         return linear_int8_reference(x, self.weight, self._scales, self._bias)
 
@@ -75,7 +84,7 @@ class TritonLinear(Linear):
         super().__init__(weight, bias, scales)
         self._launch = launch_linear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         return self._launch(x, self.weight, self._bias, self._scales)
 
 
@@ -102,6 +111,12 @@ class NativeLinear(Linear):
         self._dtype = torch.int8 if is_int8 else weight.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self._launch(x, self.activation)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self._launch(x, None)
+
+    def _launch(self, x: Tensor, activation: str | None) -> Tensor:
         return launch_linear(
             self._library,
             self._variant,
@@ -111,6 +126,7 @@ class NativeLinear(Linear):
             self._bias,
             self._dtype,
             self._scales,
+            activation,
         )
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
@@ -126,6 +142,7 @@ class NativeLinear(Linear):
             num_out=self._num_out,
             variant=self._variant,
             format=FORMATS[self._dtype],
+            activation=number_activation(self.activation),
         )
 
 

@@ -55,10 +55,13 @@ class RotaryEmbedding:
         angles = positions.float().unsqueeze(1) * inv_freq
         return angles.cos(), angles.sin()
 
-    def emit(self, program: Program) -> tuple[Slot, Slot]:
-        """The same as an operation: the slots of cos and sin. The dynamic type's come with each step."""
+    def emit(self, program: Program, index: int = 0) -> tuple[Slot, Slot]:
+        """The same as an operation: the slots of cos and sin, other ones for each `index` of a model's ropes.
+
+        The dynamic type's come with each step.
+        """
         half = self._tables[0].shape[1]
-        cos, sin = (program.slot(name, half, torch.float32) for name in ("cos", "sin"))
+        cos, sin = (program.slot(f"{name}{index}", half, torch.float32) for name in ("cos", "sin"))
         operation = Angles(cos=cos, sin=sin, half=half)
         if len(self._tables) == 2:
             operation.cos_table, operation.sin_table = (table.data_ptr() for table in self._tables)

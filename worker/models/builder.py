@@ -1,4 +1,4 @@
-"""From an EngineConfig to a decoder with its weights on a device: tensors by name, fused, packed, counted."""
+"""From an EngineConfig to a model with its weights on a device: tensors by name, fused, packed, counted."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ...ipc.config import EngineConfig, Quantization
-from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec
+from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from ...kernels.native import SWITCH, is_switched_off
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..layers.activation import GatedActivation
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding
-from ..layers.feed_forward import MLP, Experts, FeedForward
+from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
+from ..layers.layer_norm import LayerNorm
 from ..layers.linear import Linear, TorchLinear, make_linear
 from ..layers.logits import LogitsHead
 from ..layers.norm import NoNorm, RMSNorm
+from ..layers.relative_bias import make_position_bias
 from ..layers.rotary import RotaryEmbedding
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WeightSource, open_weights
 from .coverage import check_covered
-from .decoder import Decoder, DecoderLayer
+from .decoder import Decoder, DecoderLayer, Norm, SumNormLayer
 from .native_forward import make_native_forward
 
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
@@ -61,35 +63,80 @@ class _Builder:
         self._device = device
         self._backends: dict[tuple[int, int, int], AttentionBackend] = {}
         self._size_bytes = 0
+        self._position_bias: Tensor | None = None
         self._batch_variance_reason = ""
 
     def build(self) -> Decoder:
         spec = self._spec
-        rotary = self._rotary()
-        table = self._weights.take("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
-        self._size_bytes += table.nbytes + rotary.size_bytes
-        layers = [self._layer(f"model.layers.{index}", layer) for index, layer in enumerate(spec.layers)]
-        norm = self._norm("model.norm", spec.hidden_size)
-        head = LogitsHead(self._lm_head(table), spec.vocab_size, spec.logit_soft_cap)
-        embedding = Embedding(table, spec.embedding_scale)
+        ropes = find_ropes(spec)
+        rotaries = [self._rotary(rope) for rope in ropes]
+        self._size_bytes += sum(rotary.size_bytes for rotary in rotaries)
+        embedding = self._embedding()
+        self._position_bias = self._make_position_bias()
+        prefixes = [spec.layer_prefix.format(index) for index in range(spec.num_layers)]
+        make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
+        layers = [make_layer(prefix, layer) for prefix, layer in zip(prefixes, spec.layers, strict=True)]
+        for layer, part in zip(layers, spec.layers, strict=True):
+            rope = part.attention.rope or spec.rope
+            layer.rope = None if rope.type == "none" else ropes.index(rope)
+        norm = NoNorm(spec.hidden_size) if spec.norm is None else self._norm(spec.norm, spec.hidden_size)
+        head = self._logits_head(embedding.table) if spec.has_logits else None
         decoder = Decoder(
-            embedding, rotary, layers, norm, head, self._size_bytes, self._batch_variance_reason
+            embedding, rotaries, layers, norm, head, self._size_bytes, self._batch_variance_reason
         )
         splits_tokens = decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
-        decoder.native = make_native_forward(decoder.emit, spec, table, rotary, splits_tokens)
+        decoder.native = make_native_forward(decoder.emit, spec, embedding.table, rotaries, splits_tokens)
         return decoder
 
-    def _rotary(self) -> RotaryEmbedding:
+    def _rotary(self, rope: RopeConfig) -> RotaryEmbedding:
         spec = self._spec
         head_size = spec.layers[0].attention.head_size
         return RotaryEmbedding(
-            spec.rope, head_size, spec.max_position_embeddings, self._max_model_len, self._device
+            rope, head_size, spec.max_position_embeddings, self._max_model_len, self._device
+        )
+
+    def _embedding(self) -> Embedding:
+        spec, names, hidden = self._spec, self._spec.embedding, self._spec.hidden_size
+        table = self._table(names.tokens, spec.vocab_size)
+        types = None if names.types is None else self._table(names.types, names.num_types)
+        positions = None
+        if names.positions is not None:
+            count = spec.max_position_embeddings + names.position_offset
+            positions = self._table(names.positions, count)[names.position_offset :]
+        norm = None if names.norm is None else self._norm(names.norm, hidden)
+        return Embedding(table, spec.embedding_scale, positions, types, norm)
+
+    def _table(self, name: str, num_rows: int) -> Tensor:
+        table = self._weights.take(f"{name}.weight", (num_rows, self._spec.hidden_size))
+        self._size_bytes += table.nbytes
+        return table
+
+    def _make_position_bias(self) -> Tensor | None:
+        """What all layers' heads add to their scores; None where they add nothing."""
+        bias = self._spec.relative_bias
+        if bias is None:
+            return None
+        num_heads = self._spec.layers[0].attention.num_heads
+        table = self._weights.take(f"{bias.name}.weight", (bias.num_buckets, num_heads))
+        made = make_position_bias(table, bias.max_distance, self._max_model_len)
+        self._size_bytes += made.nbytes
+        return made
+
+    def _sum_norm_layer(self, prefix: str, spec: LayerSpec) -> SumNormLayer:
+        assert spec.attention_norm is not None
+        assert spec.ffn_norm is not None
+        hidden = self._spec.hidden_size
+        return SumNormLayer(
+            self._attention(prefix, spec.attention),
+            self._norm(f"{prefix}.{spec.attention_norm}", hidden),
+            self._feed_forward(prefix, spec.ffn),
+            self._norm(f"{prefix}.{spec.ffn_norm}", hidden),
         )
 
     def _layer(self, prefix: str, spec: LayerSpec) -> DecoderLayer:
         return DecoderLayer(
             self._layer_norm(prefix, spec.attention_norm),
-            self._attention(f"{prefix}.self_attn", spec.attention),
+            self._attention(prefix, spec.attention),
             self._layer_norm(prefix, spec.attention_out_norm),
             self._layer_norm(prefix, spec.ffn_norm),
             self._feed_forward(prefix, spec.ffn),
@@ -98,13 +145,14 @@ class _Builder:
 
     def _attention(self, prefix: str, spec: AttentionSpec) -> Attention:
         hidden, sizes = self._spec.hidden_size, (spec.query_size, spec.kv_size, spec.kv_size)
-        qkv_names = [f"{prefix}.{part}_proj" for part in "qkv"]
+        qkv_names = [f"{prefix}.{part}" for part in spec.qkv]
         return Attention(
             spec,
-            self._linear(qkv_names, sizes, hidden, spec.qkv_bias),
-            self._linear([f"{prefix}.o_proj"], (hidden,), spec.query_size, spec.o_bias),
-            *self._qk_norms(prefix, spec),
+            self._linear(qkv_names, sizes if len(qkv_names) > 1 else (sum(sizes),), hidden, spec.qkv_bias),
+            self._linear([f"{prefix}.{spec.out}"], (hidden,), spec.query_size, spec.o_bias),
+            *self._qk_norms(f"{prefix}.self_attn", spec),
             self._backend(spec),
+            self._position_bias,
         )
 
     def _backend(self, spec: AttentionSpec) -> AttentionBackend:
@@ -124,13 +172,13 @@ class _Builder:
         is_each_head = spec.qk_norm == "each_head"
         sizes = (spec.head_size, spec.head_size) if is_each_head else (spec.query_size, spec.kv_size)
         query, key = (
-            self._norm(f"{prefix}.{part}_norm", size) for part, size in zip("qk", sizes, strict=True)
+            self._rms_norm(f"{prefix}.{part}_norm", size) for part, size in zip("qk", sizes, strict=True)
         )
         return ((query.weight, key.weight, self._spec.norm_eps), ()) if is_each_head else (None, (query, key))
 
     def _feed_forward(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> FeedForward:
         if isinstance(spec, DenseSpec):
-            return self._mlp(prefix, spec)
+            return self._dense(prefix, spec)
         names = [
             [name.format(e) for name in (spec.gate, spec.up, spec.down)] for e in range(spec.num_experts)
         ]
@@ -141,23 +189,41 @@ class _Builder:
         self._size_bytes += router.size_bytes
         return Experts(spec, router, experts)
 
+    def _dense(self, prefix: str, spec: DenseSpec) -> MLP | PlainMLP:
+        if spec.is_gated:
+            return self._mlp(prefix, spec)
+        hidden, width = self._spec.hidden_size, spec.intermediate_size
+        up = self._linear([f"{prefix}.{spec.up}"], (width,), hidden, spec.bias)
+        up.activation = spec.activation
+        down = self._linear([f"{prefix}.{spec.down}"], (hidden,), width, spec.has_down_bias)
+        return PlainMLP(up, down, width)
+
     def _mlp(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> MLP:
         hidden, width = self._spec.hidden_size, spec.intermediate_size
-        has_bias = isinstance(spec, DenseSpec) and spec.bias
-        gate_up_names = [f"{prefix}.{spec.gate}", f"{prefix}.{spec.up}"]
+        is_dense = isinstance(spec, DenseSpec)
+        has_bias, has_down_bias = (spec.bias, spec.has_down_bias) if is_dense else (False, False)
+        names, sizes = [f"{prefix}.{spec.gate}", f"{prefix}.{spec.up}"], (width, width)
+        fused = spec.fused if is_dense else None
+        if fused is not None:
+            names, sizes = names[:1], (2 * width,)
         return MLP(
-            self._linear(gate_up_names, (width, width), hidden, has_bias),
+            self._linear(names, sizes, hidden, has_bias, swaps_halves=fused == "up_gate"),
             GatedActivation(spec.activation, self._dtype, self._device),
-            self._linear([f"{prefix}.{spec.down}"], (hidden,), width, has_bias),
+            self._linear([f"{prefix}.{spec.down}"], (hidden,), width, has_down_bias),
             width,
         )
 
-    def _linear(self, names: list[str], sizes: tuple[int, ...], width: int, has_bias: bool) -> Linear:
+    def _linear(
+        self, names: list[str], sizes: tuple[int, ...], width: int, has_bias: bool, swaps_halves: bool = False
+    ) -> Linear:
         """One layer for projections of the same input, stacked in the order of `names`."""
         weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width)
         bias = None
         if has_bias:
             bias = self._weights.take_stacked([f"{name}.bias" for name in names], sizes, None)
+        if swaps_halves:
+            weight = weight.roll(len(weight) // 2, 0)
+            bias = None if bias is None else bias.roll(len(bias) // 2)
         linear = self._make_linear(weight, bias)
         self._size_bytes += linear.size_bytes
         return linear
@@ -169,14 +235,28 @@ class _Builder:
             self._batch_variance_reason = _explain(INEXACT_LINEAR)
         return linear
 
-    def _layer_norm(self, prefix: str, name: str | None) -> RMSNorm | NoNorm:
+    def _layer_norm(self, prefix: str, name: str | None) -> Norm:
         hidden = self._spec.hidden_size
         return NoNorm(hidden) if name is None else self._norm(f"{prefix}.{name}", hidden)
 
-    def _norm(self, name: str, size: int) -> RMSNorm:
+    def _norm(self, name: str, size: int) -> RMSNorm | LayerNorm:
+        """A norm of hidden states, of the model's kind."""
+        spec = self._spec
+        if spec.norm_kind == "rms":
+            return self._rms_norm(name, size)
+        weight, bias = self._weights.take(f"{name}.weight", (size,)), None
+        if spec.norm_bias:
+            bias = self._weights.take(f"{name}.bias", (size,))
+        self._size_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
+        return LayerNorm(weight, bias, spec.norm_eps)
+
+    def _rms_norm(self, name: str, size: int) -> RMSNorm:
         spec, weight = self._spec, self._weights.take(f"{name}.weight", (size,))
         self._size_bytes += weight.nbytes
         return RMSNorm(weight, spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed)
+
+    def _logits_head(self, table: Tensor) -> LogitsHead:
+        return LogitsHead(self._lm_head(table), self._spec.vocab_size, self._spec.logit_soft_cap)
 
     def _lm_head(self, table: Tensor) -> Linear:
         """The projection to logits: its own weight, or the embedding's table where config.json ties the two.
@@ -193,6 +273,12 @@ class _Builder:
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes
         return linear
+
+
+def find_ropes(spec: ModelSpec) -> list[RopeConfig]:
+    """The different rotations of a model's layers, in the order in which they come."""
+    ropes = [layer.attention.rope or spec.rope for layer in spec.layers]
+    return list(dict.fromkeys(rope for rope in ropes if rope.type != "none"))
 
 
 def _explain(reason: str) -> str:

@@ -7,16 +7,28 @@ from typing import cast
 import msgspec
 
 from ...ipc.errors import ModelError
-from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
+from ...ipc.model_spec import (
+    AttentionSpec,
+    DenseSpec,
+    EmbeddingSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    RelativeBiasSpec,
+    RopeConfig,
+)
 
 # Fields that builder.py reads, by struct. Another one must keep its default.
 _COVERED: dict[type[msgspec.Struct], str] = {
     ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
-    " rope embedding_scale max_position_embeddings logit_soft_cap tie_word_embeddings optional_prefix"
-    " unused_tensors",
-    LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm",
-    AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm",
-    DenseSpec: "intermediate_size activation bias gate up down",
+    " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_soft_cap"
+    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits",
+    EmbeddingSpec: "tokens positions position_offset types num_types norm",
+    RelativeBiasSpec: "name num_buckets max_distance",
+    LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum",
+    AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"
+    " rope qkv out",
+    DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused",
     ExpertsSpec: "num_experts num_experts_per_tok intermediate_size activation norm_topk_prob router gate up"
     " down",
     RopeConfig: " ".join(RopeConfig.__struct_fields__),
@@ -26,11 +38,26 @@ _COVERED: dict[type[msgspec.Struct], str] = {
 def check_covered(spec: ModelSpec) -> None:
     """ModelError names the first field whose value would be left out of the computation."""
     _check(spec, "spec")
-    head_size = spec.layers[0].attention.head_size
+    first = spec.layers[0]
     for index, layer in enumerate(spec.layers):
-        if layer.attention.head_size != head_size:
-            where = f"spec.layers[{index}].attention.head_size"
-            raise ModelError(where, layer.attention.head_size, f"{head_size}, as of the layers before it")
+        where = f"spec.layers[{index}]"
+        for field in ("head_size", "is_causal"):
+            _check_same(
+                getattr(layer.attention, field), getattr(first.attention, field), f"{where}.attention.{field}"
+            )
+        _check_same(layer.norms_sum, first.norms_sum, f"{where}.norms_sum")
+        rope = layer.attention.rope
+        if rope is not None and rope.type == "dynamic":
+            raise ModelError(
+                f"{where}.attention.rope.type", rope.type, "a type that not only some layers have"
+            )
+    if first.norms_sum != (spec.norm is None):
+        raise ModelError("spec.norm", spec.norm, "None with layers that norm the sum, a name with others")
+
+
+def _check_same(value: object, first: object, where: str) -> None:
+    if value != first:
+        raise ModelError(where, value, f"{first}, as of the layers before it")
 
 
 def _check(part: msgspec.Struct, path: str) -> None:

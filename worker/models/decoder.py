@@ -1,4 +1,4 @@
-"""The decoder of all families: layers that differ in what their `LayerSpec` says, and one order of calls.
+"""The model of all families: layers that differ in what their `LayerSpec` says, and one order of calls.
 
 Legend: T tokens, S positions to score.
 """
@@ -14,10 +14,13 @@ from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding
 from ..layers.feed_forward import FeedForward
+from ..layers.layer_norm import LayerNorm
 from ..layers.logits import LogitsHead
 from ..layers.norm import NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from .native_forward import NativeForward
+
+Norm = RMSNorm | LayerNorm | NoNorm
 
 
 @dataclass(eq=False)
@@ -26,21 +29,22 @@ class DecoderLayer:
     norm after it, of what it adds to that sum.
     """
 
-    attention_norm: RMSNorm | NoNorm
+    attention_norm: Norm
     attention: Attention
-    attention_out_norm: RMSNorm | NoNorm
-    ffn_norm: RMSNorm | NoNorm
+    attention_out_norm: Norm
+    ffn_norm: Norm
     ffn: FeedForward
-    ffn_out_norm: RMSNorm | NoNorm
+    ffn_out_norm: Norm
+    rope: int | None = 0  # of the model's ropes; None: nothing is rotated
 
     def __call__(
         self,
         delta: Tensor | None,
         residual: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: tuple[Tensor, Tensor] | None,
         kv_cache: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor | None, Tensor]:
         """(this layer's ffn output, which is not added yet; the sum of everything before it).
 
         `delta` is the ffn output of the layer before, None in the first layer.
@@ -53,7 +57,7 @@ class DecoderLayer:
         normed, residual = self.ffn_norm.add(delta, residual)
         return self.ffn_out_norm(self.ffn(normed)), residual
 
-    def emit(self, program: Program, angles: tuple[Slot, Slot], layer: int, is_last: bool) -> None:
+    def emit(self, program: Program, angles: tuple[Slot, Slot] | None, layer: int, is_last: bool) -> None:
         """The same as operations. Of the last layer only sampled tokens need more than K and V."""
         residual, normed, delta = find_streams(program, self.ffn_norm.size)
         before = (delta, normed, residual) if layer else (residual, normed)
@@ -67,8 +71,46 @@ class DecoderLayer:
 
 
 @dataclass(eq=False)
+class SumNormLayer:
+    """h = norm(h + attention(h)), then the same with the feed-forward part: BERT's layer.
+
+    Called as a DecoderLayer, but nothing is left to be added, and after the last layer there is no norm.
+    """
+
+    attention: Attention
+    attention_norm: RMSNorm | LayerNorm
+    ffn: FeedForward
+    ffn_norm: RMSNorm | LayerNorm
+    rope: int | None = None
+
+    def __call__(
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        kv_cache: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+    ) -> tuple[Tensor | None, Tensor]:
+        assert delta is None
+        attended = self.attention(residual, angles, kv_cache, metadata)
+        hidden, _ = self.attention_norm.add(attended, residual)
+        return None, self.ffn_norm.add(self.ffn(hidden), hidden)[0]
+
+    def emit(self, program: Program, angles: tuple[Slot, Slot] | None, layer: int, is_last: bool) -> None:
+        """The same as operations, of all tokens; the last layer's result is the program's."""
+        hidden, _, delta = find_streams(program, self.ffn_norm.size)
+        qkv = self.attention.emit_write(program, hidden, angles, layer)
+        self.attention.emit_attend(program, qkv, delta, layer)
+        self.attention_norm.emit(program, delta, hidden, hidden)
+        self.ffn.emit(program, hidden, delta)
+        self.ffn_norm.emit(program, delta, OUT if is_last else hidden, hidden)
+
+
+@dataclass(eq=False)
 class Decoder:
     """Embedding, layers, last norm and the projection to logits; what a model is to its runner.
+
+    Encoders too: their layers see whole prompts, `kv_caches` is scratch of one step, and they have no `head`.
 
     Called under `torch.inference_mode` by one thread at a time. `weight_bytes` are those held on the device,
     packed copies and rotary tables included. `batch_variance_reason` says what may make a row's bits depend
@@ -76,10 +118,10 @@ class Decoder:
     """
 
     embedding: Embedding
-    rotary: RotaryEmbedding
-    layers: list[DecoderLayer]
-    norm: RMSNorm
-    head: LogitsHead
+    ropes: list[RotaryEmbedding]
+    layers: list[DecoderLayer] | list[SumNormLayer]
+    norm: Norm
+    head: LogitsHead | None
     weight_bytes: int
     batch_variance_reason: str
     # The whole pass as one call into the CPU kernels, None where some piece has no such kernel.
@@ -97,36 +139,45 @@ class Decoder:
         kv_caches: KVCaches,
         metadata: AttentionMetadata,
         rope_lengths: Tensor | None = None,
+        token_types: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, hidden] of the step's tokens, after the last norm.
 
         `input_ids` and `positions` are int64 [T]. Every layer writes all K and V of the step to its cache
         before any token reads them. `rope_lengths` (int64 [T]) is given exactly when the rope type is
-        "dynamic": the sequence length whose rotary base each token uses.
+        "dynamic": the sequence length whose rotary base each token uses. `token_types` (int64 [T]) are those
+        of a model with types; without them all are 0.
         """
         if self.native is not None:
-            return self.native.compute_hidden(input_ids, positions, kv_caches, metadata, rope_lengths)
-        angles = self.rotary(positions, rope_lengths)
+            return self.native.compute_hidden(
+                input_ids, positions, kv_caches, metadata, rope_lengths, token_types
+            )
+        angles = [rope(positions, rope_lengths) for rope in self.ropes]
         delta: Tensor | None = None
-        residual = self.embedding(input_ids)  # [T, hidden]
+        residual = self.embedding(input_ids, positions, token_types)  # [T, hidden]
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            delta, residual = layer(delta, residual, angles, kv_cache, metadata)
-        assert delta is not None
-        return self.norm.add(delta, residual)[0]
+            rotation = None if layer.rope is None else angles[layer.rope]
+            delta, residual = layer(delta, residual, rotation, kv_cache, metadata)
+        return self.norm(residual) if delta is None else self.norm.add(delta, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """float32 [S, vocab] for hidden states [S, hidden], rows chosen by the caller."""
+        assert self.head is not None
         return self.head(hidden)
 
     def emit(self, program: Program) -> None:
         """The same as operations, up to hidden states or logits. Raises NotNativeError."""
         residual, normed, delta = find_streams(program, self.norm.size)
         self.embedding.emit(program, residual)
-        angles = self.rotary.emit(program)
+        angles = [rope.emit(program, index) for index, rope in enumerate(self.ropes)]
         for index, layer in enumerate(self.layers):
-            layer.emit(program, angles, index, is_last=index == len(self.layers) - 1)
+            rotation = None if layer.rope is None else angles[layer.rope]
+            layer.emit(program, rotation, index, is_last=index == len(self.layers) - 1)
+        if isinstance(self.norm, NoNorm):  # the layers norm what they give
+            return
         self.norm.emit(program, delta, normed if program.wants_logits else OUT, residual)
         if program.wants_logits:
+            assert self.head is not None
             self.head.emit(program, normed)
 
 

@@ -1,7 +1,7 @@
-"""A decoder's forward pass as one native call, for decoders whose every layer has an operation for it.
+"""A model's forward pass as one native call, for models whose every layer has an operation for it.
 
-It holds two programs, for hidden states and for logits, and nothing else of the model: the layers keep the
-tensors. Legend: T tokens, S requests that sample.
+It holds a program for hidden states, one for logits if the model has them, and nothing else: the layers keep
+the tensors. Legend: T tokens, S requests that sample.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ class NativeForward:
         self,
         library: ctypes.CDLL,
         spec: ModelSpec,
-        programs: tuple[Program, Program],
-        rotary: RotaryEmbedding,
+        hidden: Program,
+        logits: Program | None,
+        ropes: list[RotaryEmbedding],
         splits_tokens: bool,
     ) -> None:
         check_layout(library)
         self.library = library
         self._hidden_size, self._vocab_size = spec.hidden_size, spec.vocab_size
-        self._programs, self._rotary = programs, rotary
+        self._programs, self._ropes = (hidden, logits), ropes
         self._caches = (CacheTable * spec.num_layers)()
-        self._hidden, self._logits = (program.finish(self._caches, splits_tokens) for program in programs)
+        self._hidden = hidden.finish(self._caches, splits_tokens)
+        self._logits = None if logits is None else logits.finish(self._caches, splits_tokens)
         self._kv_caches: KVCaches | None = None
         self._workspace = Workspace()
 
@@ -55,14 +57,16 @@ class NativeForward:
         kv_caches: KVCaches,
         metadata: AttentionMetadata,
         rope_lengths: Tensor | None,
+        token_types: Tensor | None = None,
     ) -> Tensor:
         """[T, hidden] as `Decoder.forward`."""
-        angles = None if rope_lengths is None else self._rotary(positions, rope_lengths)
+        angles = None if rope_lengths is None else self._ropes[0](positions, rope_lengths)
         num_requests, table_width = metadata.block_tables.shape
         step = StepTable(
             input_ids=input_ids.data_ptr(),
             positions=positions.data_ptr(),
             slots=metadata.slot_mapping.data_ptr(),
+            types=None if token_types is None else token_types.data_ptr(),
             cos=None if angles is None else angles[0].data_ptr(),
             sin=None if angles is None else angles[1].data_ptr(),
             query_starts=metadata.query_starts.data_ptr(),
@@ -78,6 +82,7 @@ class NativeForward:
 
     def compute_step_logits(self, step: StepTable, kv_caches: KVCaches) -> Tensor:
         """float32 [S, vocab]: logits of each sampling request's last token. Writes K and V of all tokens."""
+        assert self._logits is not None
         out = torch.empty((step.num_sampling, self._vocab_size), dtype=torch.float32)
         self._run(self._logits, step, kv_caches, out)
         return out
@@ -90,7 +95,8 @@ class NativeForward:
     def _bind(self, kv_caches: KVCaches) -> None:
         """Note where the caches are; a model is used with one set of them, but tests make several."""
         for program in (self._hidden, self._logits):
-            program.block_size = kv_caches[0][0].shape[2]
+            if program is not None:
+                program.block_size = kv_caches[0][0].shape[2]
         for layer, (k_cache, v_cache) in zip(self._caches, kv_caches, strict=True):
             layer.k, layer.v = k_cache.data_ptr(), v_cache.data_ptr()
         self._kv_caches = kv_caches
@@ -100,7 +106,7 @@ def make_native_forward(
     emit: Callable[[Program], None],
     spec: ModelSpec,
     table: Tensor,
-    rotary: RotaryEmbedding,
+    ropes: list[RotaryEmbedding],
     splits_tokens: bool,
 ) -> NativeForward | None:
     """The native pass of the model that `emit` emits, None if some layer of it has no operation.
@@ -110,10 +116,11 @@ def make_native_forward(
     if choose_kernel("program", table.dtype, table.device) == "torch":
         return None
     hidden = Program(table.dtype, spec.hidden_size, wants_logits=False)
-    logits = Program(table.dtype, spec.vocab_size, wants_logits=True)
+    logits = Program(table.dtype, spec.vocab_size, wants_logits=True) if spec.has_logits else None
     try:
         emit(hidden)
-        emit(logits)
+        if logits is not None:
+            emit(logits)
     except NotNativeError:
         return None
-    return NativeForward(native_library(), spec, (hidden, logits), rotary, splits_tokens)
+    return NativeForward(native_library(), spec, hidden, logits, ropes, splits_tokens)
