@@ -27,6 +27,7 @@ from ..ipc.sampling_params import (
 )
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
+from .pooling.tasks import check_task
 from .request_fields import check_fields, check_priority, check_request_id
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
 from .text.prompts import Prompt, parse_prompt
@@ -155,6 +156,7 @@ class InputProcessor:
         """
         if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SamplingParamsError("sampling_params", params, "a SamplingParams")
+        check_task(self._facts, "generate")
         params = params.clone()
         self._check_params(params)
         words = params.bad_words if self._tokenizer is not None else None

@@ -54,8 +54,8 @@ class AsyncPooling:
 
         prompts: as for LLM.embed, and TextPair and EncodedText. fields: what they are called in errors, or
         the name of a list of them. Several have ids with their place behind request_id. Cancelling it ends
-        them. The rest is as for AsyncLLM.generate. Raises InputErrors, EngineDeadError, and RequestFailedError for the first one that
-        the engine fails or somebody aborts; then the others end, too.
+        them. The rest is as for AsyncLLM.generate. Raises InputErrors, EngineDeadError, and for the first one
+        that the engine fails or somebody aborts RequestFailedError; then the others end, too.
         """
         self._check_running()
         checked = self.processor.check_params(pooling_params, task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,29 @@ def write_metaspace_folder(folder: Path) -> Path:
     return folder
 
 
+def write_encoder_folder(folder: Path, kind: str = "bert", **config: Any) -> Path:
+    """BERT-like (words, types of a pair's texts), or RoBERTa-like (bytes, no types); config.json's values."""
+    if kind == "bert":
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({w for text in CORPUS for w in text.split()})]
+        vocab = {word: number for number, word in enumerate([*words, *(f"##{c}" for c in "abcdefgh")])}
+        tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.add_special_tokens(words[:4])
+        tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    else:
+        tokenizer = Tokenizer.from_file(str(write_byte_level_folder(folder) / "tokenizer.json"))
+        tokenizer.add_special_tokens(["<s>", "</s>"])
+        ends = [(text, tokenizer.token_to_id(text)) for text in ("</s>", "<s>")]
+        tokenizer.post_processor = processors.RobertaProcessing(ends[0], ends[1], add_prefix_space=False)
+        names = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>"}
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_config(folder, **names)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def _write_config(folder: Path, **values: Any) -> None:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **values}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -131,6 +155,14 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.failing: dict[str, str] = {}  # request id -> cause
 
+    def pool(self, request: EngineCoreRequest) -> bytes:
+        """Of one vector: the sum of the token ids, their number, and where type 1 begins or -1."""
+        ids, params = prompt_ids(request), request.pooling_params
+        if params is not None and params.is_token_wise:
+            return array("f", [float(number) for one in ids for number in (one, 0.5)]).tobytes()
+        start = -1 if request.type_start is None else request.type_start
+        return array("f", [sum(ids), len(ids), start]).tobytes()
+
     def add(self, request: EngineCoreRequest) -> None:
         self.added.append(request)
         self._live[request.request_id] = (request, list(self._script(request)), 0)
@@ -154,6 +186,11 @@ class FakeEngine:
             del self._live[request_id]
             cause = self.failing[request_id]
             return EngineCoreOutput(request_id, done, [], FinishReason.ERROR, error=cause)
+        if request.pooling_params is not None:
+            del self._live[request_id]
+            return EngineCoreOutput(
+                request_id, 0, [], FinishReason.STOP, num_cached_tokens=0, pooled=self.pool(request)
+            )
         token = script[done]
         params = request.sampling_params
         finish, stop_reason = None, None

@@ -147,14 +147,14 @@ def test_a_dead_engine_raises_and_leaves_no_request_behind(llm: LLM, client: Fak
 
 
 def test_a_request_that_the_engine_fails_comes_back_with_its_cause(llm: LLM, client: FakeSyncClient):
-    added = client.add_request
+    added = client.engine.add
 
     def add(request: EngineCoreRequest) -> None:
         added(request)
         if prompt_ids(request) == [7]:
             client.engine.failing[request.request_id] = "out of luck"
 
-    client.add_request = add
+    client.engine.add = add
     good, bad = llm.generate([[9], [7]], SamplingParams(max_tokens=100), use_tqdm=False)
     assert (good.error, good.outputs[0].finish_reason) == (None, "stop")
     assert (bad.error, bad.outputs[0].finish_reason) == ("out of luck", "error")

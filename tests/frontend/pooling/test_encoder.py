@@ -1,0 +1,129 @@
+"""Texts and pairs to token ids: special tokens, types and cuts as transformers' tokenizers have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frontend_fakes import write_byte_level_folder, write_encoder_folder
+from quire.frontend.pooling.encoder import Cut, TextEncoder, TextPair
+from quire.frontend.pooling.model_texts import ModelTexts, read_model_texts
+from quire.frontend.text.tokenizer import load_tokenizer
+from quire.ipc.errors import InputError, ModelError, PromptError
+from transformers import PreTrainedTokenizerFast
+
+TEXTS = ["the quick brown fox", "Hello world, this is a small text!", "fox", "a little dog " * 9]
+PAIRS = [TextPair(first, second) for first in TEXTS[:3] for second in TEXTS]
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder_folder(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> TextEncoder:
+    return TextEncoder(load_tokenizer(folder), ModelTexts())
+
+
+@pytest.fixture(scope="module")
+def judge(folder: Path) -> Any:
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def find_type_start(types: list[int]) -> int | None:
+    return types.index(1) if 1 in types else None
+
+
+@pytest.mark.parametrize("most", [None, 40, 12, 5])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_texts_are_cut_as_transformers_cuts_them(
+    encoder: TextEncoder, judge: Any, most: int | None, side: str
+):
+    cut = None if most is None else Cut(most, side == "right")
+    judge.truncation_side = side
+    expected = judge(TEXTS, truncation=most is not None, max_length=most)["input_ids"]
+    found = encoder.encode_texts([""] * len(TEXTS), TEXTS, cut)
+    assert [list(one.token_ids) for one in found] == expected
+    assert {one.type_start for one in found} == {None}
+
+
+@pytest.mark.parametrize("most", [None, 60, 24])
+def test_of_pairs_the_second_text_alone_is_cut(encoder: TextEncoder, judge: Any, most: int | None):
+    pairs = [one for one in PAIRS if one.query == TEXTS[0]]
+    judge.truncation_side = "right"
+    expected = judge(
+        [one.query for one in pairs],
+        [one.document for one in pairs],
+        truncation="only_second" if most else False,
+        max_length=most,
+        return_token_type_ids=True,
+    )
+    found = encoder.encode_pairs([""] * len(pairs), pairs, None if most is None else Cut(most))
+    assert [list(one.token_ids) for one in found] == expected["input_ids"]
+    assert [one.type_start for one in found] == [find_type_start(one) for one in expected["token_type_ids"]]
+
+
+def test_a_query_that_leaves_no_room_is_refused_with_both_numbers(encoder: TextEncoder):
+    with pytest.raises(
+        PromptError, match=r"data_2\[3\]='at least \d+ tokens': at most 6, of which \d+ are not"
+    ):
+        encoder.encode_pairs(["data_2[3]"], [TextPair(TEXTS[1], "fox")], Cut(6))
+    with pytest.raises(PromptError, match="prompt='at least 3 tokens': at most 2, of which 2 are not"):
+        encoder.encode_texts(["prompt"], ["the fox"], Cut(2))
+
+
+def test_qwen3s_template_is_that_of_its_model_card(tmp_path: Path):
+    tokenizer = load_tokenizer(write_byte_level_folder(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    encoder = TextEncoder(tokenizer, read_model_texts(tmp_path))
+    body = "<Instruct>: find\n<Query>: a fox?\n<Document>: the quick brown fox"
+    text = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+        'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        f"{body}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    pair = TextPair("a fox?", "the quick brown fox")
+    (found,) = encoder.encode_pairs(["x"], [pair], None, "find")
+    assert tokenizer.decode(list(found.token_ids)) == text
+    assert found.type_start is None
+    (cut,) = encoder.encode_pairs(["x"], [pair], Cut(len(found.token_ids) - 2), "find")
+    last = tokenizer.decode(tokenizer.encode(body)[-2:])
+    assert tokenizer.decode(list(cut.token_ids)) == text.replace(f"{last}<|im_end|>", "<|im_end|>")
+    (plain,) = encoder.encode_pairs(["x"], [pair], None)
+    assert "<Instruct>: Given a web search query, retrieve" in tokenizer.decode(list(plain.token_ids))
+    with pytest.raises(PromptError, match="x='at least"):
+        encoder.encode_pairs(["x"], [pair], Cut(20))
+
+
+def test_other_models_take_no_instruction(encoder: TextEncoder):
+    with pytest.raises(PromptError, match="instruction='find': None: this model takes none"):
+        encoder.encode_pairs(["x"], [TextPair("a", "b")], None, "find")
+
+
+def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"1": "no", "0": "yes"}}))
+    written = {"prompts": {"query": "Query: ", "document": ""}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(written))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    (tmp_path / "modules.json").write_text("[]")
+    texts = read_model_texts(tmp_path)
+    encoder = TextEncoder(load_tokenizer(folder), texts)
+    assert encoder.prepare(" The FOX ", texts.find_prompt()) == "query:  the fox"
+    assert encoder.prepare("Fox", texts.find_prompt("document")) == "fox"
+    assert texts.find_prompt(text="of mine: ") == "of mine: "
+    assert texts.labels == ("yes", "no")
+    with pytest.raises(InputError, match=r"='quary': .* 'query', 'document', did you mean 'query'"):
+        texts.find_prompt("quary")
+
+
+def test_a_default_prompt_that_is_not_there_is_an_error_of_the_model(tmp_path: Path):
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps({"prompts": {}, "default_prompt_name": "query"}))
+    with pytest.raises(ModelError, match="default_prompt_name='query': one of `prompts`"):
+        read_model_texts(tmp_path)
+    file.write_text(json.dumps({"prompts": {"query": 5}}))
+    with pytest.raises(ModelError, match=r"prompts=.*: an object of names to texts"):
+        read_model_texts(tmp_path)
