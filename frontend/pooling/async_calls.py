@@ -44,6 +44,7 @@ class AsyncPooling:
         prompt_name: str | None = None,
         prompt: str | None = None,
         fields: str | Sequence[str] = "prompts",
+        cache_salt: str = "",
         priority: int = 0,
         tenant: str = "",
         timeout_s: float | None = None,
@@ -56,10 +57,11 @@ class AsyncPooling:
         the name of a list of them. Several have ids with their place behind request_id. Cancelling it ends
         them. The rest is as for AsyncLLM.generate. Raises InputErrors, EngineDeadError, and for the first one
         that the engine fails or somebody aborts RequestFailedError; then the others end, too.
+        cache_salt: of prompts that have none.
         """
         self._check_running()
         checked = self.processor.check_params(pooling_params, task)
-        more = check_fields(tenant, timeout_s, queue_timeout_s, names)
+        more = check_fields(tenant, timeout_s, queue_timeout_s, names) | {"cache_salt": cache_salt}
         if isinstance(fields, str):
             fields = [f"{fields}[{place}]" for place in range(len(prompts))]
         before = self.processor.texts.find_prompt(prompt_name, prompt)

@@ -114,6 +114,7 @@ class PoolingProcessor:
         prompt: TokenizedPrompt,
         params: PoolingParams,
         priority: int = 0,
+        cache_salt: str = "",
         **checked: Any,
     ) -> PoolingInput:
         """A request, ready to be sent; `checked`: more of EngineCoreRequest. Raises InputError."""
@@ -126,7 +127,7 @@ class PoolingProcessor:
             sampling_params=_UNREAD,
             arrival_time=time.time(),
             priority=check_priority(priority),
-            cache_salt=prompt.cache_salt,
+            cache_salt=prompt.cache_salt or cache_salt,
             pooling_params=params,
             type_start=prompt.type_start,
             **checked,
