@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from ...ipc.errors import ConfigError
 from ..engine_args import EngineArgs
+from ..models.model_folder import POCKET
 from .parser import Parser
 
 # --seed is the request's where a command has one; the others have defaults of the command.
@@ -22,14 +23,18 @@ def add_engine_options(parser: Parser, takes_several: bool = False) -> None:
     EngineArgs.add_cli_args(parser)
 
 
-def read_engine_choice(options: argparse.Namespace) -> EngineArgs | None:
-    """The engine's arguments, or None with --attach. ConfigError for engine options beside it."""
+def read_engine_choice(options: argparse.Namespace, model: str = POCKET) -> EngineArgs | None:
+    """The engine's arguments, or None with --attach. ConfigError for engine options beside it.
+
+    model: the command's default.
+    """
     if options.attach is None:
         return EngineArgs.from_cli_args(options)
     for item in fields(EngineArgs):
         if item.name in _OF_COMMANDS:
             continue
-        value = getattr(options, item.name, item.default)
-        if value != item.default:
+        default = model if item.name == "model" else item.default
+        value = getattr(options, item.name, default)
+        if value != default:
             raise ConfigError(item.name, value, "not given with --attach: the daemon's engine has its own")
     return None

@@ -30,6 +30,8 @@ COMMANDS = {
     "serve": Command("serve a model over HTTP, with OpenAI's API", "serve", prints=False),
     "generate": Command("continue one or more prompts", "generate"),
     "chat": Command("talk to a chat model, or answer what is piped in", "chat"),
+    "embed": Command("turn texts into vectors", "embed"),
+    "rerank": Command("order documents by how well they answer a query", "rerank"),
     "daemon": Command("start, stop, restart an engine in the background", "daemon", prints=False),
     "ps": Command("list the daemons that run", "ps"),
     "top": Command("watch an engine in the terminal", "top"),
@@ -45,6 +47,7 @@ _EXAMPLES = """\
 examples:
   quire generate "Once upon a time"
   echo "What is 12 plus 30?" | quire chat
+  quire rerank "how do plants drink?" < notes.txt
   quire generate --model ./my-model --json "One" "Two" > out.jsonl
 """
 

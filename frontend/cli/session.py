@@ -11,31 +11,22 @@ from ...ipc.sampling_params import SamplingParams
 from ..chat import ChatTurns
 from ..engine_args import EngineArgs
 from ..input_processor import PreparedParams
-from ..llm_engine import LLMEngine, read_served_sampling
+from ..llm_engine import read_served_sampling
 from ..output_formats.events import OutputEvent, TextDelta
 from ..output_formats.tools import Tool
 from ..outputs import RequestOutput
 from ..text.messages import as_template_tools
 from ..text.prompts import Prompt
 from ..text.tokenizer import Tokenizer
-from .progress import PhaseLine
+from .engine_start import start_engine
 
 
 class Session:
     """Starts an engine, or comes to a daemon's, and lets go of it when left, whatever happens in between."""
 
     def __init__(self, engine_args: EngineArgs | None, attach: str | None = None) -> None:
-        """`engine_args` is None with `attach`, a daemon's name.
-
-        Raises ConfigError or ModelError before anything is started, EngineStartError if it fails, DaemonError
-        when no such daemon runs.
-        """
-        if engine_args is None:
-            assert attach is not None
-            self._engine = LLMEngine.attach(attach, client_kind="cli")
-        else:
-            with PhaseLine(f"loading {engine_args.model}") as line:
-                self._engine = LLMEngine.from_engine_args(engine_args, line.show)
+        """As `start_engine`."""
+        self._engine = start_engine(engine_args, attach)
         self._num_requests = 0
 
     def __enter__(self) -> Self:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
+from ...ipc.errors import RequestFailedError
 from ..metrics import RequestMetrics
 
 Output = TypeVar("Output")
@@ -100,6 +101,12 @@ class PoolingRequestOutput(Generic[Output]):
     error: str | None = None
     error_code: str | None = None
     metrics: RequestMetrics | None = None
+
+    def check(self) -> Self:
+        """Itself. Raises RequestFailedError if the engine has failed the request, or somebody aborted it."""
+        if self.error is not None:
+            raise RequestFailedError(self.error, self.error_code)
+        return self
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
