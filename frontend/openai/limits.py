@@ -54,6 +54,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body_s: Seconds = 60.0
     max_keep_alive_s: Seconds = 75.0
     max_prompts: Count = 256
+    max_inputs: Count = 2048
     max_messages: Count = 4096
     max_sequences: Count = 1024
     max_result_bytes: Count = 256 * 1024 * 1024
@@ -86,10 +87,17 @@ _SETTABLE = {
     "max_body_s": ("seconds in which a request's body must come", "408"),
     "max_keep_alive_s": ("seconds that an idle connection stays open", "closed"),
     "max_prompts": ("prompts of one completions request", "400"),
+    "max_inputs": ("texts of one request for vectors, classes, scores or ranks", "400"),
     "max_messages": ("messages of one conversation, and parts and calls in all of them", "400"),
     "max_sequences": ("prompts times n (or best_of) of one request", "400"),
-    "max_result_bytes": ("bytes that one request's answer may come to, 64 a token, 384 a logprob", "413"),
-    "max_total_logprobs_bytes": ("of them for logprobs, of all requests; shared by callers", "429"),
+    "max_result_bytes": (
+        "bytes of an answer: 64 a token, 384 a logprob, 48 a number of a vector",
+        "413",
+    ),
+    "max_total_logprobs_bytes": (
+        "of them for logprobs and vectors of all requests; shared",
+        "429",
+    ),
     "max_render_s": ("seconds of processor time in which a prompt is rendered and tokenized", "400"),
     "write_timeout_s": ("seconds that a write may wait for a reader that does not read", "closed"),
     "ping_interval_s": ("seconds without a chunk before a stream gets a comment", "': ping'"),

@@ -1,6 +1,6 @@
 """Room: what the requests of one engine may take in one HTTP process, shared by those who ask.
 
-Places for sequences are an engine's; bytes for the logprobs of answers, which are collected until they are
+Places for sequences are an engine's; bytes for the logprobs and vectors of answers, which are collected until they are
 whole, are of the process, whatever engine makes them.
 """
 
@@ -14,11 +14,11 @@ from .errors import overloaded
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """What one engine request takes."""
+    """What one request takes. answer_bytes: of logprobs or vectors."""
 
     tenant: str
     num_sequences: int
-    logprobs_bytes: int = 0
+    answer_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -68,12 +68,12 @@ class Tally:
 class Room:
     """Counts who takes how much. Raises ApiErrors with status 429."""
 
-    def __init__(self, max_logprobs_bytes: int, logprobs_bytes: Tally) -> None:
-        """`logprobs_bytes`: of the process, with those of other engines' requests."""
-        self._max_logprobs_bytes = max_logprobs_bytes
+    def __init__(self, max_answer_bytes: int, answer_bytes: Tally) -> None:
+        """`answer_bytes`: of the process, with those of other engines' requests."""
+        self._max_answer_bytes = max_answer_bytes
         self._stays: dict[str, Stay] = {}  # engine request id -> what it takes
         self._sequences = Tally()
-        self._logprobs_bytes = logprobs_bytes
+        self._answer_bytes = answer_bytes
 
     @property
     def num_sequences(self) -> int:
@@ -87,17 +87,17 @@ class Room:
 
     def check(self, asked: Stay, max_sequences: int) -> None:
         """ApiError 429 if there is no room for `asked` now. `max_sequences`: places that there are."""
-        tenant, places, held = asked.tenant, self._sequences, self._logprobs_bytes
+        tenant, places, held = asked.tenant, self._sequences, self._answer_bytes
         if not places.has_room(tenant, asked.num_sequences, max_sequences):
             raise overloaded(
                 f"{places.amount} sequences are under way ({places.find_amount(tenant)} of them yours), "
                 f"{asked.num_sequences} more are asked for, and at most {max_sequences} may be "
                 "(max_num_seqs + max_waiting)"
             )
-        if not held.has_room(tenant, asked.logprobs_bytes, self._max_logprobs_bytes):
+        if not held.has_room(tenant, asked.answer_bytes, self._max_answer_bytes):
             raise overloaded(
-                f"logprobs of {asked.logprobs_bytes} bytes, and answers under way may need {held.amount} "
-                f"({held.find_amount(tenant)} of them yours): at most {self._max_logprobs_bytes} "
+                f"logprobs or vectors of {asked.answer_bytes} bytes, and answers under way may need {held.amount} "
+                f"({held.find_amount(tenant)} of them yours): at most {self._max_answer_bytes} "
                 "(max_total_logprobs_bytes)"
             )
 
@@ -105,10 +105,10 @@ class Room:
         """Count a request until it leaves."""
         self._stays[request_id] = stay
         self._sequences.enter(stay.tenant, stay.num_sequences)
-        self._logprobs_bytes.enter(stay.tenant, stay.logprobs_bytes)
+        self._answer_bytes.enter(stay.tenant, stay.answer_bytes)
 
     def leave(self, request_id: str) -> None:
         """The request has ended, however it did."""
         stay = self._stays.pop(request_id)
         self._sequences.leave(stay.tenant, stay.num_sequences)
-        self._logprobs_bytes.leave(stay.tenant, stay.logprobs_bytes)
+        self._answer_bytes.leave(stay.tenant, stay.answer_bytes)

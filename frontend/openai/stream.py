@@ -22,7 +22,7 @@ from .limits import Limits
 DONE = b"data: [DONE]\n\n"
 CLOSE_EXTENSION = "quire.close_connection"  # scope["extensions"]: ends the connection, unsent bytes and all
 REQUEST_ID_HEADER = b"x-request-id"  # OpenAI's clients show it; Anthropic's show the other one
-_ID_HEADERS = (REQUEST_ID_HEADER, MESSAGES_ID_HEADER.encode())
+ID_HEADERS = (REQUEST_ID_HEADER, MESSAGES_ID_HEADER.encode())
 _PING = b": ping\n\n"
 _RECOVERING = b": recovering\n\n"
 _HEADERS = [
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 def respond(body: msgspec.Struct, request_id: str | None = None, status: int = 200) -> Response:
     """An answer that is not streamed."""
-    headers = {} if request_id is None else {name.decode(): request_id for name in _ID_HEADERS}
+    headers = {} if request_id is None else {name.decode(): request_id for name in ID_HEADERS}
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
@@ -99,7 +99,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = self._request_id
-        own = [] if name is None else [(header, name.encode()) for header in _ID_HEADERS]
+        own = [] if name is None else [(header, name.encode()) for header in ID_HEADERS]
         writer = _Writer(send, _HEADERS + own)
         pump = asyncio.ensure_future(self._pump(writer))
         gone = asyncio.ensure_future(_wait_for_disconnect(receive))

@@ -32,14 +32,14 @@ class Routes:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        self._types: set[type[msgspec.Struct]] = {ErrorResponse}
+        self._types: set[Any] = {ErrorResponse}
 
     def add(
         self,
         path: str,
         endpoint: Callable[..., Awaitable[Response]],
         summary: str | None,
-        answer: type[msgspec.Struct] | str,
+        answer: Any,
         *,
         name: str | None = None,
         request: type[msgspec.Struct] | None = None,
@@ -47,7 +47,7 @@ class Routes:
         more: Mapping[int, type[msgspec.Struct]] | None = None,
         method: str | None = None,
     ) -> None:
-        """A POST if there is a `request`, else a GET, or `method`. `answer`: its body, or a media type.
+        """A POST if there is a `request`, else a GET, or `method`. `answer`: its type, or a media type.
 
         `summary`: its first sentence is shown. `event`: what a stream is made of. `more`: other answers.
         """
@@ -88,7 +88,7 @@ class Routes:
         for path in document["paths"].values():
             for operation in cast(dict[str, dict[str, Any]], path).values():
                 operation["responses"].pop("422", None)  # FastAPI's own validation is not used
-        types = sorted(self._types, key=lambda kind: kind.__name__)
+        types = sorted(self._types, key=str)
         _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
         components = document.setdefault("components", {})
         own = components.setdefault("schemas", {})
@@ -99,6 +99,10 @@ class Routes:
         document["security"] = [{}, {"apiKey": []}]
         return document
 
-    def _describe_json(self, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    def _describe_json(self, kind: Any) -> dict[str, Any]:
+        """Of a Struct, or of a type that is made of some."""
         self._types.add(kind)
-        return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+        (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
+        return {"application/json": {"schema": schema}}

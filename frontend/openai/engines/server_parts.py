@@ -23,7 +23,7 @@ class ServerParts:
         self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
         self.responses = ResponseRegistry(options.limits)
-        self.logprobs_bytes = Tally()  # of answers under way, whatever engine makes them
+        self.answer_bytes = Tally()  # of answers under way, whatever engine makes them
 
     def drain(self) -> None:
         """No new request enters from now on; those under way go on."""
