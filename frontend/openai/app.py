@@ -24,6 +24,24 @@ from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
 from .bodies.messages import CountTokensRequest, Message, MessageEvent, MessagesRequest, TokenCount
 from .bodies.openapi import Routes
 from .bodies.parsing import parse_request
+from .bodies.pooling import (
+    AnyRerankRequest,
+    ClassifyRequest,
+    ClassifyResponse,
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+    SimilarityRequest,
+    TeiEmbedRequest,
+    TeiRank,
+)
 from .bodies.responses import ResponseEvent, ResponsesRequest, ResponsesResponse
 from .bodies.schema import (
     AbortRequest,
@@ -50,6 +68,13 @@ from .health import add_routes as add_health_routes
 from .live import add_routes as add_live_routes
 from .messages.messages import count_message_tokens, create_message
 from .metrics import add_routes as add_metrics_routes
+from .pooling.cohere import create_cohere_embedding
+from .pooling.embeddings import create_classification, create_embedding, create_pooling
+from .pooling.ranks import create_any_rerank, create_cohere_rerank, create_rerank
+from .pooling.scores import create_score
+from .pooling.tasks import check_task, find_task
+from .pooling.tei import add_routes as add_tei_routes
+from .pooling.tei import create_similarity, create_tei_embedding
 from .responses.create import create_response
 from .responses.stored import add_routes as add_stored_responses_routes
 from .serving import Caller, Serving
@@ -78,6 +103,7 @@ def create_app(models: ServedModels) -> DirectRoutes:
     _add_version_route(routes)
     _add_model_routes(routes, models)
     endpoints = _add_post_routes(routes, models)
+    add_tei_routes(routes, models)
     add_stored_responses_routes(routes, models, _find_caller)
     add_metrics_routes(routes, models)
     add_live_routes(app, routes, models)
@@ -139,10 +165,11 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
         path: str,
         kind: type[T],
         handler: ModelHandler[T],
-        answer: type[msgspec.Struct],
+        answer: Any,
         event: type[msgspec.Struct] | UnionType | None = None,
     ) -> None:
-        endpoint = endpoints[path] = _make_endpoint(models, kind, _make_handler(models, handler))
+        by_model = _make_handler(models, handler, find_task(path))
+        endpoint = endpoints[path] = _make_endpoint(models, kind, by_model)
         # For /openapi.json, and for other methods' 405.
         name = handler.__name__
         routes.add(path, endpoint, handler.__doc__, answer, name=name, request=kind, event=event)
@@ -154,6 +181,17 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
     add(MESSAGES_PATH, MessagesRequest, create_message, Message, MessageEvent)
     path = f"{MESSAGES_PATH}/count_tokens"
     add(path, CountTokensRequest, count_message_tokens, TokenCount)
+    add("/v1/embeddings", EmbeddingRequest, create_embedding, EmbeddingResponse)
+    add("/v2/embed", CohereEmbedRequest, create_cohere_embedding, CohereEmbedResponse)
+    add("/embed", TeiEmbedRequest, create_tei_embedding, list[list[float]])
+    add("/similarity", SimilarityRequest, create_similarity, list[float])
+    add("/rerank", AnyRerankRequest, create_any_rerank, RerankResponse | list[TeiRank])
+    add("/v1/rerank", RerankRequest, create_rerank, RerankResponse)
+    add("/v2/rerank", RerankRequest, create_cohere_rerank, RerankResponse)
+    for path in ("/score", "/v1/score"):
+        add(path, ScoreRequest, create_score, ScoreResponse)
+    add("/classify", ClassifyRequest, create_classification, ClassifyResponse)
+    add("/pooling", PoolingRequest, create_pooling, PoolingResponse)
     add("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse)
     add("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse)
     path = "/abort_requests"  # names no model: ids of answers do not tell it
@@ -163,10 +201,15 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
     return endpoints
 
 
-def _make_handler(models: ServedModels, handler: ModelHandler[T]) -> Handler[T]:
+def _make_handler(models: ServedModels, handler: ModelHandler[T], task: str | None) -> Handler[T]:
+    """It answers by the model that the request names, which can do the route's task."""
+
     def handle(request: T, caller: Caller) -> Coroutine[Any, Any, Response]:
         name: str | None = getattr(request, "model", None)
-        return handler(models.find(name).serving, request, caller)
+        serving = models.find(name).serving
+        if task is not None:
+            check_task(serving.llm.facts, task)
+        return handler(serving, request, caller)
 
     return handle
 

@@ -1,7 +1,7 @@
 """Room: what the requests of one engine may take in one HTTP process, shared by those who ask.
 
-Places for sequences are an engine's; bytes for the logprobs and vectors of answers, which are collected until they are
-whole, are of the process, whatever engine makes them.
+Places for sequences are an engine's; bytes for the logprobs and vectors of answers, which are collected
+until they are whole, are of the process, whatever engine makes them.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Room:
             )
         if not held.has_room(tenant, asked.answer_bytes, self._max_answer_bytes):
             raise overloaded(
-                f"logprobs or vectors of {asked.answer_bytes} bytes, and answers under way may need {held.amount} "
-                f"({held.find_amount(tenant)} of them yours): at most {self._max_answer_bytes} "
+                f"logprobs or vectors of {asked.answer_bytes} bytes, and answers under way may need "
+                f"{held.amount} ({held.find_amount(tenant)} of them yours): at most {self._max_answer_bytes} "
                 "(max_total_logprobs_bytes)"
             )
 

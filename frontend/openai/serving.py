@@ -23,6 +23,7 @@ from ..async_llm import AsyncLLM
 from ..input_processor import PreparedParams
 from ..output_formats.output_format import OutputFormat
 from ..outputs import RequestOutput
+from ..pooling.model_texts import ModelTexts
 from ..structured_outputs.grammar_cache import GrammarCache
 from ..text.tokenizer import Tokenizer
 from .bodies.messages import MessagesRequest
@@ -74,7 +75,7 @@ class Serving:
         self.responses = parts.responses
         self.is_open = False
         limits = parts.options.limits
-        self.room = Room(limits.max_total_logprobs_bytes, parts.logprobs_bytes)  # of the requests under way
+        self.room = Room(limits.max_total_logprobs_bytes, parts.answer_bytes)  # of the requests under way
         self.default_sampling: dict[str, Any] = {}  # SamplingParams fields that the model recommends
         self.grammars = GrammarCache()
         self._parts = parts
@@ -143,6 +144,11 @@ class Serving:
             assert self.tokenizer is not None
             self._text = TextService(self.llm.facts.tokenizer, self.options.limits.max_render_s)
         return self._text
+
+    @property
+    def model_texts(self) -> ModelTexts:
+        """Names of the model's classes, and prompts that go before its texts."""
+        return self.llm.pooling.processor.texts
 
     def check_open(self) -> None:
         """ApiError 503 while the engine loads, and once the server is about to end."""

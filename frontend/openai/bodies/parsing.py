@@ -20,6 +20,7 @@ from ..errors import ApiError, FieldError
 from .formats import KINDS_OF_FORMATS
 from .json_cost import MAX_CHEAP_BYTES, check_json_cost
 from .messages import KINDS_OF_MESSAGES
+from .pooling import CHOICES_OF_POOLING
 
 BODY_EXTENSION = "quire.note_body"  # scope["extensions"]: has the connection look how much it still stores
 
@@ -31,6 +32,7 @@ _INVALID = ("Invalid value ", "Invalid enum value ")
 _CHOICES = (
     KINDS_OF_FORMATS
     | KINDS_OF_MESSAGES
+    | CHOICES_OF_POOLING
     | {
         "early_stopping": 'true, false or "never"',
         "truncation_side": '"left" or "right"',

@@ -313,13 +313,15 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A served model."""
+    """A served model. tasks: what it can be asked; embedding_size: numbers of a vector, if it embeds."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "quire"
     max_model_len: int
+    tasks: list[str] | UnsetType = UNSET  # of a model that is here
+    embedding_size: int | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -53,6 +53,14 @@ MESSAGES_RULES: dict[str, _Rule] = {
     "mcp_servers": ("none: only the caller runs tools", _is_off),
     "thread": ("none: conversations are not stored", _is_off),
 }
+RERANK_RULES: dict[str, _Rule] = {
+    "rank_fields": ("['text']: documents are texts", lambda value: value in ([], ["text"])),
+    "relevant_spans": ("none: which part of a document is relevant is not told", _is_off),
+}
+COHERE_EMBED_RULES: dict[str, _Rule] = {
+    "images": ("none: only text is supported", _is_off),
+    "inputs": ("none: use texts", _is_off),
+}
 
 
 def check_supported(request: msgspec.Struct, rules: dict[str, _Rule]) -> None:

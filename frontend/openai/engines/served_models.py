@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Self
 
+import msgspec
+
 from ....ipc.errors import shorten
 from ...async_llm import AsyncLLM
 from ...output_formats.summary import summarize
@@ -141,7 +143,12 @@ class ServedModels:
 
     def make_card(self, model: ServedModel) -> ModelCard:
         """What is told of a model."""
-        return ModelCard(id=model.name, created=self.parts.created, max_model_len=model.max_model_len)
+        card = ModelCard(id=model.name, created=self.parts.created, max_model_len=model.max_model_len)
+        if not model.is_here:
+            return card
+        facts = model.serving.llm.facts
+        size = facts.embedding_size or msgspec.UNSET
+        return msgspec.structs.replace(card, tasks=list(facts.tasks), embedding_size=size)
 
     def describe_formats(self) -> str:
         """How thoughts and tool calls are read, of each model that is here."""

@@ -15,6 +15,8 @@ import msgspec
 from ....ipc.structured_outputs import StructuredOutputsFields
 from ...output_formats.grammars.rules import OutputRules
 from ...output_formats.tools import Tool
+from ...pooling.encoder import Cut
+from ...pooling.model_texts import ModelTexts
 from ...text.truncation import Truncation
 from ..bodies.schema import ChatMessage
 
@@ -35,8 +37,8 @@ class TextArgs(msgspec.Struct, frozen=True, kw_only=True):
 class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     """A conversation to token ids by the chat template. `param`: the request's field, for errors.
 
-    max_model_len: refuse what leaves no token to generate, once `truncation` has been done. tools: what the
-    model may call.
+    max_model_len: refuse what leaves no room for `num_generated` tokens, once `truncation` has been done.
+    tools: what the model may call.
     """
 
     messages: list[ChatMessage]
@@ -48,6 +50,7 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     max_model_len: int | None = None
     truncation: Truncation | None = None
     tools: list[Tool] = []
+    num_generated: int = 1
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
@@ -58,6 +61,23 @@ class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
     add_special_tokens: bool
     max_model_len: int | None = None
     truncation: Truncation | None = None
+
+
+class PoolingJob(msgspec.Struct, frozen=True, kw_only=True, tag="pooling"):
+    """Texts, or each of them behind its query or the only one, to token ids for vectors.
+
+    `texts` and `names` as in EncodeJob. A text is cut to max_tokens_per_text, then the prompt as `cut`
+    says; then it has at most max_tokens. model: what its files say of texts.
+    """
+
+    texts: list[str]
+    names: list[str]
+    max_tokens: int
+    model: ModelTexts
+    prompt: str = ""
+    queries: list[str] | None = None
+    cut: Cut | None = None
+    max_tokens_per_text: int | None = None
 
 
 class TokenizeJob(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
@@ -99,7 +119,7 @@ class GrammarJob(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
     rules: OutputRules | None = None
 
 
-TextJob = RenderJob | EncodeJob | TokenizeJob | CountJob | DetokenizeJob | DecodeJob | GrammarJob
+TextJob = RenderJob | EncodeJob | PoolingJob | TokenizeJob | CountJob | DetokenizeJob | DecodeJob | GrammarJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -107,9 +127,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag="ids"):
-    """Token ids of each text, packed."""
+    """Token ids of each text, packed. type_starts: of pairs, as EncodedText has them."""
 
     packed: list[bytes]
+    type_starts: list[int | None] = []
 
 
 class Body(msgspec.Struct, frozen=True, tag="body"):

@@ -21,6 +21,7 @@ from .jobs import (
     DetokenizeJob,
     EncodeJob,
     GrammarJob,
+    PoolingJob,
     Refused,
     RenderJob,
     Text,
@@ -29,6 +30,7 @@ from .jobs import (
     TokenIds,
     TokenizeJob,
 )
+from .pooling_work import encode_for_pooling
 
 if TYPE_CHECKING:
     from ...structured_outputs.compiler import GrammarCompiler
@@ -66,7 +68,7 @@ def name_of(job: TextJob) -> str:
             return name_of(job.source)
         case RenderJob():
             return job.param
-        case EncodeJob():
+        case EncodeJob() | PoolingJob():
             return job.names[0] if len(job.names) == 1 else job.names[0].partition("[")[0]
         case DetokenizeJob():
             return "tokens"
@@ -86,6 +88,8 @@ def _do(tokenizer: Tokenizer, job: TextJob) -> TextAnswer:
     match job:
         case RenderJob() | EncodeJob():
             return TokenIds([encode_token_ids(ids) for ids in _encode(tokenizer, job)])
+        case PoolingJob():
+            return encode_for_pooling(tokenizer, job)
         case TokenizeJob():
             return _tokenize(tokenizer, job)
         case CountJob():
@@ -139,9 +143,11 @@ def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[list[int]]
     if job.truncation is not None:
         encoded = [job.truncation.apply(ids) for ids in encoded]
     limit = job.max_model_len
+    num_generated = job.num_generated if isinstance(job, RenderJob) else 1
+    rest = ", one to generate" if num_generated else ""
     for name, ids in zip(names, encoded, strict=True):
-        if limit is not None and len(ids) >= limit:
-            allowed = f"at most {limit - 1} (max_model_len={limit}, one to generate)"
+        if limit is not None and len(ids) + num_generated > limit:
+            allowed = f"at most {limit - num_generated} (max_model_len={limit}{rest})"
             raise PromptError(name, f"{len(ids)} tokens", allowed)
     return encoded
 

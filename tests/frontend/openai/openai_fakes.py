@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -25,9 +26,12 @@ from quire.frontend.openai.text.jobs import Refused, TextJob, decode_job, encode
 from quire.frontend.openai.text.work import do_job
 from quire.frontend.output_formats.output_format import OutputFormat
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from quire.frontend.pooling.processor import PoolingProcessor, PoolingPrompt
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.beam_search import BeamSearch
 from quire.ipc.messages import FrontendCounts, SchedulerStats
+from quire.ipc.pooling_params import PoolingParams
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
 from tool_template import CHATML_TEMPLATE
 
@@ -41,6 +45,45 @@ class Call:
     request_id: str
     keywords: dict[str, Any]
     grammar: str = ""
+
+
+@dataclass
+class PoolingCall:
+    """What `encode_many` was called with."""
+
+    prompts: list[PoolingPrompt]
+    params: PoolingParams
+    request_id: str
+    fields: Sequence[str]
+    prompt: str
+    keywords: dict[str, Any]
+
+
+def _pool(token_ids: Sequence[int], width: int, params: PoolingParams) -> bytes:
+    if params.is_token_wise:
+        return array("f", [float(one) for one in token_ids for _ in range(width)]).tobytes()
+    return array("f", [len(token_ids), *token_ids, *([0.0] * width)][:width]).tobytes()
+
+
+@dataclass
+class FakePooling:
+    """AsyncLLM's calls that compute vectors."""
+
+    llm: FakeLLM
+    processor: PoolingProcessor
+
+    async def encode_many(
+        self,
+        prompts: Sequence[PoolingPrompt],
+        params: PoolingParams,
+        request_id: str,
+        *,
+        fields: Sequence[str],
+        prompt: str = "",
+        **keywords: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        call = PoolingCall(list(prompts), params, request_id, fields, prompt, keywords)
+        return await self.llm.pool(self.processor, call)
 
 
 class FakeLLM:
@@ -72,6 +115,9 @@ class FakeLLM:
         self.answered_stats = make_stats()
         self.counts: list[FrontendCounts] = []
         self.named_aborts: list[tuple[list[str], str]] = []
+        self.pooled: list[PoolingCall] = []
+        self.num_pooled_ends = 0
+        self.num_classes = 1
 
     def set_template(self, template: str) -> None:
         """Have the pocket model's tokenizer, and this chat template."""
@@ -143,6 +189,33 @@ class FakeLLM:
             self.searches.append(search)
             return processor.prepare_beam_search(params, search, "n")
         return processor.prepare_params(params, encoded)
+
+    @property
+    def pooling(self) -> FakePooling:
+        return FakePooling(self, PoolingProcessor(self.facts, self.tokenizer))
+
+    async def pool(
+        self, processor: PoolingProcessor, call: PoolingCall
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Of each prompt: its number of tokens, then their ids, as far as a vector goes."""
+        self.pooled.append(call)
+        self._has_changed.set()
+        try:
+            each = [call.params] * len(call.prompts)
+            given = processor.tokenize(call.prompts, each, call.fields, prompt=call.prompt)
+            self.started.set()
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.num_pooled_ends += 1
+            self._has_changed.set()
+        width = call.params.dimensions or self.facts.embedding_size or self.num_classes
+        outputs = [PoolingOutput(_pool(one.token_ids, width, call.params)) for one in given]
+        return [
+            PoolingRequestOutput(f"{call.request_id}-{place}", output, one.token_ids, 0)
+            for place, (one, output) in enumerate(zip(given, outputs, strict=True))
+        ]
 
     def add_counts(self, counts: FrontendCounts) -> None:
         self.counts.append(counts)

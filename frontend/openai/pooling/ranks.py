@@ -1,0 +1,115 @@
+"""POST /rerank, /v1/rerank and /v2/rerank: documents by how well they go with a query, the best first.
+
+As Jina, Cohere and vLLM have it. What TEI has at /rerank is told apart by its field `texts`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from ..bodies.pooling import (
+    AnyRerankRequest,
+    Document,
+    DocumentText,
+    Rank,
+    RankFields,
+    RerankRequest,
+    RerankResponse,
+    TeiRank,
+)
+from ..endpoints.unsupported import RERANK_RULES, check_supported
+from ..errors import FieldError
+from ..serving import Caller, Serving, make_id
+from ..stream import respond
+from .answers import make_meta, make_usage, respond_json
+from .inputs import read_texts
+from .scores import Pairs, Scores, score
+from .tei import find_truncation
+
+_TEI_FIELDS = ("raw_scores", "return_text", "truncate", "truncation_direction")
+_OTHER_FIELDS = ("documents", "top_n", "return_documents", "max_tokens_per_doc")
+
+
+async def create_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
+    """Rank documents, each with its text unless return_documents is false."""
+    return await _rank(serving, request, caller, request.documents, request.return_documents is not False)
+
+
+async def create_cohere_rerank(serving: Serving, request: RerankRequest, caller: Caller) -> Response:
+    """Rank documents, as the second version of Cohere's API does: without their texts."""
+    return await _rank(serving, request, caller, request.documents, bool(request.return_documents))
+
+
+async def create_any_rerank(serving: Serving, request: AnyRerankRequest, caller: Caller) -> Response:
+    """Rank documents (Jina, Cohere) or texts (text-embeddings-inference)."""
+    if request.texts is not None:
+        _refuse(request, _OTHER_FIELDS, "only without 'texts'")
+        return await _rank_texts(serving, request, caller, request.texts)
+    if request.documents is None:
+        raise FieldError("documents", None, "texts, as 'documents' or (TEI) as 'texts'")
+    _refuse(request, _TEI_FIELDS, "only with 'texts'")
+    return await _rank(serving, request, caller, request.documents, request.return_documents is not False)
+
+
+def _refuse(request: AnyRerankRequest, names: tuple[str, ...], allowed: str) -> None:
+    for name in names:
+        if getattr(request, name) is not None:
+            raise FieldError(name, getattr(request, name), allowed)
+
+
+async def _rank(
+    serving: Serving, request: RankFields, caller: Caller, documents: list[DocumentText], shows_texts: bool
+) -> Response:
+    check_supported(request, RERANK_RULES)
+    serving.check_model(request.model)
+    answer_id = make_id("rerank")
+    pairs = _make_pairs(serving, request.query, "documents", documents)
+    found = await score(serving, caller, request, pairs, answer_id)
+    results = [
+        Rank(
+            index=place,
+            relevance_score=found.values[place],
+            document=Document(pairs.seconds[place]) if shows_texts else msgspec.UNSET,
+        )
+        for place in _order(found)[: request.top_n]
+    ]
+    body = RerankResponse(
+        id=answer_id,
+        model=serving.model_id,
+        results=results,
+        usage=make_usage(found.num_tokens),
+        meta=make_meta(found.num_tokens),
+    )
+    return respond(body, answer_id)
+
+
+async def _rank_texts(
+    serving: Serving, request: AnyRerankRequest, caller: Caller, texts: list[str]
+) -> Response:
+    serving.check_model(request.model)
+    answer_id = make_id("rerank")
+    pairs = _make_pairs(serving, request.query, "texts", list(texts))
+    own = find_truncation(request.truncate, request.truncation_direction)
+    if request.raw_scores:
+        own["use_activation"] = "raw_scores", False
+    found = await score(serving, caller, request, pairs, answer_id, **own)
+    ranks = [
+        TeiRank(
+            index=place,
+            score=found.values[place],
+            text=texts[place] if request.return_text else msgspec.UNSET,
+        )
+        for place in _order(found)
+    ]
+    return respond_json(msgspec.json.encode(ranks), answer_id)
+
+
+def _make_pairs(serving: Serving, query: str, field: str, documents: list[DocumentText]) -> Pairs:
+    texts, names = read_texts(field, documents, serving.options.limits.max_inputs)
+    return Pairs(firsts=[query], first_names=["query"], seconds=texts, second_names=names)
+
+
+def _order(found: Scores) -> list[int]:
+    """Places, the best first; equal ones in the order of the request."""
+    return sorted(range(len(found.values)), key=lambda place: -found.values[place])

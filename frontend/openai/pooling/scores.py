@@ -1,0 +1,130 @@
+"""How well texts go together, by whichever way the model has: /score, and what ranks are made of.
+
+A cross-encoder reads each pair. Of a model that embeds it is the cosine of two vectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from ...pooling.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
+from ..bodies.pooling import DocumentText, Score, ScoreRequest
+from ..errors import FieldError
+from ..serving import Caller, Serving, make_id
+from .answers import respond_json, write_list
+from .inputs import Inputs, read_texts
+from .question import Question, ask, make_params
+from .vectors import FLOAT_BYTES, read_floats, read_score
+
+_MAX_INLINE_NUMBERS = 4096  # of vectors that are compared in the event loop: 1 ms
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """First texts, one for all or as many as there are second ones; and what the request calls each."""
+
+    firsts: Sequence[str]
+    first_names: Sequence[str]
+    seconds: Sequence[str]
+    second_names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One a pair, and the tokens of all."""
+
+    values: list[float]
+    num_tokens: int
+
+
+async def create_score(serving: Serving, request: ScoreRequest, caller: Caller) -> Response:
+    """Score one text with one or with each of many, or pairs. Raises InputErrors and ApiErrors."""
+    serving.check_model(request.model)
+    answer_id = make_id("score")
+    pairs = _read_pairs(request, serving.options.limits.max_inputs)
+    found = await score(serving, caller, request, pairs, answer_id)
+    items = (_encode(Score(index=index, score=value)) for index, value in enumerate(found.values))
+    return respond_json(write_list(answer_id, serving.model_id, items, found.num_tokens), answer_id)
+
+
+def _read_pairs(request: ScoreRequest, max_inputs: int) -> Pairs:
+    first, firsts = _choose("text_1", request.text_1, "queries", request.queries)
+    second, seconds = _choose("text_2", request.text_2, "documents", request.documents)
+    first_texts, first_names = read_texts(first, firsts, max_inputs)
+    second_texts, second_names = read_texts(second, seconds, max_inputs)
+    if len(first_texts) not in (1, len(second_texts)):
+        allowed = f"one, or as many as {second} ({len(second_texts)})"
+        raise FieldError(first, f"a list of {len(first_texts)}", allowed)
+    return Pairs(firsts=first_texts, first_names=first_names, seconds=second_texts, second_names=second_names)
+
+
+_Given = str | list[DocumentText]
+
+
+def _choose(name: str, value: _Given | None, other: str, other_value: _Given | None) -> tuple[str, _Given]:
+    """The one that is given, of two names for the same."""
+    if (value is None) == (other_value is None):
+        raise FieldError(name, value, f"a text or texts, as either {name!r} or {other!r}")
+    return (name, value) if value is not None else (other, other_value or "")
+
+
+async def score(
+    serving: Serving,
+    caller: Caller,
+    fields: Any,
+    pairs: Pairs,
+    answer_id: str,
+    **own: tuple[str, Any],
+) -> Scores:
+    """The score of each pair. `fields`: the request; `own`: as make_params has them."""
+    for name, text in zip(pairs.first_names, pairs.firsts, strict=True):
+        if not text:
+            raise FieldError(name, text, "a text that is not empty")
+    most = getattr(fields, "max_tokens_per_doc", None)
+    if "embed" not in serving.llm.facts.tasks:
+        params = make_params(serving, fields, "classify", **own)
+        inputs = Inputs(pairs.seconds, pairs.second_names, "", pairs.firsts, most)
+        found = await ask(serving, caller, Question(answer_id, inputs, params, fields))
+        return Scores([read_score(vector) for vector in found.data], found.num_tokens)
+    params = make_params(serving, fields, "embed", **own)
+    texts = serving.model_texts
+    given = _put_before(texts.find_named_prompt(QUERY_PROMPTS), pairs.firsts)
+    given += _put_before(texts.find_named_prompt(DOCUMENT_PROMPTS), pairs.seconds)
+    inputs = Inputs(given, [*pairs.first_names, *pairs.second_names], max_tokens_per_text=most)
+    found = await ask(serving, caller, Question(answer_id, inputs, params, fields))
+    values = await compare(found.data[: len(pairs.firsts)], found.data[len(pairs.firsts) :])
+    return Scores(values, found.num_tokens)
+
+
+def _put_before(prompt: str, texts: Sequence[str]) -> list[str]:
+    """The prompt before each text that is not empty, which is refused."""
+    return [prompt + text if text else text for text in texts]
+
+
+async def compare(firsts: list[bytes], seconds: list[bytes]) -> list[float]:
+    """The cosine of each pair of vectors; the only one of `firsts` goes with each of `seconds`."""
+    is_short = sum(map(len, seconds)) <= _MAX_INLINE_NUMBERS * FLOAT_BYTES
+    return _compare(firsts, seconds) if is_short else await asyncio.to_thread(_compare, firsts, seconds)
+
+
+def _compare(firsts: list[bytes], seconds: list[bytes]) -> list[float]:
+    found: list[float] = []
+    first, norm = [0.0], 0.0
+    for place, vector in enumerate(seconds):
+        if place < len(firsts):
+            first = read_floats(firsts[place])
+            norm = math.hypot(*first)
+        second = read_floats(vector)
+        size = norm * math.hypot(*second)
+        found.append(sum(map(mul, first, second)) / size if size else 0.0)
+    return found
