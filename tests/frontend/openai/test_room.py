@@ -29,17 +29,12 @@ def test_shares_end_at_twice_the_room() -> None:
         room.check(Stay("b", 1), 10)
 
 
-<<<<<<< HEAD
-def test_bytes_for_logprobs_are_shared_too_and_an_answer_larger_than_all_enters_alone() -> None:
-    room = Room(1000, Tally())
-=======
 def test_bytes_for_answers_are_shared_too_and_an_answer_larger_than_all_enters_alone() -> None:
-    room = Room(1000)
->>>>>>> 688f114 (Count vectors among the bytes of answers over HTTP)
+    room = Room(1000, Tally())
     room.check(Stay("a", 1, 5000), 10)
     room.enter("large", Stay("a", 1, 5000))
     for tenant, size in (("a", 1), ("b", 501)):
-        with pytest.raises(ApiError, match="max_total_answer_bytes"):
+        with pytest.raises(ApiError, match="max_total_logprobs_bytes"):
             room.check(Stay(tenant, 1, size), 10)
     room.check(Stay("a", 1), 10)  # who asks for none is not held up
     room.leave("large")
@@ -52,7 +47,7 @@ def test_engines_of_a_process_have_places_of_their_own_and_share_the_bytes_for_l
     one, other = Room(1000, answer_bytes), Room(1000, answer_bytes)
     one.enter("first", Stay("a", 10, 900))
     other.check(Stay("a", 10), 10)
-    with pytest.raises(ApiError, match="max_total_answer_bytes"):
+    with pytest.raises(ApiError, match="max_total_logprobs_bytes"):
         other.check(Stay("a", 1, 200), 10)
     other.check(Stay("b", 1, 500), 10)  # a half is its share
     one.leave("first")
