@@ -102,6 +102,7 @@ class RankFields(PoolingFields, kw_only=True, forbid_unknown_fields=True):
     return_documents: bool | None = None
     max_tokens_per_doc: Positive | None = None
     rank_fields: list[str] | None = None
+    max_chunks_per_doc: Positive | None = None  # it says nothing: a document is not split
     relevant_spans: Any = None
 
 
