@@ -23,6 +23,8 @@ _TEXT_BYTES = 8_000_000  # fits into the largest body
 _WORDS = "one two three four five six seven eight "
 _COMPLETIONS, _CHAT, _TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 
+_NUMBERS = (b"NaN", b"1e999", b"-1", b"0", b"9" * 400, b"2147483647", b"[]", b'"5"', b"true", b"null")
+
 MakeBodies = Callable[[Target], list[bytes]]
 
 
@@ -224,6 +226,29 @@ REQUESTS: dict[str, Request] = {
     ),
     "long-prompts": Request(
         _COMPLETIONS, _json(prompt=[[1000 + place] * 1900 for place in range(200)], max_tokens=100), 2
+    ),
+    # Vectors, of a model that makes some; any other refuses them.
+    "vectors": Request("/v1/embeddings", _large(lambda size: {"input": [_text(size // 2048)] * 2048}), 4),
+    "vector-ids": Request(
+        "/v1/embeddings", _large(lambda size: {"input": [[7] * 900] * (size // 900)}, 1_800_000)
+    ),
+    "vector-of-many-ids": Request("/v1/embeddings", _large(lambda size: {"input": [7] * size}, 2_000_000)),
+    "vector-size": Request(
+        "/v1/embeddings", lambda _: [b'{"input": "Hi", "dimensions": %b}' % size for size in _NUMBERS]
+    ),
+    "token-vectors": Request(
+        "/pooling",
+        _large(
+            lambda size: {"input": [_text(size)] * 64, "task": "token_embed", "truncate_prompt_tokens": -1},
+            9000,
+        ),
+        4,
+    ),
+    "ranks": Request(
+        "/v1/rerank", _large(lambda size: {"query": _text(size), "documents": [_text(size)] * 2000}, 3900), 4
+    ),
+    "scores": Request(
+        "/score", _large(lambda size: {"text_1": ["a"] * size, "text_2": ["b"] * size}, 60_000)
     ),
     # JSON itself.
     "depth": Request(_COMPLETIONS, lambda _: [_repeated_in_an_error(930 + step) for step in range(70)]),
