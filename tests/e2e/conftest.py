@@ -1,4 +1,4 @@
-"""A server for all tests that only want one: with the pocket model and an API key."""
+"""A server for all tests that only want one: with the pocket model, which embeds too, and a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ API_KEY = "sk-shared"
 
 @pytest.fixture(scope="package")
 def shared_server() -> Iterator[Served]:
-    server = Served(env={"QUIRE_API_KEY": API_KEY}, api_key=API_KEY)
+    server = Served("--convert", "embed", env={"QUIRE_API_KEY": API_KEY}, api_key=API_KEY)
     yield server
     server.wait_until_idle()
     assert server.stop() == 0

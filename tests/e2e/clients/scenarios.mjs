@@ -63,6 +63,8 @@ const client = makeClient();
 
 const complete = (fields) => client.completions.create({ model: MODEL, prompt: STORY, ...fields });
 const chat = (fields) => client.chat.completions.create({ model: MODEL, messages: SUM, ...fields });
+const embed = (fields) => client.embeddings.create({ model: MODEL, ...fields });
+const TEXTS = ['The fox sleeps.', 'A cat sat on the mat and looked at the moon.', 'What is 12 plus 30?'];
 const streamChat = (fields) =>
   client.chat.completions.stream({ model: MODEL, messages: SUM, ...fields }).finalChatCompletion();
 const getStats = async () => (await client.get(`${root}/stats`)).stats;
@@ -534,6 +536,42 @@ const scenarios = {
     const [{ message: hidden }] = (await chat({ ...fields, include_reasoning: false })).choices;
     assert.ok(!hidden.reasoning_content);
     assert.equal(hidden.content, message.content);
+  },
+
+  async vectors_of_texts() {
+    const answer = await embed({ input: TEXTS });
+    assert.deepEqual(answer.data.map((item) => item.index), range(TEXTS.length));
+    assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens);
+    const vectors = answer.data.map((item) => item.embedding);
+    for (const [place, text] of TEXTS.entries()) {
+      const [{ embedding: alone }] = (await embed({ input: text })).data;
+      assert.deepEqual(alone, vectors[place]);
+      assert.ok(Math.abs(Math.hypot(...alone) - 1) < 1e-4);
+      const [{ embedding: numbers }] = (await embed({ input: text, encoding_format: 'float' })).data;
+      assert.deepEqual(numbers, [...alone]);
+    }
+  },
+
+  async vectors_of_token_ids() {
+    const { tokens: ids } = await client.post(`${root}/tokenize`, { body: { prompt: TEXTS[0] } });
+    const [{ embedding }] = (await embed({ input: TEXTS[0] })).data;
+    for (const input of [ids, [ids, ids]])
+      for (const item of (await embed({ input })).data) assert.deepEqual(item.embedding, embedding);
+  },
+
+  async vectors_errors() {
+    const cases = [
+      [{ input: [] }, 'input'],
+      [{ input: ['One', ''] }, 'input[1]'],
+      [{ input: 'One', dimensions: 2 }, 'Matryoshka'],
+      [{ input: 'word '.repeat(4000) }, 'max_model_len'],
+      [{ input: [-1] }, 'input'],
+    ];
+    for (const [fields, place] of cases) {
+      const error = await raised(OpenAI.BadRequestError, () => embed(fields));
+      assert.ok(error.message.includes(place), error.message);
+    }
+    await raised(OpenAI.NotFoundError, () => embed({ input: 'One', model: 'other' }));
   },
 };
 

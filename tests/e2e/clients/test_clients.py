@@ -23,7 +23,8 @@ from served import Served
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # scenarios.py runs without pytest too
 
-import tool_loops  # noqa: E402, F401  # its scenarios are listed too
+import tool_loops  # noqa: E402, F401  # its scenarios are listed too, and those of the next
+import vectors  # noqa: E402, F401
 from scenarios import SCENARIOS  # noqa: E402
 
 LOAD_S = int(os.environ.get("QUIRE_CLIENTS_LOAD_S", "300"))
@@ -101,9 +102,13 @@ def test_openai_for_node_runs_the_same_scenarios(served: Served, tmp_path: Path)
         ("litellm", "litellm_chat.py", "/v1"),
         ("anthropic", "anthropic_messages.py", ""),
         ("pydantic_ai", "pydantic_agent.py", "/v1"),
+        ("langchain_openai", "langchain_vectors.py", "/v1"),
+        ("llama_index.embeddings.openai_like", "llama_index_vectors.py", "/v1"),
+        ("llama_index.embeddings.text_embeddings_inference", "tei_vectors.py", ""),
+        ("cohere", "cohere_vectors.py", ""),
     ],
 )
-def test_a_client_library_chats_and_calls_tools(served: Served, package: str, script: str, path: str) -> None:
+def test_a_client_library_finds_what_it_expects(served: Served, package: str, script: str, path: str) -> None:
     need(package)
     # litellm would fetch a table of prices.
     env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
