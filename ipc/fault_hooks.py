@@ -48,6 +48,7 @@ POINTS: dict[str, tuple[Action, ...]] = {
     "worker.start": _ANYWHERE,  # as each phase of the start begins
     "worker.execute": (*_ANYWHERE, Action.OOM),  # before a step is computed
     "worker.logits": (Action.NAN,),  # of a step's first row; the start's warm-up reaches it twice
+    "worker.vector": (Action.NAN,),  # of a step's first row, if some of its rows are pooled
     "worker.result_frame": (Action.CORRUPT,),  # to the core
 }
 

@@ -31,6 +31,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "log_totals": ("triton",),
     "paged_attention": ("triton", "native"),
     "penalties": ("triton",),
+    "pool_rows": ("triton", "native"),
     "program": ("native",),
     "rms_norm": ("triton", "native"),
     "sample": ("triton", "native"),

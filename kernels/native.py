@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
     "quire_rms_norm": (_INT, *[_POINTER] * 4, _INT, _INT, _INT, _FLOAT, _FLOAT, _INT),
     "quire_layer_norm": (_INT, *[_POINTER] * 5, _INT, _INT, _FLOAT),
     "quire_gated_activation": (_INT, _INT, _POINTER, _POINTER, _INT, _INT),
+    "quire_pool_rows": (_INT, _POINTER, _INT, _INT, *[_POINTER] * 3, _INT, _POINTER, _POINTER),
     "quire_soft_cap": (_POINTER, _LONG, _FLOAT),
     "quire_route": (_INT, _POINTER, *[_INT] * 4, _POINTER, _POINTER),
     "quire_experts": (_INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT, *[_POINTER] * 4),

@@ -31,6 +31,7 @@ class ToyModel:
 
     weight_bytes = 0
     native = None
+    pooling_head = None
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -45,6 +46,7 @@ class ToyModel:
         kv_caches: KVCaches,
         metadata: AttentionMetadata,
         rope_lengths: Tensor | None = None,
+        token_types: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
         self.calls.append((input_ids.tolist(), positions.tolist()))
         if rope_lengths is not None:

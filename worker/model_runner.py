@@ -31,10 +31,12 @@ from .cuda_graphs import make_decode_graphs
 from .kv_cache import copy_blocks
 from .models.decoder import Decoder
 from .native_steps import NativeSteps
+from .pooling.pooler import LaunchedVectors, Pooler, find_pooled_rows
 from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
 from .rows.staging import HostCopies, to_device
 from .rows.step_inputs import StepInputs, build_step_inputs, find_sampling
+from .rows.token_types import find_types
 from .sampling.grammars import Grammars
 from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors, compute_logprobs, join_logprobs, pack_logprobs
@@ -70,6 +72,7 @@ class LaunchedStep:
     prompt_rows: list[int]  # rows with prompt logprobs
     failed_rows: list[RowFailure]
     execute_s: float
+    vectors: LaunchedVectors | None = None
 
 
 class GPUModelRunner:
@@ -88,6 +91,7 @@ class GPUModelRunner:
         self._kv_caches = kv_caches
         self._device = device
         self.is_async = device.type != "cpu" if is_async is None else is_async
+        self._lays_out = not config.model.spec.is_causal
         self._has_dynamic_rope = config.model.spec.rope.type == "dynamic"
         self._faults = make_fault_hooks(config.fault_hooks, "worker")
         has_argmax = choose_kernel("argmax", torch.float32, device) == "native"
@@ -99,6 +103,7 @@ class GPUModelRunner:
         self._processors: Sequence[type[LogitsProcessor]] = ()
         self._graphs = make_decode_graphs(config, model, kv_caches, self._last_tokens)
         self._grammars = Grammars(config.model)
+        self._pooler = _make_pooler(config, model, device)
         self._side_thread = SideThread()
         self._prepared: SideJob[SamplingBatch] | None = None  # of a step that has been launched
         self.reset_rows()
@@ -150,13 +155,42 @@ class GPUModelRunner:
         sampling = find_sampling(step)
         sampling_rows = row_ids[sampling]
         self._prepare_beside(sampling_rows)
+        if self._rows.pooling and not self._rows.pooling.keys().isdisjoint(step.rows):
+            return self._launch_pooling(step, row_ids, num_tokens, sampling, started)
         if self._native_steps is not None and not self._rows.has_prompt_logprobs[row_ids].any():
             logits = self._native_steps.compute(row_ids, num_tokens, sampling)
             prompt_logprobs: list[tuple[int, LogprobsTensors]] = []
         else:
-            logits, prompt_logprobs = self._compute(step)
+            _, logits, prompt_logprobs = self._compute(step)
         sampled = self._sample(sampling_rows, logits)
         launched = self._advance(step.step_id, sampling_rows, sampled, prompt_logprobs)
+        launched.execute_s = time.perf_counter() - started
+        return launched
+
+    def _launch_pooling(
+        self, step: SchedulerOutput, row_ids: Int64s, num_tokens: Int64s, sampling: Int64s, started: float
+    ) -> LaunchedStep:
+        """As `launch`, of a step with rows that are pooled, whose changes have been applied."""
+        rows = self._rows
+        pooled = find_pooled_rows(step, num_tokens, rows.num_computed[row_ids], rows.pooling)
+        if self._lays_out:
+            self._tables.lay_out(row_ids, num_tokens)
+        if self._native_steps is not None and not rows.has_prompt_logprobs[row_ids].any():
+            hidden = self._native_steps.compute_hidden(row_ids, num_tokens, rows.type_starts)
+            logits = hidden[:0]
+            if len(sampling):
+                last_tokens = np.cumsum(num_tokens)[sampling] - 1
+                logits = self._model.compute_logits(hidden[to_device(last_tokens, self._device)])
+            prompt_logprobs: list[tuple[int, LogprobsTensors]] = []
+        else:
+            hidden, logits, prompt_logprobs = self._compute(step)
+        if self._faults is not None and self._faults.reach("worker.vector"):
+            hidden[0] = torch.nan
+        assert self._pooler is not None
+        vectors = self._pooler.pool(hidden, pooled)
+        sampled = self._sample(row_ids[sampling], logits)
+        launched = self._advance(step.step_id, row_ids[sampling], sampled, prompt_logprobs)
+        launched.vectors = vectors
         launched.execute_s = time.perf_counter() - started
         return launched
 
@@ -165,14 +199,16 @@ class GPUModelRunner:
         started = time.perf_counter()
         self._commit_through(launched)
         token_ids, is_bad, *arrays = launched.copies.wait()
+        pooled, bad_vectors = ([], []) if launched.vectors is None else launched.vectors.collect()
         return ModelRunnerOutput(
             step_id=launched.step_id,
             rows=launched.rows.tolist(),
             token_ids=token_ids.tolist(),
             logprobs=_pack_rows(launched, arrays) if arrays else [],
-            bad_rows=launched.rows[is_bad].tolist(),
+            bad_rows=launched.rows[is_bad].tolist() + bad_vectors,
             execute_s=launched.execute_s + time.perf_counter() - started,
             failed_rows=launched.failed_rows,
+            pooled=pooled,
         )
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
@@ -189,15 +225,17 @@ class GPUModelRunner:
         if step.block_copies:
             copy_blocks(self._kv_caches, step.block_copies)
 
-    def _compute(self, step: SchedulerOutput) -> tuple[Tensor, list[tuple[int, LogprobsTensors]]]:
-        """Logits of the rows that sample, float32 [S, vocab], and what `_score_prompts` finds."""
+    def _compute(self, step: SchedulerOutput) -> tuple[Tensor, Tensor, list[tuple[int, LogprobsTensors]]]:
+        """Hidden states [T, hidden], logits of the rows that sample, float32 [S, vocab], and what
+        `_score_prompts` finds.
+        """
         inputs = build_step_inputs(step, self._rows, self._tables, self._has_dynamic_rope)
         hidden = self._forward(inputs)
         self._rows.num_computed[inputs.rows] = inputs.seq_lens
         logits = hidden[:0]
         if len(inputs.last_tokens):
             logits = self._model.compute_logits(hidden[to_device(inputs.last_tokens, self._device)])
-        return logits, self._score_prompts(inputs, hidden)
+        return hidden, logits, self._score_prompts(inputs, hidden)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden]."""
@@ -211,7 +249,16 @@ class GPUModelRunner:
             self._kv_caches,
             inputs.to_metadata(device),
             None if rope_lengths is None else to_device(rope_lengths, device),
+            self._find_types(inputs),
         )
+
+    def _find_types(self, inputs: StepInputs) -> Tensor | None:
+        """int64 [T]; None if all are 0."""
+        if not self._rows.type_starts:
+            return None
+        firsts = inputs.seq_lens - inputs.num_tokens
+        types = find_types(inputs.rows, inputs.num_tokens, firsts, self._rows.type_starts)
+        return None if types is None else to_device(types, self._device)
 
     def _input_ids(self, inputs: StepInputs) -> Tensor:
         """int64 [T]; tokens that are not on the host yet are taken from where they were sampled."""
@@ -344,6 +391,12 @@ class GPUModelRunner:
                 oldest.rows, pending.positions, token_ids, pending.generations, pending.launch
             )
             oldest.pending = None
+
+
+def _make_pooler(config: EngineConfig, model: Decoder, device: torch.device) -> Pooler | None:
+    if model.pooling_head is None:
+        return None
+    return Pooler(config.model.spec, model.pooling_head, config.scheduler.max_num_seqs, device)
 
 
 def _pack_rows(launched: LaunchedStep, arrays: list[NDArray[Any]]) -> list[RowLogprobs]:

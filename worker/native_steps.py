@@ -7,6 +7,8 @@ Legend: T tokens, R requests of a step, S that sample.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,6 +18,7 @@ from .attention.metadata import KVCaches
 from .models.native_forward import NativeForward
 from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
+from .rows.token_types import find_types
 
 Int64s = NDArray[np.int64]
 
@@ -50,6 +53,20 @@ class NativeSteps:
         logits = self._forward.compute_step_logits(step, self._kv_caches)
         self._rows.num_computed[row_ids] += num_tokens
         return logits
+
+    def compute_hidden(self, row_ids: Int64s, num_tokens: Int64s, type_starts: Mapping[int, int]) -> Tensor:
+        """As `compute`: the hidden states of all tokens, [T, H].
+
+        `type_starts`: row -> the position from which on its tokens are of type 1.
+        """
+        step = self._arrays.table
+        step.num_sampling = 0
+        firsts = self._rows.num_computed[row_ids]
+        launch_gather_step(self._library, self._rows_table, row_ids, num_tokens, step)
+        types = find_types(row_ids, num_tokens, firsts, type_starts)
+        hidden = self._forward.compute_step_hidden(step, self._kv_caches, types)
+        self._rows.num_computed[row_ids] += num_tokens
+        return hidden
 
 
 def make_rows_table(rows: RequestRows, tables: BlockTables, max_tokens: int) -> RowsTable:

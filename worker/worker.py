@@ -9,10 +9,12 @@ import os
 import traceback
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
+from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
@@ -122,9 +124,20 @@ class Worker:
             block_ids=[0],
             num_computed_tokens=0,
         )
+        if not config.model.spec.has_logits:
+            self._warm_up_pooling(request, num_tokens)
+            return
         self.execute(SchedulerOutput(0, [0], [num_tokens], [request]))
         if num_tokens < config.model.max_model_len:
             self.execute(SchedulerOutput(1, [0], [1]))
+        self.reset_rows()
+
+    def _warm_up_pooling(self, request: NewRequestData, num_tokens: int) -> None:
+        """A vector, of a model that generates nothing."""
+        pooling = self._config.model.spec.pooling
+        assert pooling is not None
+        request = msgspec.structs.replace(request, pooling_params=PoolingParams(task=pooling.tasks[0]))
+        self.execute(SchedulerOutput(0, [0], [num_tokens], [request], sampled_rows=[], pooled_rows=[0]))
         self.reset_rows()
 
 

@@ -21,6 +21,7 @@ from ..layers.logits import LogitsHead
 from ..layers.norm import NoNorm, RMSNorm
 from ..layers.relative_bias import make_position_bias
 from ..layers.rotary import RotaryEmbedding
+from ..pooling.head import load_pooling_head
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WeightSource, open_weights
 from .coverage import check_covered
@@ -44,6 +45,8 @@ def load_model(config: EngineConfig, device: torch.device) -> Decoder:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     weights = open_weights(config.model, dtype, device)
     decoder = _Builder(config, weights, dtype, device).build()
+    decoder.pooling_head = head = load_pooling_head(config, weights, device)
+    decoder.weight_bytes += 0 if head is None else head.size_bytes
     weights.finish()
     return decoder
 

@@ -14,6 +14,8 @@ from ...ipc.model_spec import (
     ExpertsSpec,
     LayerSpec,
     ModelSpec,
+    PoolingSpec,
+    ProjectionSpec,
     RelativeBiasSpec,
     RopeConfig,
 )
@@ -22,7 +24,7 @@ from ...ipc.model_spec import (
 _COVERED: dict[type[msgspec.Struct], str] = {
     ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
     " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_soft_cap"
-    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits",
+    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits pooling",
     EmbeddingSpec: "tokens positions position_offset types num_types norm",
     RelativeBiasSpec: "name num_buckets max_distance",
     LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum",
@@ -31,6 +33,8 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     DenseSpec: "intermediate_size activation bias gate up down down_bias is_gated fused",
     ExpertsSpec: "num_experts num_experts_per_tok intermediate_size activation norm_topk_prob router gate up"
     " down",
+    PoolingSpec: "pools projections normalize is_matryoshka matryoshka_dimensions num_labels activation",
+    ProjectionSpec: " ".join(ProjectionSpec.__struct_fields__),
     RopeConfig: " ".join(RopeConfig.__struct_fields__),
 }
 

@@ -18,6 +18,7 @@ from ..layers.layer_norm import LayerNorm
 from ..layers.logits import LogitsHead
 from ..layers.norm import NoNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
+from ..pooling.head import PoolingHead
 from .native_forward import NativeForward
 
 Norm = RMSNorm | LayerNorm | NoNorm
@@ -126,6 +127,7 @@ class Decoder:
     batch_variance_reason: str
     # The whole pass as one call into the CPU kernels, None where some piece has no such kernel.
     native: NativeForward | None = None
+    pooling_head: PoolingHead | None = None  # of a model that vectors are made with
 
     @property
     def is_capturable(self) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ipc.model_spec import ModelSpec
@@ -26,6 +28,8 @@ from ...kernels.program import (
 )
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.rotary import RotaryEmbedding
+
+Int64s = NDArray[np.int64]
 
 
 class NativeForward:
@@ -85,6 +89,14 @@ class NativeForward:
         assert self._logits is not None
         out = torch.empty((step.num_sampling, self._vocab_size), dtype=torch.float32)
         self._run(self._logits, step, kv_caches, out)
+        return out
+
+    def compute_step_hidden(self, step: StepTable, kv_caches: KVCaches, types: Int64s | None) -> Tensor:
+        """[T, hidden] of all tokens. Writes their K and V. `types`: of tokens, None if all are 0."""
+        step.types = None if types is None else types.ctypes.data
+        out = torch.empty((step.num_tokens, self._hidden_size), dtype=self._programs[0].dtype)
+        self._run(self._hidden, step, kv_caches, out)
+        step.types = None  # the array is the caller's
         return out
 
     def _run(self, program: ProgramTable, step: StepTable, kv_caches: KVCaches, out: Tensor) -> None:

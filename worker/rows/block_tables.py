@@ -27,6 +27,17 @@ class BlockTables:
         self.ids[row, start:end] = block_ids
         self._counts[row] = end
 
+    def lay_out(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
+        """Give each row as many blocks as its tokens need, one row's after the other's, from the first on.
+
+        For a step of prompts that keep nothing in the cache.
+        """
+        first = 0
+        for row, count in zip(rows.tolist(), num_tokens.tolist(), strict=True):
+            num_blocks = -(-count // self.block_size)
+            self.ids[row, :num_blocks] = np.arange(first, first + num_blocks)
+            first += num_blocks
+
     def fork(self, row: int, source: int, num_shared: int, block_ids: list[int]) -> None:
         """Give `row` the first `num_shared` blocks of `source`, and `block_ids` after them."""
         self.ids[row, :num_shared] = self.ids[source, :num_shared]

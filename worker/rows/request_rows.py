@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import count_alternatives
 from ...ipc.step import NewRequestData, RowFork
 from ...ipc.token_ids import count_token_ids
@@ -66,6 +67,9 @@ class RequestRows:
         self.needs_history: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self._has_appends: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)  # an edit takes tokens
         self.with_grammar: set[int] = set()  # rows
+        # Rows that are pooled, and what of; type_start: from there on a row's tokens are of type 1, or None.
+        self.pooling: dict[int, PoolingParams] = {}
+        self.type_starts: dict[int, int] = {}
         # The most likely token and nothing else: no edits, no logprobs.
         self.is_greedy: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
 
@@ -82,6 +86,9 @@ class RequestRows:
         self.num_computed[row] = request.num_computed_tokens
         self.generation[row] += 1
         self.pending_launch[row] = 0
+        if request.pooling_params is not None:
+            self._enter_pooling(row, request, request.pooling_params)
+            return
         self.sampling.enter(row, request.sampling_params, self._vocab_size)
         # A request with output has had the logprobs of its prompt delivered before its first token.
         self._enter_logprobs(row, request, is_resumed=len(output) > 0)
@@ -91,6 +98,13 @@ class RequestRows:
             self.with_grammar.add(row)
         is_plain = not (self.has_edits[row] or self.has_logprobs[row])
         self.is_greedy[row] = is_plain and request.sampling_params.temperature == 0
+
+    def _enter_pooling(self, row: int, request: NewRequestData, params: PoolingParams) -> None:
+        """Nothing is sampled in the row, so it has nothing of that; `free` has left it without edits."""
+        self.has_prompt_logprobs[row] = False
+        self.pooling[row] = params
+        if request.type_start is not None:
+            self.type_starts[row] = request.type_start
 
     def fork(self, fork: RowFork) -> None:
         """Make a row a copy of another one's beginning, with other tokens after it.
@@ -117,6 +131,9 @@ class RequestRows:
         """Forget the request in `row`; the row may be entered again at once."""
         self.generation[row] += 1
         self.pending_launch[row] = 0
+        if self.pooling.pop(row, None) is not None:
+            self.type_starts.pop(row, None)
+            return
         self._enter_edits(row, [])
 
     def append_sampled(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:

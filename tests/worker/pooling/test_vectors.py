@@ -1,0 +1,158 @@
+"""Vectors of whole engines, core and worker: transformers' numbers, and the same bits in a crowd."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from quire.core.inproc_engine import InprocEngine
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.models.model_folder import pocket_folder
+from quire.ipc.config import EngineConfig
+from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode
+from quire.ipc.model_spec import Pool, PoolingSpec
+from quire.ipc.pooling_params import PoolingParams, PoolingTask
+from quire.ipc.sampling_params import SamplingParams
+from quire.ipc.token_ids import encode_token_ids
+
+POOLS: list[Pool] = ["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len"]
+LENGTHS = [1, 2, 16, 17, 40, 95, 96]
+
+
+@functools.cache
+def make_config(pool: Pool, **fields: Any) -> EngineConfig:
+    """The pocket model, which generates and pools; steps are short, so that prompts come in chunks."""
+    args = EngineArgs(
+        model=str(pocket_folder()),
+        device="cpu",
+        dtype="float32",
+        max_model_len=96,
+        num_gpu_blocks_override=64,
+        max_num_batched_tokens=fields.pop("max_num_batched_tokens", 48),
+        distributed_executor_backend="uni",
+        **fields,
+    )
+    config = args.create_engine_config()
+    spec = msgspec.structs.replace(config.model.spec, pooling=PoolingSpec(pools=(pool,), normalize=True))
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, spec=spec))
+
+
+def make_prompt(length: int) -> list[int]:
+    return [(37 * length + 11 * place * place) % 1900 + 5 for place in range(length)]
+
+
+def ask(length: int, task: PoolingTask = "embed", **fields: Any) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=f"{task}-{length}-{fields}",
+        prompt_token_ids=encode_token_ids(make_prompt(length)),
+        sampling_params=SamplingParams(),
+        arrival_time=0.0,
+        pooling_params=PoolingParams(task=task, **fields),
+    )
+
+
+def make_text(number: int) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=f"text-{number}",
+        prompt_token_ids=encode_token_ids(make_prompt(3 + 5 * number)),
+        sampling_params=SamplingParams(temperature=0.8, seed=number, max_tokens=12, ignore_eos=True),
+        arrival_time=0.0,
+    )
+
+
+def run(engine: InprocEngine, requests: list[EngineCoreRequest]) -> dict[str, list[EngineCoreOutput]]:
+    """Each request's outputs."""
+    outputs: dict[str, list[EngineCoreOutput]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.add_request(request)
+    while any(not found or found[-1].finish_reason is None for found in outputs.values()):
+        for output in engine.run_step():
+            outputs[output.request_id].append(output)
+    return outputs
+
+
+def run_vectors(engine: InprocEngine, requests: list[EngineCoreRequest]) -> list[bytes]:
+    found = run(engine, requests)
+    errors = [one.error for outputs in found.values() for one in outputs if one.error is not None]
+    assert errors == []
+    return [b"".join(one.pooled or b"" for one in found[each.request_id]) for each in requests]
+
+
+@functools.cache
+def find_hidden_states() -> dict[int, NDArray[np.float32]]:
+    """transformers', after the last norm, of each prompt."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(pocket_folder(), dtype=torch.float32).model
+    with torch.no_grad():
+        return {n: model(torch.tensor([make_prompt(n)])).last_hidden_state[0].numpy() for n in LENGTHS}
+
+
+def pool(kind: Pool, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    weights = np.arange(1, len(x) + 1)[:, None]
+    return {
+        "cls": lambda: x[0],
+        "last": lambda: x[-1],
+        "mean": lambda: x.mean(0),
+        "max": lambda: x.max(0),
+        "weighted_mean": lambda: (x * weights).sum(0) / weights.sum(),
+        "mean_sqrt_len": lambda: x.sum(0) / len(x) ** 0.5,
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", POOLS)
+def test_vectors_are_transformers_and_the_same_bits_in_a_crowd(kind: Pool) -> None:
+    requests = [ask(length) for length in LENGTHS]
+    engine = InprocEngine(make_config(kind), None)
+    alone = [run_vectors(engine, [request])[0] for request in requests]
+    for length, data in zip(LENGTHS, alone, strict=True):
+        expected = pool(kind, find_hidden_states()[length])
+        found = np.frombuffer(data, dtype=np.float32)
+        np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=1e-5, rtol=0)
+    # A second time: prompts and their chunks stand beside others, and prefixes are cached.
+    others = [make_text(number) for number in range(5)]
+    token_wise = [ask(length, "token_embed") for length in LENGTHS]
+    found = run(engine, [*others, *token_wise, *requests])
+    assert [found[each.request_id][-1].pooled for each in requests] == alone
+    engine.close()
+    fresh = InprocEngine(make_config(kind, max_num_batched_tokens=7, max_num_seqs=4), None)
+    assert run_vectors(fresh, requests) == alone, "other chunks"
+    fresh.close()
+
+
+def test_every_token_has_the_vector_that_a_whole_prompt_gives() -> None:
+    engine = InprocEngine(make_config("mean"), None)
+    together = run_vectors(engine, [ask(length, "token_embed") for length in LENGTHS])
+    for length, data in zip(LENGTHS, together, strict=True):
+        expected = find_hidden_states()[length]
+        found = np.frombuffer(data, dtype=np.float32).reshape(length, -1)
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    engine.close()
+
+
+def test_text_beside_vectors_is_the_text_alone() -> None:
+    engine = InprocEngine(make_config("mean"), None)
+    texts = [make_text(number) for number in range(4)]
+    alone = [run(engine, [text])[text.request_id] for text in texts]
+    crowd = run(engine, [*texts, *(ask(length) for length in LENGTHS)])
+    engine.close()
+    for text, outputs in zip(texts, alone, strict=True):
+        assert list_tokens(crowd[text.request_id]) == list_tokens(outputs)
+
+
+def list_tokens(outputs: list[EngineCoreOutput]) -> list[int]:
+    return [token for one in outputs for token in one.new_token_ids]
+
+
+def test_a_vector_that_is_not_finite_fails_alone() -> None:
+    config = msgspec.structs.replace(make_config("mean"), fault_hooks="worker.vector:nan@1")
+    engine = InprocEngine(config, None)
+    first, second = run(engine, [ask(16), ask(17)]).values()
+    engine.close()
+    assert (first[-1].error_code, second[-1].error_code) == (ErrorCode.BAD_VECTOR, None)
+    assert second[-1].pooled
