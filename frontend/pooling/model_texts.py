@@ -1,15 +1,14 @@
-"""ModelTexts: what a model's files say of the texts that it takes, as sentence-transformers writes them."""
+"""ModelTexts: what is done with the texts that a model takes, by its files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 
-from ...ipc.errors import InputError, ModelError, did_you_mean
+from ...ipc.errors import InputError, did_you_mean
 from ..models.model_files import read_json
+from ..models.sentence_transformers import MODULES, find_transformer_folder, read_text_encoding
 
 # Names of prompts that sentence-transformers' encode_query and encode_document look for, in order.
 QUERY_PROMPTS = ("query",)
@@ -58,39 +57,17 @@ _QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that 
 
 
 def read_model_texts(folder: Path) -> ModelTexts:
-    """What the files in a model's folder say. Raises ModelError for what is no text there."""
-    config = read_json(folder / "config.json")
-    written = read_json(folder / "config_sentence_transformers.json")
-    transformer = read_json(folder / "sentence_bert_config.json")
-    prompts, default = _read_prompts(written)
+    """What the files in a model's folder say. Raises ModelError."""
+    encoding = read_text_encoding(folder)
+    config = read_json(find_transformer_folder(folder) / "config.json")
+    instruction = None
+    if config.get("model_type") == "qwen3":
+        instruction = encoding.prompts.get(encoding.default_prompt_name or "") or _QWEN3_INSTRUCTION
     return ModelTexts(
-        prompts=prompts,
-        default_prompt_name=default,
-        is_stripped=(folder / "modules.json").is_file(),
-        is_lowered=transformer.get("do_lower_case") is True,
-        instruction=_QWEN3_INSTRUCTION if config.get("model_type") == "qwen3" else None,
-        labels=_read_labels(config),
+        prompts=encoding.prompts,
+        default_prompt_name=encoding.default_prompt_name,
+        is_stripped=(folder / MODULES).is_file(),
+        is_lowered=encoding.do_lower_case,
+        instruction=instruction,
+        labels=encoding.labels,
     )
-
-
-def _read_prompts(written: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    field = "config_sentence_transformers.json prompts"
-    given = written.get("prompts") or {}
-    default = written.get("default_prompt_name")
-    try:
-        prompts = msgspec.convert(given, dict[str, str | None])
-    except msgspec.ValidationError as error:
-        raise ModelError(field, given, f"an object of names to texts ({error})") from None
-    if default is not None and default not in prompts:
-        raise ModelError("config_sentence_transformers.json default_prompt_name", default, "one of `prompts`")
-    return {name: text for name, text in prompts.items() if text is not None}, default
-
-
-def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of classes in the order of their numbers; () where not all have one."""
-    given = config.get("id2label")
-    if not isinstance(given, dict):
-        return ()
-    names = cast(dict[str, Any], given)
-    found = [names.get(str(number)) for number in range(len(names))]
-    return tuple(one for one in found if isinstance(one, str)) if None not in found else ()

@@ -11,7 +11,7 @@ from frontend_fakes import write_byte_level_folder, write_encoder_folder
 from quire.frontend.pooling.encoder import Cut, TextEncoder, TextPair
 from quire.frontend.pooling.model_texts import ModelTexts, read_model_texts
 from quire.frontend.text.tokenizer import load_tokenizer
-from quire.ipc.errors import InputError, ModelError, PromptError
+from quire.ipc.errors import InputError, PromptError
 from transformers import PreTrainedTokenizerFast
 
 TEXTS = ["the quick brown fox", "Hello world, this is a small text!", "fox", "a little dog " * 9]
@@ -104,7 +104,8 @@ def test_other_models_take_no_instruction(encoder: TextEncoder):
 
 
 def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"1": "no", "0": "yes"}}))
+    config = {"model_type": "bert", "id2label": {"1": "no", "0": "yes"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     written = {"prompts": {"query": "Query: ", "document": ""}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(written))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
@@ -117,13 +118,3 @@ def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path
     assert texts.labels == ("yes", "no")
     with pytest.raises(InputError, match=r"='quary': .* 'query', 'document', did you mean 'query'"):
         texts.find_prompt("quary")
-
-
-def test_a_default_prompt_that_is_not_there_is_an_error_of_the_model(tmp_path: Path):
-    file = tmp_path / "config_sentence_transformers.json"
-    file.write_text(json.dumps({"prompts": {}, "default_prompt_name": "query"}))
-    with pytest.raises(ModelError, match="default_prompt_name='query': one of `prompts`"):
-        read_model_texts(tmp_path)
-    file.write_text(json.dumps({"prompts": {"query": 5}}))
-    with pytest.raises(ModelError, match=r"prompts=.*: an object of names to texts"):
-        read_model_texts(tmp_path)
