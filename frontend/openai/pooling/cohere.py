@@ -24,7 +24,6 @@ _encode = msgspec.json.Encoder().encode
 async def create_cohere_embedding(serving: Serving, request: CohereEmbedRequest, caller: Caller) -> Response:
     """Embed texts, in each of the asked forms. Raises InputErrors and ApiErrors."""
     check_supported(request, COHERE_EMBED_RULES)
-    serving.check_model(request.model)
     forms = _read_forms(request.embedding_types)
     form: Format = "float" if "float" in forms else "base64"
     if request.texts is None:

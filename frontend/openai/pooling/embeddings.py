@@ -45,7 +45,6 @@ async def create_pooling(serving: Serving, request: PoolingRequest, caller: Call
     """What is pooled of texts, token ids or a conversation, for any task of the model."""
     facts = serving.llm.facts
     task: PoolingTask = request.task or next((one for one in _TASKS if one in facts.tasks), "embed")
-    serving.check_model(request.model)
     check_task(facts, task)
     question = await _make_question(serving, caller, request, task, "pool")
     found = await ask(serving, caller, question)
@@ -76,7 +75,6 @@ def _classify(index: int, probs: list[float], labels: tuple[str, ...]) -> Classi
 async def _make_question(
     serving: Serving, caller: Caller, request: InputFields, task: PoolingTask, prefix: str
 ) -> Question:
-    serving.check_model(request.model)
     params = make_params(serving, request, task)
     inputs = await _find_inputs(serving, caller, request, params)
     form = getattr(request, "encoding_format", None) or "float"

@@ -62,7 +62,6 @@ async def _rank(
     serving: Serving, request: RankFields, caller: Caller, documents: list[DocumentText], shows_texts: bool
 ) -> Response:
     check_supported(request, RERANK_RULES)
-    serving.check_model(request.model)
     answer_id = make_id("rerank")
     pairs = _make_pairs(serving, request.query, "documents", documents)
     found = await score(serving, caller, request, pairs, answer_id)
@@ -87,7 +86,6 @@ async def _rank(
 async def _rank_texts(
     serving: Serving, request: AnyRerankRequest, caller: Caller, texts: list[str]
 ) -> Response:
-    serving.check_model(request.model)
     answer_id = make_id("rerank")
     pairs = _make_pairs(serving, request.query, "texts", list(texts))
     own = find_truncation(request.truncate, request.truncation_direction)

@@ -49,7 +49,6 @@ class Scores:
 
 async def create_score(serving: Serving, request: ScoreRequest, caller: Caller) -> Response:
     """Score one text with one or with each of many, or pairs. Raises InputErrors and ApiErrors."""
-    serving.check_model(request.model)
     answer_id = make_id("score")
     pairs = _read_pairs(request, serving.options.limits.max_inputs)
     found = await score(serving, caller, request, pairs, answer_id)

@@ -23,7 +23,6 @@ from .vectors import join_list, write_beside, write_floats
 
 async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, caller: Caller) -> Response:
     """Embed texts; the answer is the bare list of their vectors."""
-    serving.check_model(request.model)
     own = find_truncation(request.truncate, request.truncation_direction)
     own["use_activation"] = "normalize", request.normalize
     params = make_params(serving, request, "embed", **own)
@@ -37,7 +36,6 @@ async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, calle
 
 async def create_similarity(serving: Serving, request: SimilarityRequest, caller: Caller) -> Response:
     """The cosine of one sentence and each of others; the answer is the bare list of them."""
-    serving.check_model(request.model)
     given, own = request.inputs, request.parameters or SimilarityParameters()
     params = make_params(serving, own, "embed", **find_truncation(own.truncate, own.truncation_direction))
     texts, names = read_texts("inputs.sentences", list(given.sentences), serving.options.limits.max_inputs)
