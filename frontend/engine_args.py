@@ -304,7 +304,7 @@ class EngineArgs:
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
             weight_files=tuple(str(file.relative_to(root)) for file in folder.weight_files),
             seed=seed,
-            eos_token_ids=read_eos_token_ids(folder.config, folder.generation_config, spec.vocab_size),
+            eos_token_ids=_read_ends(folder, spec),
         )
 
     def _create_model_spec(self, root: Path, folder: ModelFolder) -> ModelSpec:
@@ -357,6 +357,13 @@ def parse_size_bytes(name: str, value: int | str | None) -> int | None:
         raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
     number = match.group(1)
     return int(float(number) * unit) if "." in number else int(number) * unit
+
+
+def _read_ends(folder: ModelFolder, spec: ModelSpec) -> tuple[int, ...]:
+    """The end-of-sequence ids of a model that generates."""
+    if not spec.has_logits:
+        return ()
+    return read_eos_token_ids(folder.config, folder.generation_config, spec.vocab_size)
 
 
 def _find_usual_len(root: Path, spec: ModelSpec) -> int | None:

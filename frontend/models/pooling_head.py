@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -54,12 +54,6 @@ def choose_heads(
     other generates. With runner "generate" a model may be converted too, and then does both. Raises
     ConfigError for what the model cannot do, ModelError for a file that cannot be used.
     """
-    for name, value, allowed in (
-        ("runner", choice.runner, get_args(Runner)),
-        ("convert", choice.convert, get_args(Convert)),
-    ):
-        if value not in allowed:
-            raise ConfigError(name, value, f"one of {', '.join(allowed)}")
     generates = choice.runner == "generate"
     if generates and not spec.has_logits:
         raise ConfigError("runner", "generate", f"'pooling': {spec.architecture} has no language head")

@@ -96,6 +96,27 @@ def test_stored_rotary_tables_are_ignored(checkpoint: Checkpoint) -> None:
     assert torch.equal(logits_of(checkpoint), expected)
 
 
+def test_a_checkpoint_may_leave_the_models_prefix_out(checkpoint: Checkpoint) -> None:
+    expected = logits_of(checkpoint)
+
+    def shorten(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    rewrite(checkpoint, shorten)
+    assert torch.equal(logits_of(checkpoint), expected)
+
+
+def test_berts_first_exports_have_other_names_for_a_norm(tmp_path: Path) -> None:
+    tensors = {"e.LayerNorm.gamma": torch.ones(2), "bert.e.LayerNorm.beta": torch.zeros(2)}
+    save_file({**tensors, "cls.bias": torch.zeros(1), "pooler.x": torch.zeros(1)}, tmp_path / "m.safetensors")
+    source = SafetensorsSource(tmp_path, ["m.safetensors"], torch.float32, CPU, "bert.", ("cls.",))
+    assert source.take("bert.e.LayerNorm.weight", (2,)).tolist() == [1.0, 1.0]
+    assert source.take("bert.e.LayerNorm.bias", (2,)).tolist() == [0.0, 0.0]
+    with pytest.raises(ModelError, match=r"1 tensors .* 'pooler.x'"):
+        source.finish()
+
+
 def test_loaded_weights_outlive_their_file(checkpoint: Checkpoint) -> None:
     config = checkpoint.engine_config()
     expected = logits_of(checkpoint)
