@@ -93,7 +93,7 @@ def read_modules(folder: Path) -> Modules | None:
         return None
     if not 1 <= len(entries) <= _MAX_MODULES:
         raise ModelError(MODULES, f"{len(entries)} modules", f"1 to {_MAX_MODULES}")
-    kinds = [_read_kind(index, entry.type) for index, entry in enumerate(entries)]
+    kinds: list[ModuleKind] = [_read_kind(index, entry.type) for index, entry in enumerate(entries)]
     for entry in entries:
         parts = Path(entry.path).parts
         if ".." in parts or Path(entry.path).is_absolute():
@@ -219,8 +219,8 @@ def _read_pools(file: Path, hidden_size: int) -> tuple[tuple[Pool, ...], bool]:
         raise fields.error("embedding_dimension", width, f"{hidden_size}, the model's hidden_size")
     named: Any = fields.get("pooling_mode")
     if named is None:
-        pools = tuple(pool for key, pool in _OLD_POOLS.items() if fields.boolean(key, False))
-        return pools or ("mean",), fields.boolean("include_prompt", True)
+        pools: list[Pool] = [pool for key, pool in _OLD_POOLS.items() if fields.boolean(key, False)]
+        return tuple(pools) or ("mean",), fields.boolean("include_prompt", True)
     names = cast(list[Any], named) if isinstance(named, list) else [named]
     if not 1 <= len(names) <= len(_POOLS) or not all(isinstance(n, str) and n in _POOLS for n in names):
         raise fields.error("pooling_mode", named, f"one or some of {', '.join(_POOLS)}")
