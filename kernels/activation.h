@@ -48,9 +48,29 @@ struct Gelu {
     }
 };
 
-// body(an object of the activation's type).
-template <typename Body>
+// The exact gelu for a result that is rounded to bfloat16, off by 7e-5 at most, with a third of the operations and no
+// division. a (1 / 2 + a P(a^2)), P fitted over |a| <= 4.25, where a P is then 1 / 2; what is beyond is a or 0.
+struct RoundedGelu {
+    static Vec apply(Vec a) {
+        const float end = 4.25f;
+        const Vec upper = a > end ? splat(end) : a, bounded = upper < -end ? splat(-end) : upper;
+        const Vec square = bounded * bounded;
+        Vec series = square * 6.70214856e-11f - 6.28434194e-9f;
+        series = series * square + 2.59188738e-7f;
+        series = series * square - 6.26716383e-6f;
+        series = series * square + 1.00560021e-4f;
+        series = series * square - 1.15548831e-3f;
+        series = series * square + 9.98931658e-3f;
+        series = series * square - 6.666141e-2f;
+        series = series * square + 3.99107784e-1f;
+        return a * (bounded * series + 0.5f);
+    }
+};
+
+// body(an object of the activation's type), for results of type Y where only they are rounded.
+template <typename Y = float, typename Body>
 void with_activation(int activation, const Body& body) {
+    if (std::is_same_v<Y, bf16> && activation == QUIRE_GELU) return body(RoundedGelu{});
     switch (activation) {
         case QUIRE_SILU: return body(Silu{});
         case QUIRE_GELU: return body(Gelu{});

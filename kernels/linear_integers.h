@@ -91,7 +91,7 @@ void compute_panel(const PackedLayer<Y>& layer, const int8_t* split, const float
         for (int i = 0; i < kPlanes; ++i) planes[i] = sums + Engine::find_slot(kPlanes * r + i, rows) * kPanelColumns;
         float joined[kPanelColumns];
         join_sums(planes[0], planes[1], planes[2], factors[first + r], joined);
-        with_activation(layer.activation, [&](auto act) {
+        with_activation<Y>(layer.activation, [&](auto act) {
             finish_row<decltype(act)>(layer.y + size_t(first + r) * layer.N + column, joined, layer.scales + column,
                                       layer.bias ? layer.bias + column : nullptr, columns);
         });

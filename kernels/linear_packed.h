@@ -87,7 +87,7 @@ void compute_group(const PackedLayer<Y>& layer, const typename Engine::Input* x,
                          next);
     }
     const int column = panel * kPanelColumns, columns = std::min(num_panels * kPanelColumns, layer.N - column);
-    with_activation(layer.activation, [&](auto act) {
+    with_activation<Y>(layer.activation, [&](auto act) {
         for (int r = 0; r < rows; ++r)
             finish_row<decltype(act)>(layer.y + size_t(first + r) * layer.N + column,
                                       sums + Engine::find_slot(r, rows) * Engine::kLeading,

