@@ -11,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire import LLM, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.input_processor import PreparedParams
+from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.output_formats.formats import FORMATS
 from quire.frontend.output_formats.grammars.grammar import make_output_grammar
 from quire.frontend.output_formats.grammars.rules import make_output_rules
 from quire.frontend.output_formats.output_format import OutputFormat
 from quire.frontend.output_formats.tools import Tool, ToolChoice
+from quire.frontend.pooling.processor import PoolingProcessor
+from quire.frontend.pooling.state import PoolingInput
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.beam_search import BeamSearch
 
@@ -28,6 +31,9 @@ EOS_TOKEN_IDS = (0, 2)  # of the pocket model
 STORY = "Once upon a time there was a little fox who lived near the river with her mother and her brothers. "
 
 
+AskedParams = SamplingParams | PreparedParams | PoolingParams
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. `number` tells those of a kind apart."""
@@ -35,11 +41,13 @@ class Ask:
     kind: str
     number: int
     prompt: Any
-    params: SamplingParams | PreparedParams
+    params: AskedParams
 
     @property
     def num_tokens(self) -> int:
         """All that it may generate."""
+        if isinstance(self.params, PoolingParams):
+            return 0
         own = self.params if isinstance(self.params, SamplingParams) else self.params.params
         return own.num_sequences * (own.max_tokens or 0)
 
@@ -48,7 +56,7 @@ class Ask:
         return f"{self.kind} {self.number}"
 
 
-MakeAsk = Callable[[int], tuple[Any, SamplingParams | PreparedParams]]
+MakeAsk = Callable[[int], tuple[Any, AskedParams]]
 _KINDS: dict[str, MakeAsk] = {}
 
 
@@ -76,7 +84,7 @@ def params(i: int, **fields: Any) -> SamplingParams:
 
 
 Sequence = tuple[list[int], str, str | None, int | str | None, list[dict[int, float]]]
-Answer = tuple[list[Sequence], list[dict[int, float] | None]]
+Answer = tuple[list[Sequence], list[dict[int, float] | None]] | bytes  # these are of a vector
 
 
 def read_answer(output: RequestOutput) -> Answer:
@@ -100,8 +108,7 @@ def _read_position(entry: Any) -> dict[int, float] | None:
 
 def answer(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
     """Run requests at once; by name."""
-    outputs = llm.generate([ask.prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False)
-    return {ask.name: read_answer(output) for ask, output in zip(asks, outputs, strict=True)}
+    return answer_through(llm, asks, [])
 
 
 def answer_alone(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
@@ -115,22 +122,35 @@ def answer_alone(llm: LLM, asks: list[Ask]) -> dict[str, Answer]:
 def answer_through(llm: LLM, asks: list[Ask], accidents: list[Callable[[], None]]) -> dict[str, Answer]:
     """Run requests at once, with accidents at equal distances among their outputs."""
     engine = llm.llm_engine
+    vectors = PoolingProcessor(engine.facts, engine.tokenizer)
+    found: dict[str, Answer] = {}
     for ask in asks:
-        engine.add_input(engine.input_processor.process(ask.name, ask.prompt, ask.params))
+        if isinstance(ask.params, PoolingParams):
+            (prompt,) = vectors.tokenize([ask.prompt], [ask.params], [ask.name])
+            add_vector(engine, vectors.make_input(ask.name, prompt, ask.params), found)
+        else:
+            engine.add_input(engine.input_processor.process(ask.name, ask.prompt, ask.params))
     num_tokens = sum(ask.num_tokens for ask in asks)
     waiting, num_seen = list(accidents), 0
-    final: dict[str, RequestOutput] = {}
     seen: dict[str, int] = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
             seen[output.request_id] = sum(len(one.token_ids) for one in output.outputs)
             if output.finished:
-                final[output.request_id] = output
+                found[output.request_id] = read_answer(output)
         num_seen = sum(seen.values())
         if waiting and num_seen > num_tokens * (len(accidents) - len(waiting) + 1) / (len(accidents) + 2):
             waiting.pop(0)()
     assert not waiting, "the load ended before the last accident"
-    return {ask.name: read_answer(final[ask.name]) for ask in asks}
+    return {ask.name: found[ask.name] for ask in asks}
+
+
+def add_vector(engine: LLMEngine, request: PoolingInput, found: dict[str, Answer]) -> None:
+    def take(output: Any) -> None:
+        assert output.finish_reason == "stop", output.error
+        found[output.request_id] = output.outputs.raw
+
+    engine.add_inputs([request], take)
 
 
 # -- the kinds that there are
@@ -228,6 +248,18 @@ def repeating(i: int) -> tuple[str, SamplingParams]:
 @kind
 def uncached(i: int) -> tuple[str, SamplingParams]:
     return make_prompt(i), params(i, skip_reading_prefix_cache=True)
+
+
+@kind
+def embedded(i: int) -> tuple[str, PoolingParams]:
+    """Of the last token, so that it reads the prefix cache."""
+    return make_prompt(i), PoolingParams(task="embed", use_activation=i % 2 == 0)
+
+
+@kind
+def embedded_by_token(i: int) -> tuple[dict[str, Any], PoolingParams]:
+    prompt = {"prompt_token_ids": [5 + (3 * i + j * j) % 900 for j in range(1 + 24 * i)]}
+    return prompt, PoolingParams(task="token_embed")
 
 
 @kind

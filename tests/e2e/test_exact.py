@@ -41,7 +41,9 @@ MODELS = [
 
 
 def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
+    """Of a decoder that generates and embeds."""
     sizes = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1}
+    sizes |= {"runner": "generate", "convert": "embed"}
     fields: dict[str, Any] = sizes | {"logits_processors": PROCESSORS} | changes
     folder, dtype = model
     return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **fields)

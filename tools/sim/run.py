@@ -19,10 +19,14 @@ from ...core.faults.blame import FAILURES_ALONE
 from ...core.faults.step_limits import ATTEMPTS_AT_FLOOR
 from ...frontend.input_processor import EngineInput
 from ...frontend.outputs import RequestOutput
+from ...frontend.pooling.outputs import PoolingRequestOutput
+from ...frontend.pooling.state import Pooled, PoolingInput
 from ...ipc.beam_search import BeamSearch
 from ...ipc.messages import EngineCoreRequest
+from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import RequestOutputKind
 from ...ipc.token_ids import decode_token_ids
+from .fake_vectors import expected_pooled
 from .fake_worker import VOCAB_SIZE, expected_beams, expected_output, make_request
 from .network import FIRST_MOMENT, Network, Timeline
 from .scenario import MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRequest
@@ -44,7 +48,7 @@ class _Life:
     request: EngineCoreRequest
     added_at: float
     tokens: list[int] = field(default_factory=list[int])
-    final: RequestOutput | None = None
+    final: RequestOutput | Pooled | None = None
     ended_at: float = 0.0
 
 
@@ -163,7 +167,7 @@ class _Run:
     def _add(self, plan: SimRequest) -> None:
         client = self._clients[plan.client]
 
-        def make() -> EngineInput:
+        def make() -> EngineInput | PoolingInput:
             request = make_request(
                 plan.name,
                 list(plan.prompt),
@@ -178,10 +182,13 @@ class _Run:
                 output_kind=RequestOutputKind.DELTA,
                 eos_token_ids=[] if plan.beam_width is None else list(range(plan.num_stops)),
                 beam_search=None if plan.beam_width is None else BeamSearch(plan.beam_width),
+                pooling_params=None if plan.pooling is None else PoolingParams(task=plan.pooling),
             )
             request = msgspec.structs.replace(request, names=[plan.name])
             self._lives[plan.name] = _Life(plan, client, request, self._timeline.now)
             self.outcome.num_requests += 1
+            if plan.pooling is not None:
+                return PoolingInput(plan.name, list(plan.prompt), [request])
             return EngineInput(
                 plan.name, None, list(plan.prompt), request.sampling_params, self._timeline.now, [request]
             )
@@ -197,9 +204,12 @@ class _Run:
         else:
             self._clients[(plan.client + 1) % len(self._clients)].abort_named(plan.name)
 
-    def _take_output(self, output: RequestOutput) -> None:
+    def _take_output(self, output: RequestOutput | Pooled) -> None:
         life = self._lives[output.request_id]
         _require(life.final is None, f"{output.request_id} goes on after its end")
+        if isinstance(output, PoolingRequestOutput):
+            life.final, life.ended_at = output, self._timeline.now
+            return
         if output.finished:
             life.final, life.ended_at = output, self._timeline.now
         if life.plan.beam_width is not None:
@@ -254,13 +264,20 @@ class _Run:
     def _list_unfinished(self) -> list[str]:
         return [name for name, life in self._lives.items() if life.final is None and not life.client.is_dead]
 
-    def _check_final(self, life: _Life, final: RequestOutput) -> str:
+    def _check_final(self, life: _Life, final: RequestOutput | Pooled) -> str:
         """What it ended with; raises Violation if it should not have."""
-        plan, reason = life.plan, final.outputs[0].finish_reason
+        plan = life.plan
+        if isinstance(final, PoolingRequestOutput):
+            reason = final.finish_reason
+        else:
+            reason = final.outputs[0].finish_reason
         lasted_s = life.ended_at - life.added_at + _EPSILON_S
         end = str(final.error_code if reason == "error" else reason)
         match end:
-            case "stop" | "length":
+            case "stop" if isinstance(final, PoolingRequestOutput):
+                expected_vectors = expected_pooled(life.request, self._config.model.spec)
+                is_right = plan.poison is None and final.outputs.raw == expected_vectors
+            case "stop" | "length" if isinstance(final, RequestOutput):
                 expected = expected_output(life.request, MAX_MODEL_LEN)
                 is_right = (life.tokens, reason) == (expected[0], str(expected[1]))
                 num_tokens = len(life.tokens)
@@ -275,8 +292,8 @@ class _Run:
                 is_right = self._may_be_convicted(plan, str(final.error))
             case "out_of_memory":
                 is_right = plan.poison == "memory" or self._num_shortages >= ATTEMPTS_AT_FLOOR
-            case "bad_logits":
-                is_right = plan.poison == "logits"
+            case "bad_logits" | "bad_vector":
+                is_right = plan.poison == "logits" and (end == "bad_vector") == (plan.pooling is not None)
             case "refused":
                 is_right = plan.beam_width is not None  # too wide, or with too few blocks
             case "bad_grammar":

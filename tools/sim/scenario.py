@@ -15,12 +15,15 @@ from typing import Literal, TypeVar, get_args
 import msgspec
 
 from ...ipc.config import EngineConfig, RecoveryConfig, SchedulerConfig, SchedulingPolicy
+from ...ipc.model_spec import PoolingSpec
+from ...ipc.pooling_params import PoolingTask
 from .fake_worker import make_config
 
 MAX_MODEL_LEN = 48
 BLOCK_SIZE = 8
 _Item = TypeVar("_Item")
 _NO_LIMIT = 1_000_000
+_POOLING_SHARE = 0.3  # of the runs
 _BUSY_S = 0.6  # requests arrive and faults happen within this time
 
 
@@ -69,6 +72,7 @@ class SimRequest:
     poison: PoisonKind | None = None
     poison_from: int = 0  # output position from which the poison works
     beam_width: int | None = None  # of a beam search
+    pooling: PoolingTask | None = None  # it answers with vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class Scenario:
             block_size=BLOCK_SIZE,
             enable_prefix_caching=self.caching,
             scheduler=scheduler,
+            pooling=PoolingSpec(pools=("last",)),
         )
         # The engine's end after too many deaths is not simulated.
         return msgspec.structs.replace(config, recovery=RecoveryConfig(max_worker_restarts=_NO_LIMIT))
@@ -139,7 +144,7 @@ def draw_scenario(seed: int) -> Scenario:
     rng = random.Random(seed)
     num_clients = rng.choice([1, 2, 2, 3])
     delay_s = rng.choice([0.001, 0.005, 0.02])
-    return Scenario(
+    scenario = Scenario(
         rng_seed=rng.getrandbits(32),
         clients=tuple(rng.choice(("sync", "async")) for _ in range(num_clients)),
         requests=tuple(_draw_request(rng, i, num_clients) for i in range(rng.randint(1, 9))),
@@ -156,6 +161,21 @@ def draw_scenario(seed: int) -> Scenario:
         high_water_mark=rng.choice([1, 3, 1000]),
         repeat_share=rng.choice([0.0, 0.0, 0.1]),
     )
+    pooling_rng = random.Random(f"pooling/{seed}")
+    if pooling_rng.random() >= _POOLING_SHARE:
+        return scenario
+    return replace(
+        scenario, requests=tuple(_maybe_pool(pooling_rng, request) for request in scenario.requests)
+    )
+
+
+def _maybe_pool(rng: random.Random, request: SimRequest) -> SimRequest:
+    """One in two answers with vectors, in the place of text."""
+    task = rng.choice([None, None, "embed", "token_embed"])
+    if task is None:
+        return request
+    poison = None if request.poison == "grammar" else request.poison
+    return replace(request, grammar="", beam_width=None, poison=poison, poison_from=0, pooling=task)
 
 
 def _draw_request(rng: random.Random, index: int, num_clients: int) -> SimRequest:

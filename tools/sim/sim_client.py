@@ -15,6 +15,7 @@ from ...frontend.client.engine_connection import EngineConnection
 from ...frontend.client.engines import Engine
 from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
+from ...frontend.pooling.state import PoolingInput
 from ...ipc.errors import QuireError
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
@@ -81,7 +82,7 @@ class SimClient:
 
     # -- what its user does
 
-    def add(self, make: Callable[[], EngineInput], sink: Sink) -> None:
+    def add(self, make: Callable[[], EngineInput | PoolingInput], sink: Sink) -> None:
         """Add a request, once the engine was ready for the first time."""
 
         def add_now() -> None:
