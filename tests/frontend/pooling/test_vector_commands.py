@@ -10,13 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from frontend_fakes import FakeSyncClient, write_encoder_folder
 from quire.frontend.cli import engine_start, entry
 from quire.frontend.cli.exit_codes import ExitCode
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.text.tokenizer import load_tokenizer
-
-sys.path.append(str(Path(__file__).parents[1] / "frontend"))
-from frontend_fakes import FakeSyncClient, write_encoder_folder
 
 ENCODER = ("embed", "score", "token_embed")
 JUDGE = ("classify", "score", "token_classify")
