@@ -19,6 +19,7 @@ _ERRORS_OF_POSTS = {
     400: "A field cannot be used",
     401: "No API key of this server",
     404: "No such model",
+    408: "Its body came too slowly, or it was aborted or out of time",
     413: "The body is too large",
     415: "The body is not JSON",
     429: "No room now; try again",

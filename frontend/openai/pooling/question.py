@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from ....ipc.errors import PoolingParamsError
+from ....ipc.errors import PoolingParamsError, RequestFailedError
 from ....ipc.messages import EngineFacts
 from ....ipc.pooling_params import PoolingParams, PoolingTask
 from ..errors import ApiError
@@ -77,10 +77,20 @@ async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:
             names=[name for name in (answer_id, caller.request_id) if name],
             **{name: value for name, value in options.items() if value is not None},
         )
+    except RequestFailedError as error:
+        raise _explain(error) from None
     finally:
         serving.room.leave(answer_id)
     num_tokens = sum(len(one.prompt_token_ids) for one in outputs)
     return Vectors([one.outputs.raw for one in outputs], num_tokens)
+
+
+def _explain(error: RequestFailedError) -> Exception:
+    """A 408 for what was aborted or out of time, which another try does not help."""
+    if error.code is not None:
+        return error
+    headers = {"x-should-retry": "false"}
+    return ApiError(HTTPStatus.REQUEST_TIMEOUT, str(error), code="aborted", headers=headers)
 
 
 def find_width(facts: EngineFacts, params: PoolingParams) -> int:

@@ -311,6 +311,9 @@ def test_overload_is_429_and_what_the_engine_fails_is_its_error() -> None:
         assert (await client.post(PATH, {"input": "One"})).status == 429
         llm.error = RequestFailedError("it waited too long", "queue_timeout")
         assert (await client.post(PATH, {"input": "One"})).status == 503
+        llm.error = RequestFailedError("its time was over", None)
+        late = await client.post(PATH, {"input": "One"})
+        assert (late.status, late.error["code"]) == (408, "aborted")
         large = await client.post("/pooling", {"input": [[5] * 128] * 4, "task": "token_embed"})
         assert (large.status, large.error["code"]) == (413, "answer_too_large")
 
