@@ -1,4 +1,4 @@
-"""Embeddings with OpenAI's Python client, of a pocket model that was started with --convert embed.
+"""Embeddings with OpenAI's Python client, of a pocket model that also embeds.
 
 More of scenarios.py, by its rules: `python vectors.py BASE_URL API_KEY` runs them all.
 """
