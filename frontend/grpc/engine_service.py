@@ -36,7 +36,8 @@ class EngineService:
         """Answers as they come; a request that is not streamed has one."""
         self._models.check_open()
         parsed = parse_message(message, pb.GenerateRequest)
-        serving = self._models.find(parsed.model if parsed.HasField("model") else None).serving
+        name = parsed.model if parsed.HasField("model") else None
+        serving = self._models.find(name, "generate").serving
         request_id, request = read_generate_request(parsed, serving.llm.facts.max_model_len, is_stream)
         del message, parsed
         admitted = await admit_completion(serving, request, call.caller)

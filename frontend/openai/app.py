@@ -206,7 +206,7 @@ def _make_handler(models: ServedModels, handler: ModelHandler[T], task: str | No
 
     def handle(request: T, caller: Caller) -> Coroutine[Any, Any, Response]:
         name: str | None = getattr(request, "model", None)
-        serving = models.find(name).serving
+        serving = models.find(name, task).serving
         if task is not None:
             check_task(serving.llm.facts, task)
         return handler(serving, request, caller)

@@ -11,9 +11,9 @@ import shlex
 import socket
 import stat
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,6 +36,12 @@ if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does withou
 _MAX_PROCESSES = 64
 _GRPC_SERVER = "...grpc.server"
 _ENV_KEY = "QUIRE_API_KEY"
+_EXAMPLES: tuple[tuple[str, str, dict[str, Any]], ...] = (  # a task, its route, what is asked
+    ("generate", "/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 12 plus 30?"}]}),
+    ("embed", "/v1/embeddings", {"input": "A rose."}),
+    ("score", "/rerank", {"query": "What is red?", "documents": ["A rose.", "A sum."]}),
+    ("classify", "/classify", {"input": "A rose."}),
+)
 _EPILOG = """\
 Without options: the model that ships with Quire, on http://127.0.0.1:8000. Another address than this
 machine's own needs an API key. SIGTERM (or Ctrl-C) lets running requests finish; a second one does not.
@@ -137,16 +143,16 @@ def _serve(
     server_options: ServerOptions,
     listening_socket: socket.socket,
     daemons: Sequence[str],
-    box: Callable[[Sequence[str], str], str],
+    box: Callable[[Mapping[str, Sequence[str]], str], str],
 ) -> int:
     """Serve the engines of these daemons in this process, or in several, until a signal."""
     if options.api_server_count > 1:
         from ...openai.group import HttpGroup
 
         known = load_daemon_models(daemons, _show_phase)
-        attach = known if len(known) > 1 else known[0].daemon
+        attach = known if len(known) > 1 else daemons[0]
         group = HttpGroup(attach, server_options, listening_socket, options.api_server_count)
-        return group.run(lambda: _announce(box([one.model for one in known], group.formats)))
+        return group.run(lambda: _announce(box({one.model: one.tasks for one in known}, group.formats)))
     from ...async_llm import AsyncLLM
     from ...openai.engines.served_models import ServedModels
     from ...openai.options import HTTP_CLIENT_KIND
@@ -158,7 +164,7 @@ def _serve(
         engines = AsyncLLM(attach=daemons[0], client_kind=HTTP_CLIENT_KIND)
 
     def announce(models: ServedModels) -> None:
-        _announce(box([model.name for model in models.models], models.describe_formats()))
+        _announce(box({one.name: one.facts.tasks for one in models.models}, models.describe_formats()))
 
     return run_server(engines, server_options, listening_socket, announce, _show_phase)
 
@@ -168,15 +174,23 @@ def _bracket(host: str) -> str:
 
 
 def format_box(
-    host: str, port: int, models: Sequence[str], formats: str, has_keys: bool, grpc_port: int | None = None
+    host: str,
+    port: int,
+    models: Mapping[str, Sequence[str]],
+    formats: str,
+    has_keys: bool,
+    grpc_port: int | None = None,
 ) -> str:
-    """What to do with the server, as text to copy from. formats: how tool calls and thoughts are read."""
+    """What to do with the server, as text to copy from.
+
+    models: what each can do. formats: how tool calls and thoughts are read, '' without any to read.
+    """
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else _bracket(host)
     url = f"http://{shown}:{port}"
-    body = {"model": models[0], "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
+    path, body = _make_example(models)
     auth = f' -H "Authorization: Bearer ${_ENV_KEY}"' if has_keys else ""
     curl = (
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{auth} "
+        f"curl {url}{path} -H 'Content-Type: application/json'{auth} "
         f"-d {shlex.quote(msgspec.json.encode(body).decode())}"
     )
     rows = [
@@ -185,12 +199,22 @@ def format_box(
         ("docs", f"{url}/docs"),
         ("metrics", f"{url}/metrics"),
         ("page", f"{url}/"),
-        ("formats", formats),
     ]
+    if formats:
+        rows.append(("formats", formats))
     if grpc_port is not None:
         rows.append(("gRPC", f"{shown}:{grpc_port}"))
     lines = [f"  {name:<11} {value}" for name, value in rows]
     return "\n".join(["Quire is ready", *lines, "", f"  {curl}", ""])
+
+
+def _make_example(models: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request: to a model that generates, if there is one."""
+    for task, path, fields in _EXAMPLES:
+        for name, tasks in models.items():
+            if task in tasks:
+                return path, {"model": name} | fields
+    return "/pooling", {"model": next(iter(models)), "input": "A rose."}
 
 
 def _make_parser() -> Parser:

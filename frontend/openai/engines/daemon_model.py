@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import msgspec
 
 from ....ipc.errors import ConfigError
+from ....ipc.messages import EngineFacts
 from ...client.engine_core_client import attach_sync_client
 
 
@@ -17,12 +19,19 @@ class DaemonModel(msgspec.Struct, frozen=True):
     daemon: str
     model: str
     max_model_len: int
+    tasks: tuple[str, ...] = ("generate",)
+    embedding_size: int = 0
+
+    @classmethod
+    def of(cls, daemon: str, facts: EngineFacts) -> Self:
+        """What its engine says that it serves."""
+        return cls(daemon, facts.served_model_name, facts.max_model_len, facts.tasks, facts.embedding_size)
 
 
 def load_daemon_model(daemon: str, on_phase: Callable[[str], None] | None = None) -> DaemonModel:
     """What a daemon serves, when its engine is ready. Raises DaemonError if none of this name runs."""
     with contextlib.closing(attach_sync_client(daemon, "serve", on_phase=on_phase)) as client:
-        return DaemonModel(daemon, client.facts.served_model_name, client.facts.max_model_len)
+        return DaemonModel.of(daemon, client.facts)
 
 
 def load_daemon_models(

@@ -9,6 +9,7 @@ from typing import Self
 import msgspec
 
 from ....ipc.errors import shorten
+from ....ipc.messages import EngineFacts
 from ...async_llm import AsyncLLM
 from ...output_formats.summary import summarize
 from ..bodies.schema import ModelCard
@@ -40,9 +41,7 @@ class ServedModel:
 
     def arrive(self, serving: Serving) -> None:
         """Its daemon is here: requests may enter."""
-        assert self._known is not None
-        facts = serving.llm.facts
-        self._known = DaemonModel(self.daemon, facts.served_model_name, facts.max_model_len)
+        self._known = DaemonModel.of(self.daemon, serving.llm.facts)
         self._serving, self.away_because = serving, ""
         serving.open()
         serving.start_text()
@@ -78,9 +77,9 @@ class ServedModel:
         return self.serving.model_id if self._known is None else self._known.model
 
     @property
-    def max_model_len(self) -> int:
-        """Tokens that a sequence may have."""
-        return self.serving.llm.facts.max_model_len if self._known is None else self._known.max_model_len
+    def facts(self) -> EngineFacts | DaemonModel:
+        """Its engine's, or what is known of them while that is away."""
+        return self.serving.llm.facts if self._known is None else self._known
 
     @property
     def status(self) -> str:
@@ -130,10 +129,17 @@ class ServedModels:
         if not self.has_several:
             self.only.check_open()
 
-    def find(self, name: str | None) -> ServedModel:
-        """The model of this name; None: the only one. ApiError 404 for one that is not here, 400 for none."""
+    def find(self, name: str | None, task: str | None = None) -> ServedModel:
+        """The model of this name; None: the only one, or of several the only one that can do this task.
+
+        ApiError 404 for a name that is not here, 400 for none where it is needed.
+        """
+        if name is None:
+            able = [model for model in self.models if not self.has_several or task in model.facts.tasks]
+            if len(able) == 1:
+                return able[0]
         for model in self.models:
-            if (name is None and not self.has_several) or model.name == name:
+            if model.name == name:
                 return model
         names = ", ".join(repr(model.name) for model in self.models)
         if name is None:
@@ -143,16 +149,19 @@ class ServedModels:
 
     def make_card(self, model: ServedModel) -> ModelCard:
         """What is told of a model."""
-        card = ModelCard(id=model.name, created=self.parts.created, max_model_len=model.max_model_len)
-        if not model.is_here:
-            return card
-        facts = model.serving.llm.facts
-        size = facts.embedding_size or msgspec.UNSET
-        return msgspec.structs.replace(card, tasks=list(facts.tasks), embedding_size=size)
+        facts = model.facts
+        return ModelCard(
+            id=model.name,
+            created=self.parts.created,
+            max_model_len=facts.max_model_len,
+            tasks=list(facts.tasks),
+            embedding_size=facts.embedding_size or msgspec.UNSET,
+        )
 
     def describe_formats(self) -> str:
-        """How thoughts and tool calls are read, of each model that is here."""
-        texts = {one.model_id: summarize(one.output_format, one.llm.facts) for one in self.servings}
+        """How thoughts and tool calls are read, of each model that is here and generates."""
+        able = [one for one in self.servings if "generate" in one.llm.facts.tasks]
+        texts = {one.model_id: summarize(one.output_format, one.llm.facts) for one in able}
         if not self.has_several:
             return "".join(texts.values())
         return "; ".join(f"{name}: {text}" for name, text in texts.items())

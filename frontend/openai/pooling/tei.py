@@ -59,7 +59,7 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
 
     async def show_info(model: str | None = None) -> Response:
         models.check_open()
-        return respond(make_info(models.find(model).serving))
+        return respond(make_info(models.find(model, "embed").serving))
 
     routes.add("/info", show_info, "The model and its limits, as TEI says them.", ModelInfo)
 

@@ -74,7 +74,7 @@ def test_a_daemon_that_ends_is_away_until_it_is_back(monkeypatch: pytest.MonkeyP
         chat, vectors = engines.models
         before = vectors.serving
         assert [model.status for model in engines.models] == ["ready", "ready"]
-        assert vectors.max_model_len == 128
+        assert vectors.facts.max_model_len == 128
         machine.stop("two")
         await machine.wait_until(lambda: machine.num_failures > 2)
         assert [model.status for model in engines.models] == ["ready", "away"]
@@ -97,7 +97,7 @@ def test_a_server_begins_without_a_daemon_that_is_away(monkeypatch: pytest.Monke
         await engines.start()
         assert [model.status for model in engines.models] == ["away", "ready"]
         assert engines.models[0].away_because == "no daemon 'one' is running"
-        assert (engines.models[0].name, engines.models[0].max_model_len) == ("chat", 1)
+        assert (engines.models[0].name, engines.models[0].facts.max_model_len) == ("chat", 1)
 
     run(monkeypatch, scenario)
 

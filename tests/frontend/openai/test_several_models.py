@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from frontend_fakes import make_stats
+from frontend_fakes import make_facts, make_stats
 from openai_fakes import AsgiClient, FakeLLM, InlineText
 from prometheus_client.parser import text_string_to_metric_families
 from quire.frontend.openai.app import create_app
@@ -79,6 +79,25 @@ def test_a_request_that_names_no_model_or_another_is_told_which_there_are(
             answer = await site.client.post(path, {"prompt": "a"} | body)
             assert (answer.status, answer.error["param"]) == (status, "model")
             assert "'chat', 'vectors'" in answer.error["message"]
+
+    run(scenario)
+
+
+def test_a_request_that_names_no_model_goes_to_the_only_one_that_can_do_its_task() -> None:
+    async def scenario(site: Site) -> None:
+        facts = make_facts(served_model_name="vectors", tasks=("embed",), embedding_size=8)
+        site.llms["vectors"].facts = facts
+        site.arrive("vectors")
+        answer = await site.client.post("/v1/chat/completions", CHAT)
+        assert (answer.status, answer.json["model"]) == (200, "chat")
+        assert (await site.client.get("/v1/models/vectors")).json["embedding_size"] == 8
+        site.models.find("vectors").leave("it has ended")
+        assert "'vectors' is away" in (await site.client.post("/embed", {"inputs": "a"})).error["message"]
+        card = (await site.client.get("/v1/models/vectors")).json
+        assert (card["tasks"], card["embedding_size"]) == (["embed"], 8)
+        site.arrive("vectors")
+        answer = await site.client.post("/v1/completions", {"model": "vectors", "prompt": "a"})
+        assert (answer.status, answer.error["code"]) == (400, "unsupported_task")
 
     run(scenario)
 
