@@ -22,6 +22,7 @@ from ...ipc.config import EngineConfig, RecoveryConfig
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError
+from ...ipc.sampling_params import SamplingParams
 from .answers import answer_all
 from .asks import Ask
 from .chats import list_chats
@@ -136,6 +137,15 @@ class Site:
             if isinstance(answer, str):
                 raise QuireError(f"{ask} failed though nothing happened: {answer}")
         return [answer for answer in answers if isinstance(answer, Golden)]
+
+    def fill_cache(self) -> None:
+        """Have each block of the KV cache written once: until then its worker has no memory for it."""
+        with LLM(attach=self.daemon) as llm:
+            engine = llm.llm_engine
+            num_tokens = engine.facts.max_model_len - 1
+            num_prompts = 1 + engine.stats().kv_blocks_total * engine.facts.block_size // num_tokens
+            prompts = [[number, *[0] * (num_tokens - 1)] for number in range(num_prompts)]
+            llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
 
     def check_settled(self, open_before: dict[tuple[str, int], OpenFiles]) -> list[str]:
         """What is not as it was: requests, blocks, processes, what those have open. Waits a while for it."""

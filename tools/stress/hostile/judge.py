@@ -33,7 +33,7 @@ MAX_LEFT_BYTES = {
     "supervisor": 8 * _MB,
     "server": 8 * _MB,
     "core": 64 * _MB,
-    "worker": 192 * _MB,  # a trie of the vocabulary and compiled grammars are kept
+    "worker": 96 * _MB,  # compiled grammars 50, a trie 8, what others leave in the heap 20
     "http": 96 * _MB,
 }
 MAX_HELPER_BYTES = 1024 * _MB  # in all, of a process that an HTTP process started for its work with texts

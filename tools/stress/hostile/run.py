@@ -84,6 +84,7 @@ def play_hostile(options: HostileOptions) -> HostileResult:
     pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
     result, left = HostileResult(), list[str]()
     with _open_site(left) as site:
+        site.fill_cache()
         golden = site.compute_golden(pool)
         with contextlib.ExitStack() as stack:
             _play(site, options, pool, result, stack)
