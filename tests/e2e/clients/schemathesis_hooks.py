@@ -14,6 +14,13 @@ MAX_TOKENS = 16
 MAX_N = 4
 NUM_TOKEN_IDS = 1000  # the pocket model has more
 MAX_INT = 2**31 - 1
+MAX_ALLOWED_N = 128
+MAX_ID_LENGTH = 256
+MESSAGES_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+# Where a role is one of these; a chat's may be any text.
+ROLES = dict.fromkeys(MESSAGES_PATHS, ("user", "assistant", "system")) | {
+    "/v1/responses": ("user", "assistant", "system", "developer")
+}
 # What Quire does not have, and refuses with any value but none.
 UNSUPPORTED: dict[str, type] = {
     "audio": dict,
@@ -39,29 +46,39 @@ def map_body(context: Any, body: Any) -> Any:
     if isinstance(body.get("model"), str):
         body["model"] = "pocket"
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    if path != "/v1/messages/count_tokens":
+    if path not in MESSAGES_PATHS:
         body[limit] = _cap(body.get(limit, MAX_TOKENS), MAX_TOKENS)
-    for name in ("max_completion_tokens", "n", "best_of"):
+    elif body.get(limit) is not None:  # which is required
+        body[limit] = _cap(body[limit], MAX_TOKENS)
+    for name, largest in (
+        ("max_completion_tokens", MAX_INT),
+        ("n", MAX_ALLOWED_N),
+        ("best_of", MAX_ALLOWED_N),
+    ):
         if name in body:
-            body[name] = _cap(body[name], MAX_N)
+            body[name] = _cap(body[name], MAX_N, largest)
     for name, kind in UNSUPPORTED.items():
-        if name in body and isinstance(body[name], kind):
+        if name in body and isinstance(body[name], kind) and not _is_too_long(name, body[name]):
             body[name] = None
     for name in ("prompt", "allowed_token_ids", "stop_token_ids"):
         if name in body:
             body[name] = _fold_ids(body[name])
     for name in ("messages", "input"):
         for message in body[name] if isinstance(body.get(name), list) else []:
-            if isinstance(message, dict) and isinstance(message.get("role"), str):
-                message["role"] = "user"
+            if isinstance(message, dict) and isinstance(role := message.get("role"), str):
+                message["role"] = "user" if role in ROLES.get(path, (role,)) else role
     return body
 
 
-def _cap(value: Any, bound: int) -> Any:
-    """None, which means no limit, and large numbers become the bound."""
+def _is_too_long(name: str, value: Any) -> bool:
+    return name == "previous_response_id" and len(value) > MAX_ID_LENGTH
+
+
+def _cap(value: Any, bound: int, largest: int = MAX_INT) -> Any:
+    """None, which means no limit, and numbers up to the largest that is valid become the bound at most."""
     if value is None:
         return bound
-    return min(value, bound) if type(value) is int and value <= MAX_INT else value
+    return min(value, bound) if type(value) is int and value <= largest else value
 
 
 def _fold_ids(value: Any) -> Any:
