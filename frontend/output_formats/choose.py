@@ -108,7 +108,7 @@ def _find_format(tokenizer: Tokenizer, must_describe: bool) -> OutputFormat:
             if must_describe:
                 raise
             _log.warning("%s; the format of outputs is guessed from the chat template", error)
-    return find_by_template(tokenizer.template_source or "")
+    return find_by_template(tokenizer.template_source)
 
 
 def find_by_template(template: str) -> OutputFormat:

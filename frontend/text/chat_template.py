@@ -30,16 +30,35 @@ _CONTINUE_TAG = "<quire-final-message-ends-here>"
 # What is rendered to see whether a template shows tools.
 _PROBE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True}
 _PROBE_TOOL = Tool("tool_that_is_tried", "What it does.", {"type": "object", "properties": {}})
+# And past calls and their results.
+_PROBE_ARGUMENT, _PROBE_RESULT = "argument that is tried", "result that is tried"
+_PROBE_FUNCTION = {"name": _PROBE_TOOL.name, "arguments": {"what": _PROBE_ARGUMENT}}
+_PROBE_CALL = {"id": "call12345", "type": "function", "function": _PROBE_FUNCTION}
+_PROBE_CALLS: dict[str, Any] = {
+    "messages": [
+        *_PROBE["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [_PROBE_CALL]},
+        {"role": "tool", "content": _PROBE_RESULT, "tool_call_id": "call12345", "name": _PROBE_TOOL.name},
+    ],
+    "add_generation_prompt": True,
+}
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` (name -> text) are visible to it as variables."""
+    """A compiled template. `special_tokens` (name -> text) are visible to it as variables.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    tool_use: the model's template for conversations with tools, if that is another one.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_use: ChatTemplate | None = None
+    ) -> None:
         if not isinstance(source, str) or len(source) > MAX_TEMPLATE_LENGTH:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PromptError("chat_template", source, f"a text of at most {MAX_TEMPLATE_LENGTH} characters")
         self.source = source
         self._special_tokens = dict(special_tokens)
+        self._tool_use = tool_use
+        self._unshown: dict[bool, frozenset[str]] = {}  # by whether tools are offered
 
     def render(
         self,
@@ -54,14 +73,21 @@ class ChatTemplate:
 
         add_generation_prompt: end with the header of an assistant's turn. continue_final_message: end inside
         the last message, so that the model goes on with it. tools: what the model may call. param: what
-        the messages are called. Raises PromptError, also for tools that the template would not show;
-        ModelError if it does not compile.
+        the messages are called. Raises PromptError, also for tools, calls and results that the template
+        would not show; ModelError if it does not compile.
         """
         if add_generation_prompt and continue_final_message:
             raise PromptError("continue_final_message", True, "False with add_generation_prompt=True")
         chat = check_messages(messages, lambda: self._takes_parts, param)
+        has_calls = any("tool_calls" in message for message in chat)
+        if self._tool_use is not None and (tools or (has_calls and self._find_unshown(False))):
+            return self._tool_use.render(
+                messages, add_generation_prompt, continue_final_message, variables, tools, param
+            )
         if tools and not self.takes_tools:
             raise PromptError("tools", f"{len(tools)} tools", "none: this model's chat template shows none")
+        if has_calls:
+            self._check_calls(chat, bool(tools), param)
         if continue_final_message:
             _tag_final_message(chat)
         text = self._render(
@@ -93,6 +119,31 @@ class ChatTemplate:
         except PromptError:
             return True
         return _PROBE_TOOL.name in shown and _PROBE_TOOL.name not in plain
+
+    def _check_calls(self, chat: list[dict[str, Any]], has_tools: bool, param: str) -> None:
+        """Raise PromptError for the first call, or result, that would silently be left out."""
+        unshown = self._find_unshown(has_tools)
+        for place, message in enumerate(chat):
+            if "calls" in unshown and message.get("tool_calls"):
+                allowed = "none: this model's chat template shows no calls"
+                raise PromptError(
+                    f"{param}[{place}].tool_calls", f"{len(message['tool_calls'])} calls", allowed
+                )
+            if "results" in unshown and message["role"] == "tool":
+                allowed = "another role: this model's chat template shows no results of calls"
+                raise PromptError(f"{param}[{place}].role", "tool", allowed)
+
+    def _find_unshown(self, has_tools: bool) -> frozenset[str]:
+        """Which of "calls" and "results" the template leaves out; neither if it refuses what is tried."""
+        if has_tools not in self._unshown:
+            tools = as_template_tools([_PROBE_TOOL]) if has_tools else None
+            try:
+                text = self._render({**self._special_tokens, **_PROBE_CALLS, "tools": tools})
+            except PromptError:
+                text = _PROBE_ARGUMENT + _PROBE_RESULT
+            signs = {"calls": _PROBE_ARGUMENT, "results": _PROBE_RESULT}
+            self._unshown[has_tools] = frozenset(name for name, sign in signs.items() if sign not in text)
+        return self._unshown[has_tools]
 
     @cached_property
     def _takes_parts(self) -> bool:

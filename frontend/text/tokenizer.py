@@ -33,6 +33,9 @@ _TOKEN_TEXT_CACHE_SIZE = 65536  # texts of single ids, for logprobs
 _LOCKED_LENGTH = 4000
 
 
+_TOOL_USE = "tool_use"  # transformers' name of the template for conversations with tools
+
+
 class _NamedTemplate(msgspec.Struct):
     name: str
     template: str
@@ -51,10 +54,12 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         template: str | None,
         response_template: object = None,
+        tool_use_template: str | None = None,
     ):
         self.backend = backend
         self.special_tokens = dict(special_tokens)
         self._template = template
+        self._tool_use_template = tool_use_template
         self.response_template = response_template
         self.token_text = lru_cache(_TOKEN_TEXT_CACHE_SIZE)(self.decode)
 
@@ -135,9 +140,9 @@ class Tokenizer:
         return self._template is not None
 
     @property
-    def template_source(self) -> str | None:
-        """The chat template's text, not compiled."""
-        return self._template
+    def template_source(self) -> str:
+        """The text of the chat templates, first that for tools; '' without any."""
+        return "\n".join(text for text in (self._tool_use_template, self._template) if text is not None)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -146,7 +151,9 @@ class Tokenizer:
             return None
         from .chat_template import ChatTemplate
 
-        return ChatTemplate(self._template, self.special_tokens)
+        tools = self._tool_use_template
+        tool_use = None if tools is None else ChatTemplate(tools, self.special_tokens)
+        return ChatTemplate(self._template, self.special_tokens, tool_use)
 
     def render_chat(
         self,
@@ -217,7 +224,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     config = read_json(path / "tokenizer_config.json")
     named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, named)
-    return Tokenizer(backend, named, _read_template(path, config), config.get("response_template"))
+    templates = _read_templates(path, config)
+    return Tokenizer(
+        backend, named, templates.get("default"), config.get("response_template"), templates.get(_TOOL_USE)
+    )
 
 
 def _read_named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
@@ -284,22 +294,36 @@ def _bad_tokens(name: str, value: object, allowed: str) -> ModelError:
     return ModelError(f"tokenizer_config.json {name}", value, allowed)
 
 
-def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's; of several named ones 'default'."""
-    file = folder / "chat_template.jinja"
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """'default' in chat_template.jinja and 'tool_use' in a folder beside it, else tokenizer_config.json's."""
+    texts = {
+        "default": _read_template(folder / "chat_template.jinja"),
+        _TOOL_USE: _read_template(folder / "additional_chat_templates" / f"{_TOOL_USE}.jinja"),
+    }
+    found = {name: text for name, text in texts.items() if text is not None}
+    return _read_listed(config.get("chat_template")) | found if "default" not in found else found
+
+
+def _read_template(file: Path) -> str | None:
     try:
         text = read_file(file, MAX_TEMPLATE_BYTES).decode()
         return text.replace("\r\n", "\n").replace("\r", "\n")  # as every file that is opened as text
     except UnicodeDecodeError as error:
         raise ModelError("chat_template", str(file), f"readable UTF-8 text ({error})") from error
     except FileNotFoundError:
-        template = config.get("chat_template")
+        return None
+
+
+def _read_listed(template: object) -> dict[str, str]:
+    """tokenizer_config.json's chat_template: one, or a list with their names."""
+    if template is None:
+        return {}
+    if isinstance(template, str):
+        return {"default": template}
     if not isinstance(template, list):
-        if template is None or isinstance(template, str):
-            return template
         raise _bad_tokens("chat_template", template, "a text, or a list of {name, template}")
     try:
         named = msgspec.convert(template, list[_NamedTemplate])
     except msgspec.ValidationError as error:
         raise _bad_tokens("chat_template", template, f"a list of {{name, template}} ({error})") from None
-    return {entry.name: entry.template for entry in named}.get("default")
+    return {entry.name: entry.template for entry in named}

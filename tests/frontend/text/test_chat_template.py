@@ -150,3 +150,23 @@ def test_a_template_too_deep_to_compile_is_refused_as_one(content: Any):
     template = ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", {})
     with pytest.raises(ModelError, match=r"^chat_template=.*a Jinja template \(maximum recursion depth"):
         template.render([{"role": "user", "content": content}])
+
+
+def test_calls_and_results_that_a_template_leaves_out_are_refused_by_their_place():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk: list[dict[str, Any]] = [
+        TALK[1],
+        {"role": "assistant", "content": "Wait.", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "c"},
+    ]
+    contents = LOOP + "{{ m.content }};{% endfor %}"
+    with pytest.raises(PromptError, match=r"messages\[1\]\.tool_calls='1 calls': none: .* shows no calls"):
+        ChatTemplate(contents, {}).render(talk)
+    calls = LOOP + "{% if m.role != 'tool' %}{{ m.content }}{{ m.tool_calls }}{% endif %}{% endfor %}"
+    with pytest.raises(PromptError, match=r"messages\[2\]\.role='tool': another role"):
+        ChatTemplate(calls, {}).render(talk)
+    assert "'name': 'f'" in ChatTemplate(calls, {}).render(talk[:2])
+    assert ChatTemplate(LOOP + "{{ m.content }}{{ m.tool_calls }}{% endfor %}", {}).render(talk).endswith("4")
+    # What refuses the conversation that is tried may show calls all the same.
+    strict = "{% if messages | length == 3 %}{{ raise_exception('no') }}{% endif %}" + contents
+    assert "Wait." in ChatTemplate(strict, {}).render(talk[:2])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.output_formats.choose import choose_output_format
+from quire.frontend.output_formats.tools import Tool
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.errors import ModelError
 
@@ -152,6 +154,34 @@ def test_the_jinja_file_wins_over_the_config(byte_level_folder: Path, tmp_path: 
     assert load_tokenizer(tmp_path).render_chat(messages) == "listed"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }} from a file")
     assert load_tokenizer(tmp_path).render_chat(messages) == "hi from a file"
+
+
+def test_a_template_for_tools_renders_conversations_with_tools(byte_level_folder: Path, tmp_path: Path):
+    for file in byte_level_folder.iterdir():
+        shutil.copy(file, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    with_tools = "{{ tools }} {{ messages }}<tool_call>"
+    named = [{"name": "tool_use", "template": with_tools}, {"name": "default", "template": "plain"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def check(plain: str) -> None:
+        tokenizer = load_tokenizer(tmp_path)
+        template = tokenizer.find_chat_template()
+        assert template.render(messages) == plain
+        assert "lookup" in template.render(messages, tools=[Tool("lookup")])
+        assert "'name': 'f'" in template.render([*messages, {"role": "assistant", "tool_calls": [call]}])
+        output_format = choose_output_format(tokenizer)
+        assert output_format is not None
+        assert output_format.name == "hermes"
+
+    check("plain")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text("a file")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(with_tools)
+    check("a file")
 
 
 def test_a_model_without_a_template_needs_one_from_the_caller(byte_level: Tokenizer):
