@@ -44,7 +44,7 @@ LAZY_ARROWS = {
     ("core.executor", "worker"),
 }
 SCRIPTS = (ROOT / "tools" / "check", ROOT / "tools" / "gpu_check")  # run from a checkout only
-CHECKOUT_ONLY = {"quire.tools.pocket"}  # not in the wheel, but for its model
+CHECKOUT_ONLY = {"quire.tools.pocket", "quire.tools.pocket.encoder"}  # not in the wheel, but for models
 LIGHT_PACKAGES = ("ipc", "frontend", "core")
 HEAVY_MODULES = ("torch", "transformers", "numpy", "scipy", "pandas")
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}

@@ -134,7 +134,7 @@ class Trainer:
 
 def train(options: Options) -> None:
     """Trains and writes the model folder to `options.out`, also every `export_every` steps."""
-    _keep_freed_memory()
+    keep_freed_memory()
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     tokenizer = train_tokenizer(map(render, islice(draw_documents(options.seed), TOKENIZER_DOCUMENTS)))
@@ -159,7 +159,7 @@ def train(options: Options) -> None:
     export(trainer.averaged_model, tokenizer, options.out)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Has malloc reuse large blocks; otherwise each step maps hundreds of megabytes anew, page by page.
 
     On a shared virtual machine that made a step three times as long. Only glibc has the setting.

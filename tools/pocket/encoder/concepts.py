@@ -1,0 +1,155 @@
+"""Words and what they mean to each other: synonyms share a concept, concepts share a topic (concepts.txt).
+
+A line of the file is a topic: its name, nouns, verbs and adjectives; synonyms stand between slashes.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TypeAlias
+
+from .pairs import Pair, Passage, split_cells
+
+Concept: TypeAlias = tuple[str, ...]  # words of one meaning
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str
+    nouns: list[Concept]
+    verbs: list[Concept]
+    adjectives: list[Concept]
+
+    @property
+    def concepts(self) -> list[Concept]:
+        return self.nouns + self.verbs + self.adjectives
+
+
+def read_topics() -> list[Topic]:
+    topics: list[Topic] = []
+    for line in (Path(__file__).parent / "concepts.txt").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(":")
+        nouns, verbs, adjectives = (
+            [tuple(split_cells(concept, "/")) for concept in split_cells(part, ",")]
+            for part in split_cells(rest)
+        )
+        topics.append(Topic(name, nouns, verbs, adjectives))
+    return topics
+
+
+TOPICS = read_topics()
+CONCEPTS = [concept for topic in TOPICS for concept in topic.concepts]
+WORDS = sorted({word for concept in CONCEPTS for word in concept})
+_SENSES = {word: [concept for concept in CONCEPTS if word in concept] for word in WORDS}
+# Where a word has one meaning only, another of that meaning can take its place.
+SYNONYMS = {word: senses[0] for word, senses in _SENSES.items() if len(senses) == 1 and len(senses[0]) > 1}
+
+# {n} and {m} are nouns, {v} a verb, {a} an adjective; what two sentences share is only what fills them.
+NOUN_FORMS = (
+    "{n}", "the {n}", "{ns}", "I like my {n}.", "Where is the {n}?", "We talked about the {n} yesterday.",
+    "They have a new {n}.", "What is a {n}?", "I am looking for a {n}.", "There are many {ns} here.",
+    "my {n}", "all about {ns}", "She saw the {n} and went home.",
+)  # fmt: skip
+VERB_FORMS = (
+    "{v}", "to {v}", "How do I {v}?", "They {v} every day.", "I want to {v} tomorrow.", "{ving}",
+    "She will {v} soon.", "He {vs} a lot.", "He likes {ving}.", "Can you {v}?",
+)  # fmt: skip
+ADJECTIVE_FORMS = (
+    "{a}", "It is very {a}.", "Why is it so {a}?", "a {a} thing", "That was {a}!", "It feels {a}.",
+)  # fmt: skip
+BOTH_FORMS = (
+    "How do I {v} the {n}?", "I want to {v} my {n}.", "{v} {n}", "He {vs} the {n}.", "the {n} that we {v}",
+    "They {v} with the {n}.", "Please {v} the {n}.", "{ving} {ns}", "Can I {v} a {n}?",
+    "My {n} and how I {v} it", "A {n} is there to {v}.", "She is {ving} the {n} now.",
+)  # fmt: skip
+TWO_NOUN_FORMS = (
+    "The {n} is near the {m}.", "{n} and {m}", "I took the {n} and the {m}.", "{ns} with {ms}",
+    "Does the {n} need a {m}?", "We need a {n}, not only the {m}.", "A {n} has a {m}.",
+)  # fmt: skip
+LOOK_FORMS = (
+    "The {n} is {a}.", "a {a} {n}", "What a {a} {n}!", "Why is the {n} so {a}?", "We found {a} {ns}.",
+    "The {a} {n} is mine.",
+)  # fmt: skip
+
+
+def draw_synonyms(rng: Random) -> Pair:
+    """Two sentences of one meaning; the wrong one shares a word's topic, or all words but one."""
+    topic = rng.choice(TOPICS)
+    forms, kinds = rng.choice(
+        (
+            (NOUN_FORMS, {"n": topic.nouns}),
+            (VERB_FORMS, {"v": topic.verbs}),
+            (ADJECTIVE_FORMS, {"a": topic.adjectives}),
+            (BOTH_FORMS, {"n": topic.nouns, "v": topic.verbs}),
+            (BOTH_FORMS, {"n": topic.nouns, "v": topic.verbs}),
+            (LOOK_FORMS, {"n": topic.nouns, "a": topic.adjectives}),
+            (TWO_NOUN_FORMS, {"n": topic.nouns, "m": topic.nouns}),
+        )
+    )
+    meant = {key: rng.choice(concepts) for key, concepts in kinds.items()}
+    changed = rng.choice(list(meant))
+    wrong = meant | {changed: _pick_other(rng, kinds[changed], meant[changed])}
+    first, second = rng.sample(forms, 2)
+    key = " ".join(sorted("/".join(concept) for concept in meant.values()))
+    return Pair(
+        _fill(rng, first, meant), Passage(_fill(rng, second, meant), key), Passage(_fill(rng, second, wrong))
+    )
+
+
+def draw_related(rng: Random) -> Pair:
+    """Two texts of one topic with different words, and one of another topic."""
+    topic, other = rng.sample(TOPICS, 2)
+    query = topic.name if rng.random() < 0.25 else _say_something(rng, topic)
+    return Pair(query, Passage(_say_more(rng, topic), topic.name), Passage(_say_more(rng, other), other.name))
+
+
+def replace_words(rng: Random, text: str, share: float) -> str:
+    """`text` with `share` of the words that have synonyms replaced by one."""
+
+    def replace(match: re.Match[str]) -> str:
+        words = SYNONYMS.get(match.group().lower())
+        return rng.choice(words) if words and rng.random() < share else match.group()
+
+    return re.sub(r"[A-Za-z]+", replace, text)
+
+
+def make_plural(word: str) -> str:
+    """The regular plural; of a verb, the third person."""
+    if word.endswith(("s", "x", "ch", "sh", "z")):
+        return f"{word}es"
+    if word.endswith("y") and word[-2:-1] not in "aeiou":
+        return f"{word[:-1]}ies"
+    return f"{word}s"
+
+
+def make_participle(verb: str) -> str:
+    """The form in -ing, as regular verbs have it."""
+    if verb.endswith("e") and not verb.endswith("ee"):
+        return f"{verb[:-1]}ing"
+    if re.fullmatch(r"[^aeiou]*[aeiou][bdgklmnprt]", verb):
+        return f"{verb}{verb[-1]}ing"
+    return f"{verb}ing"
+
+
+def _pick_other(rng: Random, concepts: list[Concept], meant: Concept) -> Concept:
+    others = [concept for concept in concepts if concept != meant]
+    return rng.choice(others or CONCEPTS)
+
+
+def _say_something(rng: Random, topic: Topic) -> str:
+    forms = rng.choice((NOUN_FORMS, VERB_FORMS, BOTH_FORMS, LOOK_FORMS, TWO_NOUN_FORMS))
+    meant = {"n": topic.nouns, "m": topic.nouns, "v": topic.verbs, "a": topic.adjectives}
+    return _fill(rng, rng.choice(forms), {key: rng.choice(concepts) for key, concepts in meant.items()})
+
+
+def _say_more(rng: Random, topic: Topic) -> str:
+    return " ".join(_say_something(rng, topic) for _ in range(rng.randint(1, 3)))
+
+
+def _fill(rng: Random, form: str, meant: dict[str, Concept]) -> str:
+    words = {key: rng.choice(concept) for key, concept in meant.items()}
+    slots = words | {f"{key}s": make_plural(word) for key, word in words.items()}
+    if "v" in words:
+        slots["ving"] = make_participle(words["v"])
+    return form.format_map(slots)

@@ -1,0 +1,199 @@
+"""Measures a pocket encoder with transformers: `python -m quire.tools.pocket.encoder.evaluate [MODEL]`.
+
+Asks only what training never showed: other questions, about combinations of people, places and things that
+are in no training text, and words that mean nothing.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+from transformers import BertModel
+
+from ..asking import SEED, Score
+from . import ENCODER_DIR
+from .corpus import draw_story_pairs
+from .episodes import draw_episode
+from .everyday import MATTERS
+from .facts import draw_fact
+from .pairs import Pair
+from .strange import draw_shared_words
+from .tokenizer import PAD_ID
+from .train import MAX_LENGTH, average
+
+NUM_PASSAGES = 200
+# A query, and a text that is nearer to it than the other is.
+ORDERS = [
+    tuple(line.split(" | "))
+    for line in """\
+what animals live in water | Sharks swim in the sea. | Cars drive on the road.
+what animals live in water | The trout is a fish of clear streams. | Lions hunt on the plains.
+how can I recover my login | Click the link to choose a new password. | The soup is served with bread.
+my notebook has lost the net | Restart the router if the wifi is weak. | Water the flowers twice a week.
+cheap places to eat | A small bistro with meals for little money | The museum of modern art
+fix my bicycle | We repair bikes while you wait. | We sell fresh vegetables.
+who plays music | The guitarist gave a concert. | The butcher cut the meat.
+is it going to snow | The forecast says frost and snow for tonight. | The lawyer went to court.
+I feel ill | See a doctor if you have a fever. | The bus stops at the corner.
+vacation by the sea | Our hotel stands right on the beach. | The factory makes steel pipes.
+dog | puppy | table
+car | automobile | banana
+happy | glad | angry
+doctor | hospital | guitar
+king | queen | carrot
+buy | purchase | sleep
+big | huge | slow
+python | programming | breakfast
+moon | planet | sausage
+money | bank | frog
+The cat sleeps on the sofa. | A kitten naps on the couch. | The stock market fell today.
+He is a teacher at our school. | She teaches pupils in a classroom. | They cook fish in a pan.
+The plane was late. | Our flight was delayed. | The cake was sweet.
+A man is playing the guitar. | Someone plays a song on an instrument. | A woman is cutting onions.
+The children are playing football. | Kids kick a ball. | The judge reads the law.
+how to save power | Switch off lamps that nobody needs. | The princess married a knight.
+learn to code | A course in programming for beginners | A recipe for apple pie
+I want my money back | Refunds are paid within five days. | The train leaves at ten.
+what does a kubernetes pod do | A pod is the smallest unit that kubernetes runs. | A whale is a large mammal.
+zirconium melting point | Zirconium melts at 1855 degrees. | Helium boils at 269 degrees below zero.
+error E1042 in module frobnicator | E1042: the frobnicator module was not found | E2077: the disk is full
+Who is Ada Lovelace? | Ada Lovelace wrote the first program. | Marie Curie won two Nobel prizes.
+capital of Japan | Tokyo is the seat of the Japanese government. | Rome has old temples.
+gift for my daughter | Toys and dolls for girls | Spare parts for tractors
+how do I cook noodles | Boil the pasta for ten minutes. | Sweep the floor every day.
+the meeting was postponed | The conference is delayed until Monday. | The lake is deep and cold.
+unhappy customer | I want to complain about the bad service. | The birds sing in spring.
+job interview | questions that employers ask applicants | how to feed a parrot
+strong wind | A storm blew over the coast. | The dentist filled a tooth.
+burglar | A thief broke into the house. | A tailor sews a coat.""".splitlines()
+]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A loaded encoder that turns texts into vectors."""
+
+    folder: Path
+    batch_size: int = 32
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+
+    @cached_property
+    def model(self) -> BertModel:
+        return BertModel.from_pretrained(self.folder, dtype="auto", add_pooling_layer=False).eval()
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Normalised vectors of `texts`, [texts, hidden size]."""
+        parts = [
+            self._embed_batch(texts[low : low + self.batch_size])
+            for low in range(0, len(texts), self.batch_size)
+        ]
+        return torch.cat(parts)
+
+    @torch.inference_mode()
+    def _embed_batch(self, texts: Sequence[str]) -> Tensor:
+        rows = [encoding.ids[:MAX_LENGTH] for encoding in self.tokenizer.encode_batch(list(texts))]
+        length = max(map(len, rows))
+        ids = torch.tensor([row + [PAD_ID] * (length - len(row)) for row in rows])
+        mask = ids != PAD_ID
+        hidden = self.model(ids, attention_mask=mask.long()).last_hidden_state
+        return functional.normalize(average(hidden, mask), dim=-1)
+
+
+def draw_distinct(draw: Callable[[Random], Pair], count: int = NUM_PASSAGES) -> list[Pair]:
+    """`count` pairs whose answers are different texts on different topics."""
+    rng, found = Random(SEED), dict[str, Pair]()
+    while len(found) < count:
+        pair = draw(rng)
+        found.setdefault(pair.answer.topic or pair.answer.text, pair)
+    return list(found.values())
+
+
+def draw_held_out_episodes() -> list[Pair]:
+    """What the encoder is judged by: each query is to find its answer among the answers of all."""
+    return draw_distinct(lambda rng: draw_episode(rng, is_held_out=True))
+
+
+def score_retrieval(encoder: Encoder, name: str, pairs: list[Pair], num_best: int) -> Score:
+    """How many queries have their own answer among the `num_best` nearest of all answers."""
+    scores = (
+        encoder.embed([pair.query for pair in pairs]) @ encoder.embed([pair.answer.text for pair in pairs]).T
+    )
+    ranks = (scores > scores.diagonal()[:, None]).sum(1)
+    failures = [
+        f"{pair.query!r}: {pair.answer.text!r}, but nearest is {pairs[nearest].answer.text!r}"
+        for pair, rank, nearest in zip(pairs, ranks.tolist(), scores.argmax(1).tolist(), strict=True)
+        if rank >= num_best
+    ]
+    return Score(f"{name}: among the {num_best} nearest of {len(pairs)}", len(pairs), failures)
+
+
+def score_everyday(encoder: Encoder, num_best: int) -> Score:
+    """How many questions have an answer of their matter among the `num_best` nearest of all answers."""
+    answers = [(matter.title, answer) for matter in MATTERS for answer in matter.answers]
+    vectors = encoder.embed([answer for _, answer in answers])
+    nearest = (
+        (encoder.embed([matter.held_out_question for matter in MATTERS]) @ vectors.T).topk(num_best).indices
+    )
+    failures = [
+        f"{matter.held_out_question!r}: {answers[best[0]][1]!r}"
+        for matter, best in zip(MATTERS, nearest.tolist(), strict=True)
+        if matter.title not in [answers[index][0] for index in best]
+    ]
+    return Score(
+        f"everyday questions: among the {num_best} nearest of {len(answers)}", len(MATTERS), failures
+    )
+
+
+def score_orders(encoder: Encoder) -> Score:
+    """How many of `ORDERS` the encoder sees likewise."""
+    queries, nearer, farther = (encoder.embed(texts) for texts in zip(*ORDERS, strict=True))
+    margins = (queries * nearer).sum(1) - (queries * farther).sum(1)
+    failures = [
+        " | ".join(order) for order, margin in zip(ORDERS, margins.tolist(), strict=True) if margin <= 0
+    ]
+    return Score("the nearer of two texts", len(ORDERS), failures)
+
+
+def evaluate(folder: Path) -> Iterator[Score]:
+    """All scores, each yielded when it is known."""
+    encoder = Encoder(folder)
+    stories = draw_story_pairs(SEED)
+    cases = {
+        "episodes": draw_held_out_episodes(),
+        "facts": draw_distinct(lambda rng: draw_fact(rng, is_held_out=True)),
+        "stories": draw_distinct(lambda _: next(stories)),
+        "words without meaning": draw_distinct(draw_shared_words),
+    }
+    for name, pairs in cases.items():
+        for num_best in (1, 5):
+            yield score_retrieval(encoder, name, pairs, num_best)
+    yield score_everyday(encoder, 1)
+    yield score_everyday(encoder, 5)
+    yield score_orders(encoder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m quire.tools.pocket.encoder.evaluate", description=__doc__
+    )
+    parser.add_argument("model", nargs="?", type=Path, default=ENCODER_DIR, help="a model folder")
+    parser.add_argument("--show", type=int, default=2, help="failures shown per score")
+    options = parser.parse_args()
+    for score in evaluate(options.model):
+        print(score, flush=True)
+        for failure in score.failures[: options.show]:
+            print(f"    {failure}")
+
+
+if __name__ == "__main__":
+    main()
