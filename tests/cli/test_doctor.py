@@ -54,12 +54,13 @@ def test_a_check_that_raises_is_a_finding_and_the_others_go_on(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(
-        doctor, "_PARTS", {"run directory": check_badly, "pocket model": doctor.check_pocket_model}
+        doctor, "_PARTS", {"run directory": check_badly, "pocket models": doctor.check_pocket_models}
     )
     assert doctor.run([]) == 1
     out = capsys.readouterr().out
-    assert "missing run directory  no space left on device" in out
+    assert "missing run directory   no space left on device" in out
     assert "ok      pocket model" in out
+    assert "ok      pocket encoder" in out
 
 
 def test_a_run_directory_that_others_may_enter_is_missing(

@@ -20,7 +20,7 @@ from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.errors import QuireError
 from ...engine_args import EngineArgs
-from ...models.model_folder import inspect_model_folder, pocket_folder
+from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format
 from ...output_formats.summary import summarize
 from ...text.tokenizer import load_tokenizer
@@ -142,11 +142,12 @@ def check_torch() -> Iterator[Check]:
     yield Check("triton", Status.OK if is_well else Status.NOTE, triton["detail"])
 
 
-def check_pocket_model() -> Iterator[Check]:
-    """The model that ships with Quire."""
-    folder = inspect_model_folder(pocket_folder())
-    size = sum(path.stat().st_size for path in folder.path.iterdir() if path.is_file())
-    yield Check("pocket model", Status.OK, f"{size / 1e6:.1f} MB in {folder.path}")
+def check_pocket_models() -> Iterator[Check]:
+    """The models that ship with Quire."""
+    for name, path in (("pocket model", pocket_folder()), ("pocket encoder", pocket_encoder_folder())):
+        folder = inspect_model_folder(path)
+        size = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
+        yield Check(name, Status.OK, f"{size / 1e6:.1f} MB in {folder.path}")
 
 
 def check_run_directory() -> Iterator[Check]:
@@ -186,7 +187,7 @@ _PARTS: dict[str, Callable[[], Iterator[Check]]] = {
     "system": check_system,
     "packages": check_packages,
     "torch": check_torch,
-    "pocket model": check_pocket_model,
+    "pocket models": check_pocket_models,
     "run directory": check_run_directory,
     "daemons": check_daemons,
 }

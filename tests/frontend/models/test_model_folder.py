@@ -44,12 +44,8 @@ def test_the_pocket_model_is_the_packaged_folder():
     assert find_model_folder("pocket") == pocket_folder()
 
 
-def test_the_pocket_encoder_is_the_folder_beside_the_pocket_model_or_said_to_be_missing():
-    if pocket_encoder_folder().is_dir():
-        assert find_model_folder("pocket-encoder") == pocket_encoder_folder()
-    else:
-        with pytest.raises(ModelError, match="packaged model is missing"):
-            find_model_folder("pocket-encoder")
+def test_the_pocket_encoder_is_the_packaged_folder_beside_it():
+    assert find_model_folder("pocket-encoder") == pocket_encoder_folder()
 
 
 def test_a_folder_without_config_json_is_refused(tmp_path: Path):

@@ -13,8 +13,8 @@ from .pairs import Pair, Passage
 from .strange import draw_shared_words, misspell
 
 _DRAWS = (draw_episode, draw_fact, draw_everyday, draw_synonyms, draw_related)
-_SHARES = (0.27, 0.17, 0.22, 0.24, 0.1)
-SHARED_WORDS_SHARE = 0.18
+_SHARES = (0.25, 0.15, 0.28, 0.22, 0.1)
+SHARED_WORDS_SHARE = 0.2
 SYNONYM_SHARE, MISSPELLED_SHARE, CARELESS_SHARE = 0.15, 0.05, 0.3
 
 

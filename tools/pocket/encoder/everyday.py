@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from .concepts import replace_words
-from .pairs import Pair, Passage, read_sections
+from .pairs import Pair, Passage, Section, read_sections, split_cells
 
 NEIGHBOURS = 4  # sections this near to each other are often about the same things
 SYNONYM_SHARE, DROPPED_SHARE = 0.25, 0.15
@@ -21,10 +21,12 @@ class Matter:
     answers: list[str]
 
 
-MATTERS = [
-    Matter(each.title, each.marked["?"][:-1], each.marked["?"][-1], each.marked["-"])
-    for each in read_sections("everyday.txt")
-]
+def _make_matter(section: Section) -> Matter:
+    questions = [question for line in section.marked["?"] for question in split_cells(line, " / ")]
+    return Matter(section.title, questions[:-1], questions[-1], section.marked["-"])
+
+
+MATTERS = [_make_matter(section) for section in read_sections("everyday.txt")]
 
 
 def draw_everyday(rng: Random) -> Pair:
