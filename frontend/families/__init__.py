@@ -17,7 +17,7 @@ from ...ipc.model_spec import ModelSpec
 from . import gemma2, llama, mistral, mixtral, olmo2, qwen2, qwen3, qwen3_moe
 from .config_fields import ConfigFields
 from .encoders import ENCODERS
-from .heads import Reader, with_rewards, with_scores, without_head
+from .heads import Reader, with_rewards, with_scores, without_head, without_mask
 
 # By the names of config.json: architecture -> (model_type, reader).
 _DECODERS: dict[str, tuple[str, Reader]] = {
@@ -61,6 +61,8 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
         )
     fields = ConfigFields(config)
     spec = replace(_FAMILIES[architecture][1](fields), architecture=architecture)
+    if not fields.boolean("is_causal", True) and spec.is_causal:
+        spec = without_mask(fields, spec)
     fields.check_rest(architecture)
     return spec
 

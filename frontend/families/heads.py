@@ -104,6 +104,15 @@ def without_head(read: Reader) -> Reader:
     return read_backbone
 
 
+def without_mask(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
+    """The decoder as an encoder, which "is_causal": false says of embedders such as gte-Qwen2."""
+    if any(layer.attention.window is not None for layer in spec.layers):
+        raise fields.error("is_causal", False, "true for a model with attention windows")
+    layers = [replace(layer, attention=replace(layer.attention, is_causal=False)) for layer in spec.layers]
+    unused = (*spec.unused_tensors, "lm_head.")
+    return replace(spec, layers=tuple(layers), has_logits=False, unused_tensors=unused)
+
+
 def with_scores(read: Reader) -> Reader:
     """A reader of the decoder with `score` on the last token: transformers' ForSequenceClassification."""
 

@@ -285,6 +285,16 @@ def test_a_decoder_without_its_language_head_is_the_same_decoder() -> None:
     assert alone.num_active_params == whole.num_active_params - 2 * 100 * 48
 
 
+def test_a_decoder_that_is_not_causal_is_an_encoder() -> None:
+    sizes = {**BERT, "num_key_value_heads": 2, "architectures": ["Qwen2ForCausalLM"], "is_causal": False}
+    spec = read_model_spec(sizes)
+    assert (spec.is_causal, spec.has_logits) == (False, False)
+    assert spec.kv_bytes_per_token("float32") == 0
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    with pytest.raises(ModelError, match="is_causal=False: true for a model with attention windows"):
+        read_model_spec({**sizes, **windows})
+
+
 def test_an_encoders_estimates_count_what_it_has() -> None:
     spec, _ = read_written("BertModel")
     assert spec.num_active_params == 4 * (4 * 48 * 48 + 2 * 48 * 80)

@@ -13,7 +13,8 @@ from ..parts import read_num_layers
 from ..rope import read_rope
 from .parts import read_encoder, read_encoder_activation, read_heads
 
-_UNUSED = ("pooler.", "lm_head.", "embeddings.position_ids")
+# The last one weighs tokens for sparse vectors, in checkpoints that have both.
+_UNUSED = ("pooler.", "lm_head.", "embeddings.position_ids", "classifier.")
 
 
 def read_spec(fields: ConfigFields) -> ModelSpec:
