@@ -196,9 +196,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.exact not in (None, True, False):
             raise ConfigError("exact", self.exact, "True, False or None")
         parse_fault_hooks(self.fault_hooks)
+        if not self.model.spec.is_causal:  # each token of a prompt sees all others: it is never split
+            whole = msgspec.structs.replace(self.scheduler, enable_chunked_prefill=False)
+            msgspec.structs.force_setattr(self, "scheduler", whole)
         budget = self.scheduler.max_num_batched_tokens
-        is_split = self.scheduler.enable_chunked_prefill and self.model.spec.is_causal
-        if not is_split and budget < self.model.max_model_len:
+        if not self.scheduler.enable_chunked_prefill and budget < self.model.max_model_len:
             why = "when enable_chunked_prefill is off" if self.model.spec.is_causal else "for an encoder"
             text = f"at least max_model_len={self.model.max_model_len} {why}"
             raise ConfigError("max_num_batched_tokens", budget, text)

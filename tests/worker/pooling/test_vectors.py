@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from encoders import make_encoder
 from numpy.typing import NDArray
 from quire.core.inproc_engine import InprocEngine
 from quire.frontend.engine_args import EngineArgs
@@ -156,3 +158,51 @@ def test_a_vector_that_is_not_finite_fails_alone() -> None:
     engine.close()
     assert (first[-1].error_code, second[-1].error_code) == (ErrorCode.BAD_VECTOR, None)
     assert second[-1].pooled
+
+
+# Encoders.
+
+
+@pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert", "nomic"])
+def test_encoders_pool_whole_prompts_and_nobody_changes_a_bit(name: str, tmp_path: Path) -> None:
+    checkpoint = make_encoder(tmp_path / name, name)
+    engine = InprocEngine(make_encoder_config(checkpoint.folder), None)
+    has_types = name in ("bert", "nomic")
+    requests = [ask_encoder(n, n // 2 if has_types and n % 2 else None) for n in LENGTHS]
+    alone = [run_vectors(engine, [request])[0] for request in requests]
+    crowd = [ask_encoder(place + 3, None, f"beside {place}") for place in range(40)]
+    found = run(engine, [*crowd[:20], *requests, *crowd[20:]])
+    engine.close()
+    assert [found[each.request_id][-1].pooled for each in requests] == alone
+    for request, data in zip(requests, alone, strict=True):
+        ids = np.frombuffer(request.prompt_token_ids, dtype=np.int32)
+        given: dict[str, torch.Tensor] = {"input_ids": torch.from_numpy(ids.astype(np.int64))[None]}
+        if request.type_start is not None:
+            given["token_type_ids"] = (torch.arange(len(ids)) >= request.type_start).long()[None]
+        with torch.no_grad():
+            expected = checkpoint.reference(**given).last_hidden_state[0].mean(0)
+        expected /= expected.norm()
+        np.testing.assert_allclose(np.frombuffer(data, dtype=np.float32), expected, atol=1e-5, rtol=0)
+
+
+def make_encoder_config(folder: Path, **fields: Any) -> EngineConfig:
+    args = EngineArgs(
+        model=str(folder),
+        device="cpu",
+        dtype="float32",
+        max_model_len=96,
+        max_num_batched_tokens=192,
+        skip_tokenizer_init=True,
+        pooler_config={"pooling_type": "MEAN"},
+        distributed_executor_backend="uni",
+        **fields,
+    )
+    return args.create_engine_config()
+
+
+def ask_encoder(length: int, type_start: int | None, name: str = "") -> EngineCoreRequest:
+    prompt = encode_token_ids(token % 120 + 4 for token in make_prompt(length))
+    request = ask(length, use_activation=True)
+    return msgspec.structs.replace(
+        request, request_id=name or request.request_id, prompt_token_ids=prompt, type_start=type_start
+    )
