@@ -19,7 +19,8 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     """`prompts`: texts before a text, by name. is_stripped, is_lowered: what is done with it then.
 
     instruction: of a model whose pairs go into Qwen3-Reranker's template, what it does unless it is told;
-    None: pairs are joined by the tokenizer. labels: of a classifier's classes, in order.
+    None: pairs are joined by the tokenizer. has_types: tokens of a pair's second text are of another type.
+    labels: of a classifier's classes, in order.
     """
 
     prompts: dict[str, str] = {}
@@ -27,6 +28,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     is_stripped: bool = False
     is_lowered: bool = False
     instruction: str | None = None
+    has_types: bool = True
     labels: tuple[str, ...] = ()
 
     def find_prompt(self, name: str | None = None, text: str | None = None) -> str:
@@ -69,5 +71,6 @@ def read_model_texts(folder: Path) -> ModelTexts:
         is_stripped=(folder / MODULES).is_file(),
         is_lowered=encoding.do_lower_case,
         instruction=instruction,
+        has_types=config.get("type_vocab_size") not in (0, 1),
         labels=encoding.labels,
     )
