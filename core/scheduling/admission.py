@@ -145,8 +145,6 @@ def _find_bad_length(request: EngineCoreRequest, max_model_len: int) -> str | No
 
 
 def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_blocks: int) -> str | None:
-    if config.model.spec.kv_bytes_per_token(config.model.dtype) == 0:
-        return None
     num_prompt = count_token_ids(request.prompt_token_ids)
     longest = config.model.max_model_len
     max_tokens = request.sampling_params.max_tokens
@@ -160,7 +158,7 @@ def _find_lack_of_blocks(request: EngineCoreRequest, config: EngineConfig, num_b
     if request.beam_search is not None:  # beams share the full blocks of the prompt at least
         num_shared = num_prompt // block_size
         num_needed = num_shared + request.beam_search.width * (num_needed - num_shared)
-    if num_needed <= num_blocks:
+    if num_needed <= num_blocks or not config.block_size_bytes:
         return None
     return (
         f"the request may grow to {longest} tokens, which takes {num_needed} KV blocks of {block_size}, and "

@@ -28,6 +28,7 @@ from quire.tools.stress.asks import (
     ClientPlan,
     add_chats,
     add_odd,
+    add_vectors,
     deal,
     draw_arrivals,
     draw_pool,
@@ -147,6 +148,15 @@ def test_some_requests_are_searches_and_some_are_for_the_engines_own_processor()
     assert all(isinstance(ask.prompt, str) and "n" in ask.make_body("m") for ask in searches)
     assert len(searches) == sum(ask.extra_args is not None for ask in odd) == 4
     assert not any(ask.extra_args for ask in add_odd(pool, 1, has_processor=False))
+
+
+def test_some_requests_ask_for_vectors_of_an_engine_that_embeds():
+    pool = add_odd(draw_pool(1, 36, 200), 1, has_processor=True)
+    vectors = [ask for ask in add_vectors(pool, 1, can_embed=True) if ask.embeds]
+    assert len(vectors) == 6
+    assert {ask.path for ask in vectors} == {"/v1/embeddings"}
+    assert all(ask.make_body("m")["input"] == ask.prompt and not ask.is_streamed for ask in vectors)
+    assert add_vectors(pool, 1, can_embed=False) == pool
 
 
 def test_some_requests_are_conversations_of_every_kind_that_the_model_knows():

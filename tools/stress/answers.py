@@ -1,7 +1,8 @@
-"""Whole answers of an engine's own clients: of LLM.generate, LLM.chat and beam searches."""
+"""Whole answers of an engine's own clients: of LLM.generate, LLM.chat, LLM.embed and beam searches."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 
 from ...frontend.beam_search import BeamSearchOutput
@@ -15,7 +16,7 @@ from .record import Golden
 
 def answer_all(llm: LLM, asks: Sequence[Ask]) -> list[Golden | str]:
     """Each ask's answer, or why it failed, in their order. Raises EngineDeadError."""
-    plain = [ask for ask in asks if ask.beam_width is None and ask.chat is None]
+    plain = [ask for ask in asks if ask.beam_width is None and ask.chat is None and not ask.embeds]
     outputs = iter(
         llm.generate(
             [ask.engine_prompt for ask in plain],
@@ -31,6 +32,9 @@ def answer_all(llm: LLM, asks: Sequence[Ask]) -> list[Golden | str]:
         if ask.chat is not None:
             answers.append(_chat(llm, ask, ask.chat))
             continue
+        if ask.embeds:
+            answers.append(_embed(llm, ask))
+            continue
         output = next(outputs)
         answers.append(output.error or Golden(list(output.outputs[0].token_ids), output.outputs[0].text))
     return answers
@@ -41,6 +45,16 @@ def join_beams(ask: Ask, found: BeamSearchOutput) -> Golden:
     token_ids = [token for one in found.sequences for token in one.tokens[-len(one.logprobs) :]]
     texts = [(one.text or "").removeprefix(str(ask.prompt)) for one in found.sequences]
     return Golden(token_ids, "".join(texts))
+
+
+def encode_vector(raw: bytes) -> str:
+    """As a server writes it with encoding_format base64."""
+    return base64.b64encode(raw).decode()
+
+
+def _embed(llm: LLM, ask: Ask) -> Golden | str:
+    (output,) = llm.embed([ask.engine_prompt], use_tqdm=False)
+    return output.error or Golden([], encode_vector(output.outputs.raw))
 
 
 def _search(llm: LLM, ask: Ask) -> Golden | str:

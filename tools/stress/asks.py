@@ -46,6 +46,7 @@ _CONSTRAINTS: tuple[dict[str, Any], ...] = (
     {"choice": ["a red ball", "a red fox and a little bear who lived in the woods"]},
 )
 _ODD_EVERY = 8  # one of so many is a beam search, and one has a logits processor, where there are such
+_EMBED_EVERY = 6  # one of so many asks for a vector, where the engine embeds
 _CHAT_EVERY = 5  # one of so many is a conversation, where the model knows tools or thoughts
 _MAX_SEARCH_TOKENS = 48  # of each beam
 _LONG_SHARE = 0.2  # of the prompts that are token ids: long enough to be prefilled in chunks beside others
@@ -63,6 +64,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     beam_width: int | None = None  # of a beam search, whose prompt is a text
     extra_args: dict[str, Any] | None = None  # of NoRepeat
     chat: Chat | None = None  # then the prompt is a user's message
+    embeds: bool = False  # asks for the prompt's vector
 
     @property
     def engine_prompt(self) -> Prompt:
@@ -87,8 +89,15 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         return BeamSearchParams(beam_width=self.beam_width, max_tokens=self.max_tokens, ignore_eos=True)
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether the answer comes in pieces, where a client takes it so."""
+        return self.beam_width is None and not self.embeds
+
+    @property
     def path(self) -> str:
         """Where `make_body` goes."""
+        if self.embeds:
+            return "/v1/embeddings"
         return "/v1/completions" if self.chat is None else "/v1/chat/completions"
 
     @property
@@ -98,6 +107,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def make_body(self, model: str) -> dict[str, Any]:
         """As a server takes it at `path`, streamed if it can be."""
+        if self.embeds:
+            return {"model": model, "input": self.prompt, "encoding_format": "base64"}
         if self.beam_width is not None:
             return {
                 "model": model,
@@ -196,6 +207,21 @@ def add_chats(pool: Sequence[Ask], seed: int, chats: Sequence[Chat]) -> list[Ask
     for number, place in enumerate(rng.sample(plain, min(num_chats, len(plain)))):
         question, chat = rng.choice(QUESTIONS), chats[number % len(chats)]
         asks[place] = msgspec.structs.replace(asks[place], prompt=question, constraint=None, chat=chat)
+    return asks
+
+
+def add_vectors(pool: Sequence[Ask], seed: int, can_embed: bool) -> list[Ask]:
+    """The pool with requests for vectors in the place of some plain ones, if the engine can embed."""
+    rng = random.Random(f"vectors/{seed}")
+    asks = list(pool)
+    plain = [
+        place
+        for place, ask in enumerate(pool)
+        if ask.beam_width is None and ask.extra_args is None and ask.chat is None
+    ]
+    num_vectors = min(len(pool) // _EMBED_EVERY, len(plain)) if can_embed else 0
+    for place in rng.sample(plain, num_vectors):
+        asks[place] = Ask(prompt=pool[place].prompt, max_tokens=1, seed=None, embeds=True)
     return asks
 
 

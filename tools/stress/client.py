@@ -20,10 +20,10 @@ from ...frontend.llm import LLM
 from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.sampling_params import RequestOutputKind
 from ..bench.http_stream import Endpoint
-from .answers import answer_all, join_beams
+from .answers import answer_all, encode_vector, join_beams
 from .asks import Arrival, ClientPlan
 from .http_client import ask_http
-from .record import Record, Sent
+from .record import Golden, Record, Sent
 
 _SLOW_PAUSE_S = 0.05
 _LLM_BATCH = 4  # requests of one call of LLM.generate
@@ -42,7 +42,7 @@ def make_record(plan: ClientPlan, arrival: Arrival) -> Record:
         ask=arrival.ask,
         client=plan.kind,
         behaviour=arrival.behaviour,
-        is_streamed=plan.kind in ("http", "async") and plan.pool[arrival.ask].beam_width is None,
+        is_streamed=plan.kind in ("http", "async") and plan.pool[arrival.ask].is_streamed,
         began_at=time.monotonic(),
     )
 
@@ -137,6 +137,10 @@ class AsyncClient(Client):
         if ask.beam_width is not None:
             found = await self._llm.beam_search(ask.engine_prompt, ask.make_search())
             record.take_whole(join_beams(ask, found))
+            return
+        if ask.embeds:
+            async for vector in self._llm.encode(ask.engine_prompt, task="embed"):
+                record.take_whole(Golden([], encode_vector(vector.outputs.raw)))
             return
         stream = self._llm.generate(ask.engine_prompt, ask.make_params(RequestOutputKind.DELTA))
         async with contextlib.aclosing(stream) as outputs:

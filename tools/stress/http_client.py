@@ -44,8 +44,13 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class _Vector(msgspec.Struct):
+    embedding: str
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
+    data: list[_Vector] = []
     usage: _Usage | None = None
     error: _Error | None = None
 
@@ -140,6 +145,7 @@ class _Exchange:
             raise RefusedError(f"error in the stream: {chunk.error.message[:_MAX_TEXT]}")
         if chunk.usage is not None:
             record.num_tokens = chunk.usage.completion_tokens
+        record.text += "".join(vector.embedding for vector in chunk.data)
         for choice in chunk.choices:
             record.text += choice.text if choice.delta is None else self._joiner.take(choice.delta)
             record.num_ends += choice.finish_reason is not None

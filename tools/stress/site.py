@@ -60,6 +60,7 @@ class Site:
             facts = llm.llm_engine.facts
             self.model, self.recovery = facts.served_model_name, facts.recovery
             self.has_processor = NO_REPEAT in facts.logits_processors
+            self.can_embed = "embed" in facts.tasks
             known = llm.llm_engine.output_format
             self.chats = [] if known is None else list_chats(bool(known.calls), bool(known.thinking))
             _check_private(
@@ -215,6 +216,8 @@ def open_site(
             num_gpu_blocks_override=1024,
             scheduling_policy="fair",
             logits_processors=[NO_REPEAT],
+            runner="generate",
+            convert="embed",
         )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         start_daemon(OWN_NAME, config)

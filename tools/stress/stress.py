@@ -19,6 +19,7 @@ from .asks import (
     ClientPlan,
     add_chats,
     add_odd,
+    add_vectors,
     deal,
     draw_arrivals,
     draw_pool,
@@ -82,6 +83,7 @@ def run_stress(options: StressOptions) -> int:
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
         pool = add_odd(pool, options.seed, site.has_processor)
         pool = add_chats(pool, options.seed, site.chats)
+        pool = add_vectors(pool, options.seed, site.can_embed)
         golden = site.compute_golden(pool)
         kinds = CLIENT_KINDS if site.grpc_address else CLIENT_KINDS[:-1]
         plans = [_make_plan(site, kind, pool, share) for kind, share in deal(arrivals, kinds).items()]
@@ -163,6 +165,8 @@ def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arr
         arrivals = [one for one in arrivals if pool[one.ask].extra_args is None]
     if kind in ("async", "grpc"):  # whose requests are prompts
         arrivals = [one for one in arrivals if pool[one.ask].chat is None]
+    if kind == "grpc":  # which has no vectors
+        arrivals = [one for one in arrivals if not pool[one.ask].embeds]
     return ClientPlan(
         kind=kind,
         daemon=site.daemon,
