@@ -28,7 +28,9 @@ from .batch_files import (
     ResultFile,
 )
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_TEXT_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_VECTOR_URLS = ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
+URLS = (*_TEXT_URLS, *_VECTOR_URLS)
 _OVERLOADED = 429
 _RETRY_S = 1.0  # between tries of a line that the engine has no room for, as a daemon under load may say
 _MAX_TRIES = 600

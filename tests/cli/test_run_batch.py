@@ -49,7 +49,10 @@ OTHERS = [
     make_line("negative", "/v1/completions", {"model": "pocket", "prompt": "x", "max_tokens": -1}),
     make_line("other", "/v1/chat/completions", ask("x") | {"model": "gpt-9"}),
     make_line("stream", "/v1/chat/completions", ask("x") | {"stream": True}),
-    make_line("embed", "/v1/embeddings", {"input": "x"}),
+    make_line("embed", "/v1/embeddings", {"input": ["a fox", "the sea"]}),
+    make_line("score", "/v1/score", {"text_1": "a fox", "text_2": ["a fox", "the sea"]}),
+    make_line("rank", "/v1/rerank", {"query": "a fox", "documents": ["the sea", "a fox"]}),
+    make_line("image", "/v1/images/generations", {"prompt": "x"}),
     make_line("get", "/v1/completions", {}, method="GET"),
     '{"custom_id": "half", "method": "POST"',
     '{"custom_id": "no-body", "method": "POST", "url": "/v1/completions"}',
@@ -69,16 +72,17 @@ def answer_of(result: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with in.jsonl and, of one run of the pocket model over it, out.jsonl."""
+    """A folder with in.jsonl and, of one run of the pocket model, which embeds too, over it, out.jsonl."""
     folder = tmp_path_factory.mktemp("batch")
     (folder / "in.jsonl").write_text("\n".join([*GOOD, *OTHERS]))
-    assert run_command(["run-batch", str(folder / "in.jsonl"), str(folder / "out.jsonl")]) == 0
+    files = [str(folder / "in.jsonl"), str(folder / "out.jsonl")]
+    assert run_command(["run-batch", *files, "--runner", "generate", "--convert", "embed"]) == 0
     return folder
 
 
 def test_every_line_has_one_result_with_its_answer_or_its_error(finished: Path) -> None:
     results = read_results(finished / "out.jsonl")
-    assert sorted(int(result["id"].split("_")[2]) for result in results) == list(range(1, 32))
+    assert sorted(int(result["id"].split("_")[2]) for result in results) == list(range(1, 35))
     assert all((result["response"] is None) != (result["error"] is None) for result in results)
     by_id = {result["custom_id"]: result for result in results if result["custom_id"]}
     assert answer_of(by_id["sum-12"]) == "12 plus 30 is 42."
@@ -87,16 +91,20 @@ def test_every_line_has_one_result_with_its_answer_or_its_error(finished: Path) 
         name: by_id[name]["response"]["status_code"] for name in ("text", "response", "negative", "other")
     }
     assert statuses == {"text": 200, "response": 200, "negative": 400, "other": 404}
+    bodies = {name: by_id[name]["response"]["body"] for name in ("embed", "score", "rank")}
+    assert [len(one["embedding"]) for one in bodies["embed"]["data"]] == [192, 192]
+    assert bodies["score"]["data"][0]["score"] > bodies["score"]["data"][1]["score"]
+    assert [one["index"] for one in bodies["rank"]["results"]] == [1, 0]
     assert by_id["negative"]["response"]["body"]["error"]["param"] == "max_tokens"
-    codes = {name: by_id[name]["error"]["code"] for name in ("stream", "embed", "get", "no-body")}
+    codes = {name: by_id[name]["error"]["code"] for name in ("stream", "image", "get", "no-body")}
     assert codes == {
         "stream": "invalid_request",
-        "embed": "invalid_url",
+        "image": "invalid_url",
         "get": "invalid_method",
         "no-body": "invalid_request",
     }
     nameless = {result["error"]["message"].split(":")[0] for result in results if result["custom_id"] is None}
-    assert nameless == {"line 28", "line 30", "line 31"}
+    assert nameless == {"line 31", "line 33", "line 34"}
 
 
 def test_lines_may_offer_tools(tmp_path: Path) -> None:
@@ -134,7 +142,7 @@ def test_a_finished_batch_is_left_as_it_is(finished: Path, capsys: pytest.Captur
     command = ["run-batch", "-i", str(finished / "in.jsonl"), "-o", str(finished / "out.jsonl")]
     # An engine could not even start with this model.
     assert run_command([*command, "--attach", "no-such-daemon"]) == 0
-    assert "31 lines, every one has a result" in capsys.readouterr().out
+    assert "34 lines, every one has a result" in capsys.readouterr().out
     assert (finished / "out.jsonl").read_bytes() == before
 
 
@@ -169,7 +177,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_answers(
     assert run_command(command) == 130
     assert "the same command goes on" in capsys.readouterr().out
     before = output.read_bytes()
-    assert 5 <= len(before.splitlines()) < 31
+    assert 5 <= len(before.splitlines()) < 34
     output.write_bytes(before + b'{"id":"batch_req_31_')
     assert run_command(command) == 0
     assert output.read_bytes().startswith(before)
@@ -304,7 +312,7 @@ def test_a_line_is_refused_without_repeating_it_at_length(field: str, character:
     text = json.dumps(asked | {field: character * 10_000}).encode()
     with pytest.raises(LineError, match=f"^line 4: {field}='.*: (POST|one of /v1/)") as caught:
         parse_line(InputLine(4, text, is_cut=False, digest=1))
-    assert len(str(caught.value)) < 250
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
