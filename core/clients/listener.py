@@ -34,6 +34,7 @@ _RECHECK_MS = 100  # whether there are descriptors again
 _RESERVED_FRACTION = 0.7
 _REOPEN_FRACTION = 0.75
 _MAX_EVENTS = 64  # taken before descriptors are looked at again
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _MONITOR_ADDRESS = "inproc://clients"
 _STOP_TIMEOUT_S = 1.0
 
@@ -118,7 +119,7 @@ class Listener:
 
 def _open_monitor(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     """Who comes and who goes. Its queue is as short as libzmq allows."""
-    router.monitor(_MONITOR_ADDRESS, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+    router.monitor(_MONITOR_ADDRESS, _EVENTS)
     monitor = router.context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 1)
     monitor.connect(_MONITOR_ADDRESS)

@@ -1,0 +1,35 @@
+"""The thread that watches a core's socket: what it tells, and that it ends."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from daemons import runtime_folders
+from quire.core.clients.listener import Listener
+from quire.ipc.sockets import bind_router
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def router() -> Iterator[zmq.Socket[bytes]]:
+    with runtime_folders() as folder, zmq.Context() as context:
+        yield bind_router(context, f"ipc://{folder}/core.sock")
+        context.destroy(linger=0)
+
+
+def test_it_tells_of_lost_connections_and_its_thread_ends_with_it(router: zmq.Socket[bytes]) -> None:
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    listener = Listener(router, address)
+    assert not listener.has_lost_one()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address.removeprefix("ipc://"))
+        connection.recv(1)  # of libzmq's greeting: it was accepted
+    assert select.select([listener.lost_fd], [], [], TIMEOUT_S)[0]
+    assert listener.has_lost_one()
+    listener.stop()
+    assert not listener._thread.is_alive()
