@@ -18,7 +18,7 @@ from quire.frontend.daemon import stop_daemon
 from served import TIMEOUT_S, Served
 
 NUM_STREAMS = 4  # of each model
-OTHER = "several-daemons"
+OTHER = f"other-{os.getpid()}"  # beside the shared server, whose folder all tests share
 OTHER_MODEL = "paced"  # with a fake worker that is slow enough to be killed in the middle
 ASKED: dict[str, Any] = {
     "prompt": "Once",
@@ -53,23 +53,19 @@ def find_http_pids(server: Served) -> set[int]:
 
 
 def test_each_of_two_daemons_is_lost_and_comes_back_without_the_other(shared_server: Served) -> None:
-    name = f"serve-{shared_server.port}"
-    other = start_other()
-    try:
-        server = Served("--attach", name, "--attach", OTHER, "--api-server-count", "2")
-    except BaseException:
-        stop_daemon(OTHER)
-        raise
-    try:
-        check_a_killed_core(server, other)
-        stop_daemon(OTHER)
-        os.waitpid(other.pid, 0)
-        check_without_the_other(server)
-        with start_other(), server.client() as client:
-            wait_until_all_are(server, "ready")
-            assert client.completions.create(model=OTHER_MODEL, **ASKED).usage
-    finally:
-        assert server.stop() == 0
+    with start_other() as other:
+        shared = f"serve-{shared_server.port}"
+        server = Served("--attach", shared, "--attach", OTHER, "--api-server-count", "2")
+        try:
+            check_a_killed_core(server, other)
+            stop_daemon(OTHER)
+            os.waitpid(other.pid, 0)
+            check_without_the_other(server)
+            with start_other(), server.client() as client:
+                wait_until_all_are(server, "ready")
+                assert client.completions.create(model=OTHER_MODEL, **ASKED).usage
+        finally:
+            assert server.stop() == 0
 
 
 def check_a_killed_core(server: Served, other: Daemon) -> None:
