@@ -35,16 +35,24 @@ UNSUPPORTED: dict[str, type] = {
     "verbosity": str,
     "web_search_options": dict,
 }
+VECTOR_PATHS = {
+    *("/v1/embeddings", "/v2/embed", "/embed", "/similarity", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+}
 
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
     """Of a request that could be valid: the served model, few tokens, few sequences, nothing unsupported."""
     path = context.operation.path
-    if not isinstance(body, dict) or not path.startswith("/v1/"):
+    if not isinstance(body, dict):
         return body
     if isinstance(body.get("model"), str):
         body["model"] = "pocket"
+    if path in VECTOR_PATHS:
+        return body | {name: _fold_ids(body[name]) for name in ("input", "inputs") if name in body}
+    if not path.startswith("/v1/"):
+        return body
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     if path not in MESSAGES_PATHS:
         body[limit] = _cap(body.get(limit, MAX_TOKENS), MAX_TOKENS)
