@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.responses import Response
 
@@ -44,11 +46,19 @@ async def create_embedding(serving: Serving, request: EmbeddingRequest, caller: 
 async def create_pooling(serving: Serving, request: PoolingRequest, caller: Caller) -> Response:
     """What is pooled of texts, token ids or a conversation, for any task of the model."""
     facts = serving.llm.facts
-    task: PoolingTask = request.task or next((one for one in _TASKS if one in facts.tasks), "embed")
+    task = request.task or _choose_task(facts.tasks)
     check_task(facts, task)
     question = await _make_question(serving, caller, request, task, "pool")
     found = await ask(serving, caller, question)
     return await _respond(serving, question, found, _POOLED)
+
+
+def _choose_task(tasks: Sequence[str]) -> PoolingTask:
+    """The first that the model can do."""
+    for task in _TASKS:
+        if task in tasks:
+            return task
+    return _TASKS[0]
 
 
 async def create_classification(serving: Serving, request: ClassifyRequest, caller: Caller) -> Response:
