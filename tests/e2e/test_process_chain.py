@@ -158,7 +158,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing_behind(
 ) -> None:
     engine = llm.llm_engine
     with monkeypatch.context() as patched:
-        patched.setattr(engine._client, "add_request", lambda _request: 1 / 0)
+        patched.setattr(engine._client, "add_requests", lambda _requests: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.add_request("bad", "Once", SamplingParams(n=2))
     assert not engine.has_unfinished_requests()

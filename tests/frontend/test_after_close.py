@@ -31,6 +31,12 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "beam_search": ([5], BeamSearchParams(beam_width=2, max_tokens=2)),
     "abort_named": (["x"],),
     "add_counts": (FrontendCounts(1),),
+    "embed": ([5],),
+    "classify": ([5],),
+    "reward": ([5],),
+    "encode": ([5],),
+    "encode_many": ([[5]],),
+    "score": ("x", "y"),
 }
 # What another engine could do as well, or what has to go through when this one has ended, with the reason.
 ANSWERS_AFTER_CLOSE = {

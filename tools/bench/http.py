@@ -205,6 +205,7 @@ class _BenchFacts:
     max_model_len = 2**20
     max_num_seqs = 2**20
     vocab_size = 2048
+    tasks = ("generate",)
 
 
 def _serve(fd: int) -> int:

@@ -62,6 +62,7 @@ const makeClient = (options = {}) =>
 const client = makeClient();
 
 const complete = (fields) => client.completions.create({ model: MODEL, prompt: STORY, ...fields });
+const TELL = [{ role: 'user', content: 'Tell me a story.' }];
 const chat = (fields) => client.chat.completions.create({ model: MODEL, messages: SUM, ...fields });
 const embed = (fields) => client.embeddings.create({ model: MODEL, ...fields });
 const TEXTS = ['The fox sleeps.', 'A cat sat on the mat and looked at the moon.', 'What is 12 plus 30?'];
@@ -217,7 +218,7 @@ const scenarios = {
   },
 
   async chat_n() {
-    const answer = await chat({ n: 4, seed: 2, temperature: 1.5, max_tokens: 12 });
+    const answer = await chat({ messages: TELL, n: 4, seed: 2, temperature: 1.5, max_tokens: 12 });
     assert.deepEqual(answer.choices.map((choice) => choice.index), [0, 1, 2, 3]);
     assert.ok(new Set(answer.choices.map((choice) => choice.message.content)).size > 1);
   },

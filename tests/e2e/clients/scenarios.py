@@ -230,7 +230,12 @@ def chat_stream_with_usage(client: openai.OpenAI) -> None:
 @scenario
 def chat_n(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model=MODEL, messages=SUM, n=4, seed=2, temperature=1.5, max_tokens=12
+        model=MODEL,
+        messages=[{"role": "user", "content": "Tell me a story."}],
+        n=4,
+        seed=2,
+        temperature=1.5,
+        max_tokens=12,
     )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert len({choice.message.content for choice in answer.choices}) > 1
