@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..ipc.codec import make_client_codec
+from ..ipc.codec import find_request_id, make_client_codec
 from ..ipc.config import EngineConfig
 from ..ipc.due import find_earliest
 from ..ipc.errors import USER_ERRORS, ProtocolError
@@ -111,12 +111,20 @@ class EngineLoop:
         """Take messages for at most MAX_RECEIVE_S; one that makes no sense is answered with a notice."""
         ends_at = self._monotonic() + MAX_RECEIVE_S
         for identity, frames in messages:
-            try:
-                self._registry.take(identity, self.codec.decode(frames))
-            except ProtocolError as error:
-                self._registry.reply(identity, ProtocolNotice(str(error)))
+            self._take_message(identity, frames)
             if self._monotonic() >= ends_at:
                 return
+
+    def _take_message(self, identity: bytes, frames: Sequence[bytes]) -> None:
+        try:
+            message = self.codec.decode(frames)
+        except ProtocolError as error:
+            self._registry.reply(identity, ProtocolNotice(str(error), find_request_id(frames)))
+            return
+        try:
+            self._registry.take(identity, message)
+        except ProtocolError as error:  # the message is well and comes at a wrong time
+            self._registry.reply(identity, ProtocolNotice(str(error)))
 
     def finish(self, exit_code: int, reason: str, kind: str = "") -> None:
         """End the loop; no further step is submitted."""

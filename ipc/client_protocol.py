@@ -235,8 +235,8 @@ class ClientProtocol:
                     self.answers[call_id] = message
             case EngineDead(reason=reason) | Refusal(reason=reason):
                 self._take_last_words(reason)
-            case ProtocolNotice(reason=reason):
-                raise ProtocolError(reason)
+            case ProtocolNotice():
+                return self._take_notice(message, now)
             case _:
                 pass
         return []
@@ -248,10 +248,18 @@ class ClientProtocol:
         if not self.is_open:  # left over from before
             return
         if self._garbled.note_loss(now) is None:
-            self.end(f"the engine sends frames that do not decode: {error}")
+            self.end(f"frames between this process and its engine do not decode: {error}")
             self.check()
         _log.error("from the engine: %s; asking for it again", error)
         self.connection_made(now)  # Hello again, on the connection that there is
+
+    def _take_notice(self, notice: ProtocolNotice, now: float) -> list[EngineCoreOutput]:
+        """The request that the engine could not read fails. Else what it lacks is not known: begin anew."""
+        if notice.request_id is None:
+            self._note_garbled(ProtocolError(notice.reason), now)
+            return []
+        _log.error("request %s fails, for the engine cannot read it: %s", notice.request_id, notice.reason)
+        return self.ledger.fail(notice.request_id, notice.reason)
 
     def _take_while_closed(self, message: msgspec.Struct, now: float) -> None:
         match message:

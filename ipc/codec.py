@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from .errors import ProtocolError
-from .messages import MESSAGE_TYPES, UtilityCall, UtilityMethod
+from .messages import MESSAGE_TYPES, EngineCoreRequest, RequestId, UtilityCall, UtilityMethod
 from .step import STEP_MESSAGE_TYPES
 
 # A body above this is refused before it is decoded. What clients send a core has a lower limit
@@ -54,6 +54,23 @@ class Codec:
 def make_client_codec(max_body_bytes: int = MAX_BODY_BYTES) -> Codec:
     """The protocol of messages.py, both directions."""
     return Codec(MESSAGE_TYPES, max_body_bytes)
+
+
+class _RequestName(msgspec.Struct, array_like=True):
+    request_id: RequestId  # the first field of an EngineCoreRequest
+
+
+_decode_name = msgspec.msgpack.Decoder(_RequestName).decode
+
+
+def find_request_id(frames: Sequence[bytes]) -> str | None:
+    """The id of the request in a message that does not decode, None if it cannot be told."""
+    if len(frames) != 1 or MESSAGE_TYPES.get(frames[0][:1]) is not EngineCoreRequest:
+        return None
+    try:
+        return _decode_name(memoryview(frames[0])[1:]).request_id
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
 
 
 def make_step_codec() -> Codec:

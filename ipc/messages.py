@@ -451,9 +451,13 @@ class LeaseCheck(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ProtocolNotice(msgspec.Struct, array_like=True, frozen=True):
-    """A frame of yours did not decode or was out of place."""
+    """A frame of yours did not decode or was out of place.
+
+    request_id: of the request in one that did not decode, as far as it can be told.
+    """
 
     reason: Reason
+    request_id: RequestId | None = None
 
 
 # The first byte of a message -> its type; from 0x11 on they are the engine's.

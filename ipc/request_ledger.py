@@ -11,7 +11,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, drop_positions, make_aborts
+from .messages import (
+    AbortRequests,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    drop_positions,
+    make_aborts,
+)
 
 _LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there was no engine
 
@@ -53,6 +60,14 @@ class RequestLedger:
     def remove(self, request_id: str) -> None:
         """Forget a request that could not be handed over."""
         self._entries.pop(request_id, None)
+
+    def fail(self, request_id: str, reason: str) -> list[EngineCoreOutput]:
+        """The end, with an error, of a request that is here."""
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return []
+        end = FinishReason.ERROR
+        return [EngineCoreOutput(request_id, len(entry.output), [], finish_reason=end, error=reason)]
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Note that these are to end; an engine that is resumed meanwhile is told so again."""

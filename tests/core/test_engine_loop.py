@@ -165,6 +165,15 @@ def test_nonsense_and_strangers_get_a_notice(ready: Engine):
     assert [type(message) for message in ready.sent] == [ProtocolNotice, ProtocolNotice]
 
 
+def test_who_sends_a_request_that_does_not_decode_is_told_which_one(ready: Engine):
+    frame = CODEC.encode(make_request("large", [1], max_tokens=7))[0]
+    assert frame.count(b"\x07") == 1
+    ready.loop.run_turn([(b"c", (frame.replace(b"\x07", b"\xc3"),)), (b"c", (frame[:1] + b"\x91\xc3",))])
+    notices = [message for message in ready.sent if isinstance(message, ProtocolNotice)]
+    assert [notice.request_id for notice in notices] == ["large", None]
+    assert "max_tokens" in notices[0].reason or "int" in notices[0].reason
+
+
 def test_a_full_queue_is_tried_again_though_nothing_arrives(ready: Engine):
     ready.turn(make_request("r", [1, 2, 3], max_tokens=2))
     ready.is_full = True

@@ -19,6 +19,7 @@ from quire.ipc.messages import (
     EngineCoreRequest,
     EngineCoreRequests,
     EngineDead,
+    FinishReason,
     Goodbye,
     Hello,
     LeaseCheck,
@@ -291,7 +292,7 @@ def test_a_frame_that_does_not_decode_begins_anew_until_there_were_too_many(clie
         assert isinstance(hello, Hello)
         client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, hello.number))
         assert names(client.sent()) == ["a"]
-    with pytest.raises(EngineDeadError, match="frames that do not decode"):
+    with pytest.raises(EngineDeadError, match="its engine do not decode"):
         client.protocol.frames_received(GARBLED, NOW)
 
 
@@ -365,10 +366,24 @@ def test_last_words_end_it_and_count_more_than_how_the_process_ended(
         client.protocol.check()
 
 
-def test_a_notice_is_an_error_of_ours_and_no_end(client: Client) -> None:
+def test_a_request_that_the_engine_cannot_read_fails_alone(client: Client) -> None:
     client.attach()
-    with pytest.raises(ProtocolError, match="dropped"):
-        client.hear(ProtocolNotice("a frame of yours was dropped"))
+    for name in "ab":
+        client.protocol.add_request(make_request(name, [1]), NOW)
+    [end] = client.hear(ProtocolNotice("it does not decode", "a"))
+    assert (end.request_id, end.finish_reason, end.error) == ("a", FinishReason.ERROR, "it does not decode")
+    assert client.hear(ProtocolNotice("it does not decode", "a")) == []  # it has ended
+    assert (client.protocol.is_open, len(client.protocol.ledger)) == (True, 1)
+
+
+def test_after_any_other_message_that_the_engine_cannot_read_it_is_brought_up_to_date(client: Client) -> None:
+    client.attach()
+    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.sent()
+    assert client.hear(ProtocolNotice("it does not decode")) == []
+    assert [type(message) for message in client.sent()] == [Hello]
+    added = client.attach()
+    assert [message.request_id for message in added if isinstance(message, EngineCoreRequest)] == ["a"]
     client.protocol.check()
 
 
