@@ -5,6 +5,7 @@ Pure: what is said in which order, and neither where the turn comes from nor how
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..stream import encode_named_event
 SIGNATURE = "quire"
 _NO_INPUT = msgspec.Raw(b"{}")
 _Events = list[body.MessageEvent]
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\],]', re.DOTALL)  # a text, as far as it goes, or a sign
 
 
 class BlockWriter:
@@ -99,10 +101,7 @@ class BlockWriter:
 
 
 def collect_blocks(events: Iterable[body.MessageEvent]) -> list[body.Block]:
-    """The blocks of a whole answer.
-
-    A call that was cut off is none of them: what there is of its input would be taken for all of it.
-    """
+    """The blocks of a whole answer. A call that was cut off has what was complete of its input."""
     blocks: list[body.Block] = []
     texts: list[str] = []
     for event in events:
@@ -113,29 +112,45 @@ def collect_blocks(events: Iterable[body.MessageEvent]) -> list[body.Block]:
             case body.ContentBlockDelta(delta=delta) if not isinstance(delta, body.SignatureDelta):
                 texts += msgspec.structs.astuple(delta)
             case body.ContentBlockStop():
-                blocks[-1:] = _fill(blocks[-1], "".join(texts))
+                blocks[-1] = _fill(blocks[-1], "".join(texts))
             case _:
                 pass
     return blocks
 
 
-def _fill(block: body.Block, text: str) -> list[body.Block]:
+def _fill(block: body.Block, text: str) -> body.Block:
     match block:
         case body.TextBlock():
-            return [body.TextBlock(text=text)]
+            return body.TextBlock(text=text)
         case body.ThinkingBlock():
-            return [body.ThinkingBlock(thinking=text, signature=SIGNATURE)]
+            return body.ThinkingBlock(thinking=text, signature=SIGNATURE)
         case body.ToolUseBlock():
-            return _fill_call(block, text or "{}")
+            return body.ToolUseBlock(id=block.id, name=block.name, input=_read_input(text))
 
 
-def _fill_call(block: body.ToolUseBlock, text: str) -> list[body.Block]:
-    data = text.encode()
-    try:
-        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError):
-        return []
-    return [body.ToolUseBlock(id=block.id, name=block.name, input=msgspec.Raw(data))]
+def _read_input(text: str) -> msgspec.Raw:
+    for data in (text or "{}", _close(text)):
+        try:
+            msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+            return msgspec.Raw(data.encode())
+        except (msgspec.MsgspecError, RecursionError):
+            pass
+    return _NO_INPUT
+
+
+def _close(text: str) -> str:
+    """The beginning of a JSON object, up to the last value in it that is complete, as an object."""
+    end, closers = 0, list[str]()  # of what is complete, and what is open there
+    ends: list[str] = []  # of the objects and lists that are open, the innermost last
+    for token in _JSON_TOKEN.finditer(text):
+        sign = token[0]
+        if sign in ("{", "["):
+            ends.append("}" if sign == "{" else "]")
+        elif sign in ("}", "]") and ends:
+            ends.pop()
+        if sign in ("}", "]", ","):
+            end, closers = token.start() if sign == "," else token.end(), ends[::-1]
+    return text[:end] + "".join(closers)
 
 
 def encode_events(events: Iterable[body.MessageEvent]) -> bytes:

@@ -88,10 +88,27 @@ def test_white_space_is_told_where_it_is_all_of_the_answer() -> None:
     assert write([]) == []
 
 
-def test_a_call_that_is_cut_off_is_streamed_as_far_as_it_went_and_no_block_of_a_whole_answer() -> None:
-    cut = [TextDelta("So: "), *TURN[5:7]]
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [
+        ("", {}),
+        ('{"a"', {}),
+        ('{"a": 12', {}),
+        ('{"a": 12, "b": "x', {"a": 12}),
+        (r'{"a": "}, \" {[", "b', {"a": '}, " {['}),
+        ('{"a": {"b": [1, [2], "', {"a": {"b": [1, [2]]}}),
+        ('{"a": {}', {"a": {}}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+def test_a_call_that_is_cut_off_is_streamed_and_whole_as_far_as_it_went(
+    arguments: str, known: dict[str, Any]
+) -> None:
+    cut = [TextDelta("So: "), ToolCallStart(0, "call_1", "f"), ToolCallDelta(0, arguments)]
     assert as_json(write(cut))[-1] == {"type": "content_block_stop", "index": 1}
-    assert [type(block) for block in collect_blocks(write(cut))] == [body.TextBlock]
+    blocks = as_json(collect_blocks(write(cut)))
+    assert [block["type"] for block in blocks] == ["text", "tool_use"]
+    assert blocks[1]["input"] == known
     writer = BlockWriter()
     for event in cut:
         writer.take(event)

@@ -108,10 +108,10 @@ def test_fragments_of_arguments_leave_as_they_are_generated() -> None:
     assert "".join(delta["partial_json"] for delta in deltas) == '{"city": "Rome"}'
 
 
-def test_a_call_that_is_cut_off_is_no_block_and_one_that_cannot_be_read_is_text_with_a_mark() -> None:
+def test_a_call_that_is_cut_off_has_what_it_had_and_one_that_cannot_be_read_is_text_with_a_mark() -> None:
     (cut,) = run(("So. ", *CALL[:3]), ask(), ending="length")
     assert cut.json["stop_reason"] == "max_tokens"
-    assert [block["type"] for block in cut.json["content"]] == ["text"]
+    assert [block["type"] for block in cut.json["content"]] == ["text", "tool_use"]
     broken = ("<tool_call>\n", "not JSON at all", "\n</tool_call>")
     whole, streamed = run(broken, ask(), ask(stream=True))
     assert whole.json["tool_parse_error"]
