@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from ..stream import respond
 from .peers import Ask, Found
 
 _PATH = "/v1/responses/{response_id}"
+_LIMIT, _MAX_LIMIT = 20, 100  # items of a page: OpenAI's
 _decode_items = msgspec.json.Decoder(list[InputItem]).decode
 
 
@@ -51,12 +52,12 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
 
     async def list_input_items(response_id: str, http: Request) -> Response:
         """The conversation that a response answers."""
+        page = _Page.read(http.query_params)
         found = await ask("find", response_id, http)
         if found.status == "running":
             raise _refuse(response_id, "it is in progress")
-        is_reversed = http.query_params.get("order", "desc") != "asc"
         # A conversation may be as large as all that is kept.
-        return _send(await asyncio.to_thread(_encode_items, found.items[:-1], is_reversed))
+        return _send(await asyncio.to_thread(_encode_items, found.items[:-1], page))
 
     more = {400: ErrorResponse, 404: ErrorResponse}
     routes.add(_PATH, get_response, get_response.__doc__, ResponsesResponse, more=more)
@@ -66,14 +67,45 @@ def add_routes(routes: Routes, models: ServedModels, find_caller: Callable[[Requ
     routes.add(f"{_PATH}/input_items", list_input_items, list_input_items.__doc__, InputItemList, more=more)
 
 
-def _encode_items(turns: Sequence[bytes], is_reversed: bool) -> bytes:
+class _Page(NamedTuple):
+    """Which items of a list are asked for."""
+
+    limit: int
+    after: str | None
+    is_reversed: bool
+
+    @classmethod
+    def read(cls, query: Mapping[str, str]) -> Self:
+        """OpenAI's parameters. Raises FieldError."""
+        limit, order = query.get("limit", str(_LIMIT)), query.get("order", "desc")
+        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= _MAX_LIMIT:
+            raise FieldError("limit", limit, f"an integer from 1 to {_MAX_LIMIT}")
+        if order not in ("asc", "desc"):
+            raise FieldError("order", order, "'asc' or 'desc'")
+        return cls(int(limit), query.get("after"), order == "desc")
+
+    def cut(self, items: list[InputItem]) -> tuple[list[InputItem], bool]:
+        """Of all items, those of the page, and whether more follow. Raises FieldError."""
+        if self.is_reversed:
+            items = items[::-1]
+        # Of items with one id the last: who asks for page after page comes to an end.
+        found = [place + 1 for place, item in enumerate(items) if item.id == self.after]
+        if self.after is not None and not found:
+            raise FieldError("after", self.after, "the id of an item of this response")
+        begin = found[-1] if found else 0
+        end = begin + self.limit
+        return items[begin:end], end < len(items)
+
+
+def _encode_items(turns: Sequence[bytes], page: _Page) -> bytes:
     items = [item for turn in turns for item in _decode_items(turn)]
     for place, item in enumerate(items):
         item.id = item.id or f"item-{place}"
-    if is_reversed:
-        items.reverse()
-    ends = (items[0].id, items[-1].id) if items else (None, None)
-    return msgspec.json.encode(InputItemList(data=items, first_id=ends[0], last_id=ends[1]))
+    shown, has_more = page.cut(items)
+    ends = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return msgspec.json.encode(
+        InputItemList(data=shown, first_id=ends[0], last_id=ends[1], has_more=has_more)
+    )
 
 
 def _send(body: bytes) -> Response:

@@ -125,6 +125,15 @@ def test_a_tool_loop_goes_on_by_the_id_of_the_response_or_by_its_items() -> None
         kinds = [item["type"] for item in reversed(listed["data"])]
         assert kinds == ["message", "reasoning", "function_call", "function_call_output"]
         assert (listed["first_id"], listed["last_id"]) == (listed["data"][0]["id"], listed["data"][-1]["id"])
+        items = f"{PATH}/{answers[0]['id']}/input_items?limit=3"
+        first_page = (await client.get(items)).json
+        assert (first_page["data"], first_page["has_more"]) == (listed["data"][:3], True)
+        second = (await client.get(f"{items}&after={first_page['last_id']}")).json
+        assert (second["data"], second["has_more"]) == (listed["data"][3:], False)
+        assert (await client.get(f"{items}&order=asc")).json["data"] == listed["data"][:0:-1]
+        for field, bad in (("limit", "0"), ("limit", "x"), ("after", "nobody"), ("order", "up")):
+            refused = await client.get(f"{PATH}/{answers[0]['id']}/input_items?{field}={bad}")
+            assert (refused.status, refused.error["param"]) == (400, field)
 
     run_with_app(scenario, template=TEMPLATE, max_model_len=2000)
 
