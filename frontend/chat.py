@@ -9,10 +9,11 @@ from ..ipc.errors import InputError
 from .input_processor import InputProcessor, PreparedParams
 from .output_formats.events import AssistantMessage
 from .output_formats.grammars.rules import make_output_rules
-from .output_formats.offered_tools import check_tools, read_tool_choice, read_tools
+from .output_formats.offered_tools import check_tools, list_unfollowed, read_tool_choice, read_tools
 from .output_formats.output_format import OutputFormat, is_reasoning_open
 from .output_formats.reading.output_parser import OutputParser
 from .outputs import CompletionOutput, RequestOutput
+from .structured_outputs.valid_schema import check_valid
 from .text.prompt_tokenizer import TokenizedPrompt
 from .text.tokenizer import Tokenizer
 
@@ -37,6 +38,9 @@ class ChatTurns:
         self.tools = read_tools(tools)
         self._choice = read_tool_choice(choice)
         check_tools(self.tools, self._choice)
+        for place, tool in zip(list_unfollowed(self.tools, self._choice), self.tools, strict=True):
+            if place and tool.parameters is not None:
+                check_valid(place, tool.parameters)
         self._is_parallel = is_parallel
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids

@@ -63,6 +63,19 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = 
         raise InputError(fields.choice, "required", f"'none' or 'auto' without {fields.tools}")
 
 
+def list_unfollowed(tools: Sequence[Tool], choice: ToolChoice, fields: ToolFields = CHAT_FIELDS) -> list[str]:
+    """Of each tool the place of its schema, if no grammar will follow that; else ''."""
+
+    def is_followed(tool: Tool) -> bool:
+        may_be_called = choice.mode != "none" and (choice.names is None or tool.name in choice.names)
+        return may_be_called and (tool.strict or choice.mode == "required")
+
+    return [
+        "" if is_followed(tool) else f"{fields.find_place(number)}.{fields.schema}"
+        for number, tool in enumerate(tools)
+    ]
+
+
 def check_num_tools(num_tools: int, field: str = "tools") -> None:
     """Raise InputError for more than MAX_TOOLS, before time is spent on them."""
     if num_tools > MAX_TOOLS:

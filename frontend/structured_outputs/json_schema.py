@@ -46,11 +46,12 @@ def read_json(place: str, value: str | dict[str, Any]) -> Any:
         raise SamplingParamsError(place, value, f"JSON ({error})") from None
     except RecursionError:
         raise SamplingParamsError(place, "JSON", f"at most {MAX_NESTING} levels of nesting") from None
-    _check_nesting(place, decoded)
+    check_nesting(place, decoded)
     return decoded
 
 
-def _check_nesting(place: str, value: Any) -> None:
+def check_nesting(place: str, value: Any) -> None:
+    """Raise SamplingParamsError for more than MAX_NESTING levels."""
     level = [value]
     for _ in range(MAX_NESTING):
         level = [item for one in level for item in _list_containers(one)]
@@ -254,6 +255,11 @@ def _check_multiple(place: str, value: Any) -> Any:
     return value
 
 
+def _check_exclusive(place: str, value: Any) -> Any:
+    """Older drafts say true or false, of the bound beside it."""
+    return value if isinstance(value, bool) else _check_number(place, value)
+
+
 def _check_format(made: dict[str, Any], schema: dict[str, Any], place: str) -> None:
     """A format is one of a text that is followed, or one that says nothing about the output."""
     if "format" not in schema:
@@ -297,4 +303,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(keywords.COUNTS, _check_count),
     **dict.fromkeys(keywords.NUMBERS - {"multipleOf"}, _check_number),
     "multipleOf": _check_multiple,
+}
+# Of any schema, whether it can be followed or not.
+PLAIN_CHECKS = {name: check for name, check in _CHECKS.items() if check is not _keep} | {
+    "multipleOf": _check_number,
+    **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum"), _check_exclusive),
 }

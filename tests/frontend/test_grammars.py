@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from quire.frontend.input_processor import InputProcessor
 from quire.frontend.structured_outputs import compiler as module
 from quire.frontend.structured_outputs.compiler import GrammarCompiler
+from quire.frontend.structured_outputs.valid_schema import check_valid
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import SamplingParamsError
 from quire.ipc.messages import MAX_GRAMMAR_LENGTH
@@ -316,3 +317,40 @@ def test_whatever_is_asked_for_is_taken_or_refused(byte_level_folder: Path, seed
     child = subprocess.run(words, capture_output=True, check=False)
     assert child.returncode == 0, child.stderr[-3000:]
     assert int(child.stdout) > count / 20  # were all refused, nothing would be tried
+
+
+def test_a_schema_that_nobody_follows_may_say_what_cannot_be_followed() -> None:
+    for keyword in (
+        {"not": {"type": "null"}, "if": {"const": 1}, "then": False, "nullable": True, "uniqueItems": True},
+        {
+            "items": [{"type": "string"}],
+            "additionalItems": False,
+            "format": "colour",
+            "own": {"type": "none"},
+        },
+        {
+            "multipleOf": 0.123456789,
+            "exclusiveMinimum": True,
+            "$ref": "https://elsewhere",
+            "default": {"type": "none"},
+        },
+    ):
+        check_valid("schema", {"type": "object", "properties": {"a": keyword}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"type": "none"}}}, "schema.properties.a.type"),
+        ({"properties": {"a": {"required": True}}}, "schema.properties.a.required"),
+        ({"properties": ["a"]}, "schema.properties"),
+        ({"properties": {"a": 1}}, "schema.properties.a"),
+        ({"oneOf": [{"items": [{}, {"minLength": -1}]}]}, "schema.oneOf[0].items[1].minLength"),
+        ({"not": {"allOf": {}}}, "schema.not.allOf"),
+        ({"$defs": {"a": {"maximum": "9"}}}, "schema.$defs.a.maximum"),
+    ],
+)
+def test_but_has_to_be_a_schema(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(SamplingParamsError) as caught:
+        check_valid("schema", schema)
+    assert caught.value.field == place

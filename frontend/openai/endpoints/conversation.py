@@ -20,7 +20,7 @@ from ....ipc.sampling_params import SamplingParams
 from ...input_processor import PreparedParams
 from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
 from ...output_formats.grammars.rules import OutputRules, make_output_rules
-from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools
+from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools, list_unfollowed
 from ...output_formats.output_format import OutputFormat, is_reasoning_open
 from ...output_formats.reading.output_parser import OutputParser
 from ...output_formats.tools import Tool, ToolChoice
@@ -222,6 +222,7 @@ def make_render_job(
         max_model_len=max_model_len,
         truncation=None if prepared is None else prepared.truncation,
         tools=conversation.tools,
+        schema_places=list_unfollowed(conversation.tools, conversation.choice, conversation.fields),
     )
 
 

@@ -38,7 +38,8 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     """A conversation to token ids by the chat template. `param`: the request's field, for errors.
 
     max_model_len: refuse what leaves no room for `num_generated` tokens, once `truncation` has been done.
-    tools: what the model may call.
+    tools: what the model may call. schema_places: of each, where its schema stands if it is to be checked
+    here; else ''.
     """
 
     messages: list[ChatMessage]
@@ -51,6 +52,7 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):
     truncation: Truncation | None = None
     tools: list[Tool] = []
     num_generated: int = 1
+    schema_places: list[str] = []
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):

@@ -10,6 +10,7 @@ import msgspec
 from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.structured_outputs import StructuredOutputsParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
+from ...structured_outputs.valid_schema import check_valid
 from ...text.tokenizer import Tokenizer
 from ..bodies.messages import TokenCount
 from ..bodies.schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
@@ -157,6 +158,9 @@ def _render(tokenizer: Tokenizer, job: RenderJob) -> str:
     if template is None:
         allowed = "/v1/completions: this model has no chat template"
         raise PromptError(job.param, "a conversation", allowed)
+    for place, tool in zip(job.schema_places, job.tools, strict=False):
+        if place and tool.parameters is not None:
+            check_valid(place, tool.parameters)
     messages = [_to_plain(f"{job.param}[{i}]", message) for i, message in enumerate(job.messages)]
     return template.render(
         messages,

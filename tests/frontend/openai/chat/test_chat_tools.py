@@ -219,6 +219,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
     ({"tools": [tool(parameters={"type": "array"})]}, "tools[0].function.parameters.type", "'object'"),
     ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters", "object"),
+    (
+        {"tools": [tool(), tool("f", parameters={"properties": {"a": {"type": "strin"}}})]},
+        "tools[1].function.parameters.properties.a.type",
+        "one of null, boolean",
+    ),
+    (
+        {"tools": [tool(parameters={"anyOf": [{"not": {"required": "a"}}]})], "tool_choice": "none"},
+        "tools[0].function.parameters.anyOf[0].not.required",
+        "a list of names",
+    ),
     ({"tool_choice": named("wether")}, "tool_choice", "did you mean 'weather'"),
     ({"tool_choice": "some"}, "tool_choice", "'required'"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "name"),
