@@ -206,7 +206,7 @@ def test_a_kept_response_is_the_servers_and_is_cancelled_in_the_engine_that_runs
         vectors.gate.clear()
         running = asyncio.create_task(site.client.post("/v1/responses", more | {"stream": True}))
         await vectors.wait_for_calls(2)
-        (response_id,) = site.parts.responses._running
+        response_id = vectors.calls[-1].request_id
         assert (await site.client.post(f"/v1/responses/{response_id}/cancel", {})).status == 200
         assert vectors.aborted == {response_id}
         assert not site.llms["chat"].aborted
