@@ -76,7 +76,8 @@ def test_without_accidents_exactly_the_culprit_fails(poison: PoisonKind, end: st
             for one in scenario.requests
         ]
         width = harmless[0].beam_width and 1  # a wide search may be refused
-        requests = (replace(harmless[0], poison=poison, poison_from=0, beam_width=width), *harmless[1:])
+        culprit = replace(harmless[0], poison=poison, poison_from=0, beam_width=width, pooling=None)
+        requests = (culprit, *harmless[1:])
         scenario = replace(scenario, requests=requests, faults=(), max_num_queued_reqs=None)
         ends = Counter(run_scenario(scenario).ends)
         assert ends.pop(end) == 1, scenario.describe()
