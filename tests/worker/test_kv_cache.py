@@ -140,3 +140,21 @@ def test_tensors_have_the_layout_that_attention_expects() -> None:
     assert len(caches) == 1
     assert all(tensor.shape == (5, 1, 8, 1) and tensor.dtype == torch.float32 for tensor in caches[0])
     assert all(tensor.is_contiguous() for tensor in caches[0])
+
+
+@pytest.mark.usefixtures("free_bytes")
+def test_an_encoder_keeps_no_kv_and_its_layers_share_the_blocks_of_two() -> None:
+    config = _wide_config()
+    spec = config.model.spec
+    attention = msgspec.structs.replace(spec.layers[0].attention, num_kv_heads=1, is_causal=False)
+    layer = msgspec.structs.replace(spec.layers[0], attention=attention)
+    encoder = msgspec.structs.replace(spec, layers=(layer,) * 5)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, spec=encoder))
+    plan = plan_memory(config, CPU, 0)
+    assert plan.num_blocks == config.scheduler.max_num_seqs * config.max_blocks_per_request
+    assert [entry.size_bytes for entry in plan.ledger if entry.name == "KV cache"] == [0]
+    caches = allocate_kv_caches(config, plan.num_blocks, CPU)
+    starts = [k_cache.data_ptr() for k_cache, _ in caches]
+    assert starts == [starts[0], starts[1]] * 2 + [starts[0]]
+    most_tokens = config.scheduler.max_num_batched_tokens
+    assert (caches[0][0].shape[0] - config.scheduler.max_num_seqs) * 8 >= most_tokens
