@@ -28,7 +28,7 @@ def finish_vectors(
     asked = [(each.dimensions, each.use_activation) for each in params]
     if len(set(asked)) == 1:  # as good as always: all at once
         vectors = _finish(vectors, params[0], spec)
-        is_finite = np.isfinite(vectors).all(axis=1)
+        is_finite: NDArray[np.bool_] = np.asarray(np.isfinite(vectors).all(axis=1))
         size_bytes = vectors.itemsize * vectors.shape[1]
         data, ends = vectors.tobytes(), np.cumsum(counts).tolist()
         bounds = [(end - count, end) for count, end in zip(counts, ends, strict=True)]

@@ -81,7 +81,8 @@ def activate_array(x: NDArray[np.float32], activation: HeadActivation) -> NDArra
         case "silu":
             return x * _sigmoid(x)
         case "gelu_tanh":
-            return x * _sigmoid(np.float32(1.5957691216) * (x + np.float32(0.044715) * x * x * x))
+            cubed = x + np.float32(0.044715) * x * x * x
+            return x * _sigmoid((np.float32(1.5957691216) * cubed).astype(np.float32, copy=False))
         case "gelu":
             return _gelu(x)
         case "softmax":
@@ -93,7 +94,7 @@ def activate_array(x: NDArray[np.float32], activation: HeadActivation) -> NDArra
 
 def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # 1 / (1 + inf) is what is wanted
-        return 1 / (1 + np.exp(-x))
+        return (1 / (1 + np.exp(-x))).astype(np.float32, copy=False)
 
 
 def _gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:

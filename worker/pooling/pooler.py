@@ -6,6 +6,7 @@ Legend: T tokens and R rows with pooling params of a step, P complete ones, Q to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -148,7 +149,7 @@ def _choose_kernel(hidden: Tensor) -> _PoolRows:
     chosen = choose_kernel("pool_rows", hidden.dtype, hidden.device)
     if chosen == "native":
         library = native_library()
-        return lambda *arguments: launch_pool_rows(library, *arguments)
+        return functools.partial(launch_pool_rows, library)
     if chosen == "triton":
         return _launch_triton
     return _pool_by_reference
@@ -159,8 +160,10 @@ def _launch_triton(
 ) -> None:
     from ...kernels.pool_rows_triton import launch_pool_rows as launch
 
-    on_device = (to_device(array, hidden.device) for array in (rows, starts, firsts))
-    launch(hidden, *on_device, kinds, pools)
+    device = hidden.device
+    launch(
+        hidden, to_device(rows, device), to_device(starts, device), to_device(firsts, device), kinds, pools
+    )
 
 
 def _pool_by_reference(

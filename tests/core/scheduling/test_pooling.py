@@ -18,6 +18,7 @@ from quire.tools.sim.fake_vectors import expected_pooled
 
 LAST = PoolingSpec(pools=("last",), is_matryoshka=True)
 MEAN = PoolingSpec(pools=("mean",))
+TASKS: list[PoolingTask] = ["embed", "token_embed"]
 POLICIES: list[SchedulingPolicy] = ["fcfs", "priority", "fair"]
 
 
@@ -102,7 +103,11 @@ def test_a_prompt_without_kv_is_never_split_and_needs_no_block(policy: Schedulin
 
 
 def test_only_a_vector_of_the_last_token_reads_the_prefix_cache() -> None:
-    for pooling, task, num_hits in ((LAST, "embed", 32), (LAST, "token_embed", 0), (MEAN, "embed", 0)):
+    cases: list[tuple[PoolingSpec, PoolingTask, int]] = [
+        *((LAST, "embed", 32), (LAST, "token_embed", 0)),
+        (MEAN, "embed", 0),
+    ]
+    for pooling, task, num_hits in cases:
         engine = make_engine(pooling)
         engine.add(ask("first", 40, task))
         engine.run()
@@ -134,7 +139,7 @@ def test_token_wise_answers_share_steps_within_bounds() -> None:
 @given(data=st.data(), policy=st.sampled_from(POLICIES), is_causal=st.booleans())
 def test_accidents_change_no_vector(data: st.DataObject, policy: SchedulingPolicy, is_causal: bool) -> None:
     engine = make_engine(LAST if is_causal else MEAN, num_blocks=20, is_causal=is_causal, policy=policy)
-    tasks = st.sampled_from(["embed", "token_embed"])
+    tasks: st.SearchStrategy[PoolingTask] = st.sampled_from(TASKS)
     longest = 100 if is_causal else 32
     sizes = data.draw(st.lists(st.tuples(st.integers(1, longest), tasks), min_size=1, max_size=8))
     requests = [ask(f"v{place}", *each, tenant=f"{place % 2}") for place, each in enumerate(sizes)]
@@ -235,7 +240,7 @@ def refusal_of(engine: FakeEngine, request: EngineCoreRequest) -> str:
 
 def test_the_answer_counts_in_the_price() -> None:
     engine = make_engine()
-    for name, task in (("vector", "embed"), ("vectors", "token_embed")):
+    for name, task in zip(("vector", "vectors"), TASKS, strict=True):
         engine.core.add_request(b"c", ask(name, 10, task))
     held = {one.request_id: one.held_bytes for one in engine.core._requests.values()}  # pyright: ignore[reportPrivateUsage]
     assert held["vectors"] - held["vector"] == 9 * 8 * 4
