@@ -8,7 +8,7 @@ import msgspec
 
 from ...ipc.errors import InputError, did_you_mean
 from ..models.model_files import read_json
-from ..models.sentence_transformers import MODULES, find_transformer_folder, read_text_encoding
+from ..models.sentence_transformers import find_transformer_folder, read_modules, read_text_encoding
 
 # Names of prompts that sentence-transformers' encode_query and encode_document look for, in order.
 QUERY_PROMPTS = ("query",)
@@ -20,7 +20,8 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
 
     instruction: of a model whose pairs go into Qwen3-Reranker's template, what it does unless it is told;
     None: pairs are joined by the tokenizer. has_types: tokens of a pair's second text are of another type.
-    labels: of a classifier's classes, in order.
+    takes_prompts: what goes before a text is pooled with it, as it always is here. labels: of a classifier's
+    classes, in order.
     """
 
     prompts: dict[str, str] = {}
@@ -29,25 +30,25 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     is_lowered: bool = False
     instruction: str | None = None
     has_types: bool = True
+    takes_prompts: bool = True
     labels: tuple[str, ...] = ()
 
     def find_prompt(self, name: str | None = None, text: str | None = None) -> str:
         """What goes before a text: `text`, else the prompt of this name, else the model's default.
 
-        Raises InputError for a name that the model does not have.
+        Raises InputError for a name that the model does not have, and for a prompt that would not be pooled.
         """
-        if text is not None:
-            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InputError("prompt", text, "a text that goes before each text")
-            return text
-        if name is None:
-            return self.prompts.get(self.default_prompt_name or "", "")
-        if name not in self.prompts:
+        if text is not None and not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError("prompt", text, "a text that goes before each text")
+        if name is not None and name not in self.prompts:
             known = ", ".join(map(repr, self.prompts)) or "none"
-            hint = did_you_mean(str(name), self.prompts)
-            allowed = f"None or the name of a prompt of this model: {known}{hint}"
-            raise InputError("prompt_name", name, allowed)
-        return self.prompts[name]
+            allowed = f"None or the name of a prompt of this model: {known}"
+            raise InputError("prompt_name", name, allowed + did_you_mean(str(name), self.prompts))
+        found = self.prompts.get(name or self.default_prompt_name or "", "") if text is None else text
+        if found and not self.takes_prompts:
+            allowed = "'': this model pools a text without its prompt (include_prompt), which Quire cannot"
+            raise InputError("prompt", found, allowed)
+        return found
 
     def find_named_prompt(self, names: tuple[str, ...]) -> str:
         """The first of these prompts that the model has, else its default."""
@@ -60,7 +61,9 @@ _QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that 
 
 def read_model_texts(folder: Path) -> ModelTexts:
     """What the files in a model's folder say. Raises ModelError."""
-    encoding = read_text_encoding(folder)
+    encoding, modules = read_text_encoding(folder), read_modules(folder)
+    paths = [] if modules is None else modules.find("Pooling")
+    pools = [read_json(folder / path / "config.json") for path in paths]
     config = read_json(find_transformer_folder(folder) / "config.json")
     instruction = None
     if config.get("model_type") == "qwen3":
@@ -68,9 +71,10 @@ def read_model_texts(folder: Path) -> ModelTexts:
     return ModelTexts(
         prompts=encoding.prompts,
         default_prompt_name=encoding.default_prompt_name,
-        is_stripped=(folder / MODULES).is_file(),
+        is_stripped=modules is not None,
         is_lowered=encoding.do_lower_case,
         instruction=instruction,
         has_types=config.get("type_vocab_size") not in (0, 1),
+        takes_prompts=all(pool.get("include_prompt", True) for pool in pools),
         labels=encoding.labels,
     )

@@ -9,8 +9,9 @@ import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -30,8 +31,8 @@ from .tasks import check_params
 
 PoolingPrompt = Prompt | TextPair | EncodedText
 _ENCODED_AT_ONCE = 1024  # texts: what the tokenizer holds of a token is some hundred bytes
-_LONG_TEXTS = 4000  # characters; to tokenize more takes over a millisecond
-_LONG_IDS = 20_000  # token ids; to check more, likewise
+_CHARACTERS_A_MS = 4000
+_IDS_A_MS = 20_000
 _UNREAD = SamplingParams()
 
 
@@ -94,19 +95,7 @@ class PoolingProcessor:
 
     def takes_long(self, prompts: Sequence[PoolingPrompt]) -> bool:
         """Whether `tokenize` takes more than about a millisecond, which an event loop has no time for."""
-        num_characters = num_ids = 0
-        for prompt in prompts:
-            given: Any = prompt
-            if isinstance(given, Mapping):
-                given = given.get("prompt") or given.get("prompt_token_ids")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            if isinstance(given, TextPair):
-                num_characters += sum(map(len, map(str, given)))
-            elif isinstance(given, str):
-                num_characters += len(given)
-            else:
-                ids = given.token_ids if isinstance(given, EncodedText) else given  # pyright: ignore[reportUnknownVariableType]
-                num_ids += len(ids) if hasattr(ids, "__len__") else 0  # pyright: ignore[reportUnknownArgumentType]
-        return num_characters > _LONG_TEXTS or num_ids > _LONG_IDS
+        return sum(map(_estimate_ms, prompts)) > 1.0
 
     def make_input(
         self,
@@ -156,8 +145,7 @@ class PoolingProcessor:
     ) -> None:
         names = [one.name for one, _ in members]
         pairs = [pair for _, pair in members]
-        for place in (0, 1):
-            encoder = self._make_encoder(names, [pair[place] for pair in pairs])
+        encoder = self._make_encoder([name for name in names for _ in range(2)], list(chain(*pairs)))
         with refusing_texts(names, [pair.query + pair.document for pair in pairs]):
             encoded = encoder.encode_pairs(names, pairs, cut, instruction)
         for (one, _), found in zip(members, encoded, strict=True):
@@ -165,6 +153,19 @@ class PoolingProcessor:
 
     def _make_encoder(self, names: Sequence[str], texts: Sequence[str]) -> TextEncoder:
         return TextEncoder(require_tokenizer(self._tokenizer, names, texts), self.texts)
+
+
+def _estimate_ms(prompt: Any) -> float:
+    """About how long it takes to tokenize a prompt, or to check its token ids."""
+    if isinstance(prompt, str):
+        return len(prompt) / _CHARACTERS_A_MS
+    if isinstance(prompt, TextPair):
+        return sum(map(_estimate_ms, prompt))
+    if isinstance(prompt, Mapping):
+        given = cast(Mapping[str, Any], prompt)
+        return _estimate_ms(given.get("prompt") or given.get("prompt_token_ids"))
+    ids: Any = prompt.token_ids if isinstance(prompt, EncodedText) else prompt
+    return len(ids) / _IDS_A_MS if hasattr(ids, "__len__") else 0.0
 
 
 def _parse(name: str, prompt: Any) -> RawPrompt:

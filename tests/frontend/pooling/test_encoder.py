@@ -109,7 +109,9 @@ def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path
     written = {"prompts": {"query": "Query: ", "document": ""}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(written))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
-    (tmp_path / "modules.json").write_text("[]")
+    prefix = "sentence_transformers.models."
+    modules = [{"type": f"{prefix}Transformer"}, {"type": f"{prefix}Pooling", "path": "Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
     texts = read_model_texts(tmp_path)
     encoder = TextEncoder(load_tokenizer(folder), texts)
     assert encoder.prepare(" The FOX ", texts.find_prompt()) == "query:  the fox"
@@ -118,3 +120,9 @@ def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path
     assert texts.labels == ("yes", "no")
     with pytest.raises(InputError, match=r"='quary': .* 'query', 'document', did you mean 'query'"):
         texts.find_prompt("quary")
+    (tmp_path / "Pooling").mkdir()
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
+    texts = read_model_texts(tmp_path)
+    assert texts.find_prompt("document") == ""
+    with pytest.raises(InputError, match="prompt='Query: ': '': this model pools a text without its prompt"):
+        texts.find_prompt()
