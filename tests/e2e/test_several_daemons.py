@@ -89,7 +89,7 @@ def check_a_killed_core(server: Served, other: Daemon) -> None:
 def check_without_the_other(server: Served) -> None:
     """Its model is answered 503; an HTTP process that starts meanwhile serves the one that is there."""
     wait_until_all_are(server, "degraded")
-    with server.client() as client, pytest.raises(openai.InternalServerError, match="is away|has ended"):
+    with server.client() as client, pytest.raises(openai.InternalServerError, match=r"is away|has ended"):
         client.completions.create(model=OTHER_MODEL, **ASKED)
     before = find_http_pids(server)
     os.kill(min(before), signal.SIGKILL)
