@@ -72,6 +72,7 @@ def make_engine_facts(
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         tasks=find_tasks(config.model.spec),
+        has_token_types=config.model.spec.embedding.num_types > 1,
         **_describe_vectors(config.model.spec),
     )
 

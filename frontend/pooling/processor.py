@@ -118,7 +118,8 @@ class PoolingProcessor:
             priority=check_priority(priority),
             cache_salt=prompt.cache_salt or cache_salt,
             pooling_params=params,
-            type_start=prompt.type_start,
+            # Tokenizers tell types apart for models that do not, DistilBERT's and ModernBERT's for two.
+            type_start=prompt.type_start if self.facts.has_token_types else None,
             **checked,
         )
         return PoolingInput(name, prompt.token_ids, [request])

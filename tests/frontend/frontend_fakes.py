@@ -131,6 +131,7 @@ def make_facts(**changes: Any) -> EngineFacts:
         "started_at": 0.0,
         "startup": [],
         "ledger": [],
+        "has_token_types": True,
     }
     return EngineFacts(**(values | changes))
 

@@ -177,6 +177,12 @@ def test_pairs_are_judged_together_by_a_model_that_can(make_llm: Any, first: Any
         assert request.pooling_params.task == "classify"
 
 
+def test_a_model_without_types_of_tokens_is_not_told_of_them(make_llm: Any):
+    llm = make_llm(*CLASSIFIES, has_token_types=False)
+    llm.score("the", "fox", use_tqdm=False)
+    assert sent(llm)[0].type_start is None
+
+
 def test_other_models_compare_embeddings_and_embed_a_query_once(make_llm: Any):
     llm = make_llm(*EMBEDS)
     scores = llm.score("the fox", ["the fox", "dog"], use_tqdm=False)
