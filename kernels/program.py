@@ -24,10 +24,10 @@ OUT = Slot(0)  # the result: what `run_program` is given
 # QuireKind.
 Kind = IntEnum(
     "Kind",
-    "EMBED ANGLES NORM ADD_NORM LINEAR ROTATE KEEP ATTEND ACTIVATE WIDEN SCALE CAP ROUTE EXPERTS ADD"
-    " LAYER_NORM ADD_ROWS",
+    ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
+     "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS"],
     start=0,
-)
+)  # fmt: skip
 
 
 class _Table(ctypes.Structure):

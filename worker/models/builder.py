@@ -25,7 +25,7 @@ from ..pooling.head import load_pooling_head
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WeightSource, open_weights
 from .coverage import check_covered
-from .decoder import Decoder, DecoderLayer, Norm, SumNormLayer
+from .decoder import Decoder, DecoderLayer, Layer, Norm, SumNormLayer
 from .native_forward import make_native_forward
 
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
@@ -78,7 +78,9 @@ class _Builder:
         self._position_bias = self._make_position_bias()
         prefixes = [spec.layer_prefix.format(index) for index in range(spec.num_layers)]
         make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
-        layers = [make_layer(prefix, layer) for prefix, layer in zip(prefixes, spec.layers, strict=True)]
+        layers: list[Layer] = [
+            make_layer(prefix, layer) for prefix, layer in zip(prefixes, spec.layers, strict=True)
+        ]
         for layer, part in zip(layers, spec.layers, strict=True):
             rope = part.attention.rope or spec.rope
             layer.rope = None if rope.type == "none" else ropes.index(rope)

@@ -107,6 +107,9 @@ class SumNormLayer:
         self.ffn_norm.emit(program, delta, OUT if is_last else hidden, hidden)
 
 
+Layer = DecoderLayer | SumNormLayer
+
+
 @dataclass(eq=False)
 class Decoder:
     """Embedding, layers, last norm and the projection to logits; what a model is to its runner.
@@ -120,7 +123,7 @@ class Decoder:
 
     embedding: Embedding
     ropes: list[RotaryEmbedding]
-    layers: list[DecoderLayer] | list[SumNormLayer]
+    layers: list[Layer]
     norm: Norm
     head: LogitsHead | None
     weight_bytes: int
