@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import make_logprobs, make_request
 from quire.ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, FinishReason
+from quire.ipc.pooling_params import PoolingParams
 from quire.ipc.request_ledger import RequestLedger
 from quire.ipc.token_ids import decode_token_ids
 
@@ -155,3 +156,13 @@ def test_what_an_engine_was_sent_before_is_resumed_as_such(ledger: RequestLedger
 
     assert marks() == {"sent": True, "away": False}
     assert marks() == {"sent": True, "away": True}
+
+
+def test_vectors_that_an_engine_says_again_after_a_loss_are_delivered_once() -> None:
+    ledger = RequestLedger()
+    ledger.add(make_request("a", [1, 2, 3], pooling_params=PoolingParams(task="token_embed")), NOW)
+    parts = [EngineCoreOutput("a", 0, [], pooled=data) for data in (b"1111", b"22223333")]
+    assert [one.pooled for one in ledger.take(parts[:1])] == [b"1111"]
+    ledger.resume(NOW, is_other_engine=True)
+    again = [EngineCoreOutput("a", 0, [], pooled=b"11112222"), EngineCoreOutput("a", 0, [], pooled=b"3333")]
+    assert [one.pooled for one in ledger.take(again)] == [b"2222", b"3333"]
