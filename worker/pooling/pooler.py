@@ -130,6 +130,9 @@ class Pooler:
     def _finish_pools(self, rows: Int64s, num_tokens: Int64s) -> Tensor:
         """float32 [P, pools of hidden size] of prompts that are complete."""
         divisors = find_divisors(self._kinds, num_tokens)
+        if self._device.type == "cpu":  # torch would wake its threads for it
+            finished = self._pools.numpy()[rows] / divisors[:, :, None]
+            return torch.from_numpy(finished).flatten(1)
         pools = self._pools[to_device(rows, self._device)]
         return (pools / to_device(divisors, self._device)[:, :, None]).flatten(1)
 
