@@ -1,4 +1,4 @@
-"""LLM's vectors of texts and pairs against transformers, on random tiny models with real tokenizers."""
+"""Vectors of texts and pairs against transformers, on random tiny models with tokenizers of their own."""
 
 from __future__ import annotations
 
