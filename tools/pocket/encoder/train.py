@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -218,7 +218,7 @@ def _describe_module(index: int, module: tuple[str, str]) -> dict[str, str | int
     return {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
 
 
-def _describe(config: BertConfig) -> dict[str, object]:
+def _describe(config: BertConfig) -> dict[str, Any]:
     """config.json, with what says how to compute and nothing of how to generate or classify."""
     kept = (
         "model_type vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
