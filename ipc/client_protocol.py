@@ -157,10 +157,6 @@ class ClientProtocol:
 
     # What the client wants.
 
-    def add_request(self, request: EngineCoreRequest, now: float) -> None:
-        """As `add_requests` of one."""
-        self.add_requests([request], now)
-
     def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None:
         """Hand requests to the engine, now or when there is one again."""
         for message in frame_requests(requests):
@@ -274,7 +270,8 @@ class ClientProtocol:
                 # Its next start may go well; `engine_ended` says so if there will be none.
                 self.outbox.append(GOODBYE)
             case Refusal(reason=reason, kind=kind) if self.facts is None:
-                self._say_only_goodbye()
+                self.outbox.clear()
+                self.outbox.append(GOODBYE)  # so that it need not wait
                 raise_remote(kind, reason)
             case Refusal(reason=reason) | EngineDead(reason=reason):
                 self._take_last_words(reason)
@@ -299,10 +296,6 @@ class ClientProtocol:
     def _take_last_words(self, reason: str) -> None:
         """The engine ends for good, and says why: this counts more than how its process has ended."""
         self.end_reason = reason
-        self._say_only_goodbye()
-        self.check()
-
-    def _say_only_goodbye(self) -> None:
-        """Answer the engine's last words, so that it need not wait."""
         self.outbox.clear()
-        self.outbox.append(GOODBYE)
+        self.outbox.append(GOODBYE)  # so that it need not wait
+        self.check()

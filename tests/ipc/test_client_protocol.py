@@ -95,10 +95,10 @@ def names(messages: list[msgspec.Struct]) -> list[str]:
 
 
 def test_hello_is_said_on_a_connection_and_nothing_else_before_the_welcome(client: Client) -> None:
-    client.protocol.add_request(make_request("early", [1]), NOW)
+    client.protocol.add_requests([make_request("early", [1])], NOW)
     assert client.sent() == []
     number = client.connect()
-    client.protocol.add_request(make_request("late", [1]), NOW)
+    client.protocol.add_requests([make_request("late", [1])], NOW)
     assert client.sent() == []
     client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, number))
     assert names(client.sent()) == ["early", "late"]
@@ -120,7 +120,7 @@ def test_a_second_welcome_changes_nothing(client: Client) -> None:
     number = client.connect()
     for _ in range(2):
         client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, number))
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     assert names(client.sent()) == ["a"]
 
 
@@ -167,7 +167,7 @@ def test_a_weight_that_no_engine_takes_is_refused(weight: float) -> None:
 def test_unfinished_requests_are_added_again_with_their_tokens(client: Client) -> None:
     client.attach()
     for name in ("a", "b"):
-        client.protocol.add_request(make_request(name, [1]), NOW)
+        client.protocol.add_requests([make_request(name, [1])], NOW)
     client.protocol.abort_requests(["b"])
     assert names(client.sent()) == ["a", "b", "AbortRequests"]
     assert client.hear(outputs(4, 5)) == outputs(4, 5).outputs
@@ -183,7 +183,7 @@ def test_only_another_engine_counts_as_a_loss_of_the_one_before(
     client: Client, epoch: str, num_attempts: int
 ) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.protocol.connection_lost(NOW)
     (again,) = client.attach(epoch)
     assert isinstance(again, EngineCoreRequest)
@@ -192,7 +192,7 @@ def test_only_another_engine_counts_as_a_loss_of_the_one_before(
 
 def test_outputs_of_an_earlier_life_of_the_engine_are_dropped(client: Client) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     assert client.hear(outputs(4)) == outputs(4).outputs
     client.attach("second")
     assert client.hear(outputs(5, start=1)) == []
@@ -201,7 +201,7 @@ def test_outputs_of_an_earlier_life_of_the_engine_are_dropped(client: Client) ->
 
 def test_what_was_not_sent_when_the_connection_was_lost_is_said_once(client: Client) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.protocol.connection_lost(NOW)
     assert not client.protocol.outbox
     assert names(client.attach()) == ["a"]
@@ -209,14 +209,14 @@ def test_what_was_not_sent_when_the_connection_was_lost_is_said_once(client: Cli
 
 def test_a_connection_that_is_made_without_the_end_of_the_one_before_begins_anew(client: Client) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.connect()
     assert not client.protocol.is_open
 
 
 def test_a_request_that_was_withdrawn_is_aborted_and_not_resumed(client: Client) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.protocol.withdraw_requests(["a"])
     assert client.sent()[1:] == [AbortRequests(["a"])]
     assert client.hear(outputs(4)) == []
@@ -274,7 +274,7 @@ def test_a_client_is_idle_while_nothing_is_owed_to_it(client: Client) -> None:
     call_id = client.protocol.start_call(UtilityMethod.STATS)
     assert not client.protocol.is_idle
     client.protocol.end_call(call_id)
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     assert not client.protocol.is_idle
 
 
@@ -283,7 +283,7 @@ def test_a_client_is_idle_while_nothing_is_owed_to_it(client: Client) -> None:
 
 def test_a_frame_that_does_not_decode_begins_anew_until_there_were_too_many(client: Client) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     for _ in range(MAX_LOSSES):
         client.sent()
         assert client.protocol.frames_received(GARBLED, NOW) == []
@@ -357,7 +357,7 @@ def test_last_words_end_it_and_count_more_than_how_the_process_ended(
     client: Client, message: msgspec.Struct
 ) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.protocol.engine_ended("exited with code 3", None, NOW)
     with pytest.raises(EngineDeadError, match="enough"):
         client.hear(message)
@@ -369,7 +369,7 @@ def test_last_words_end_it_and_count_more_than_how_the_process_ended(
 def test_a_request_that_the_engine_cannot_read_fails_alone(client: Client) -> None:
     client.attach()
     for name in "ab":
-        client.protocol.add_request(make_request(name, [1]), NOW)
+        client.protocol.add_requests([make_request(name, [1])], NOW)
     [end] = client.hear(ProtocolNotice("it does not decode", "a"))
     assert (end.request_id, end.finish_reason, end.error) == ("a", FinishReason.ERROR, "it does not decode")
     assert client.hear(ProtocolNotice("it does not decode", "a")) == []  # it has ended
@@ -378,7 +378,7 @@ def test_a_request_that_the_engine_cannot_read_fails_alone(client: Client) -> No
 
 def test_after_any_other_message_that_the_engine_cannot_read_it_is_brought_up_to_date(client: Client) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.sent()
     assert client.hear(ProtocolNotice("it does not decode")) == []
     assert [type(message) for message in client.sent()] == [Hello]
@@ -414,7 +414,7 @@ def test_an_engine_that_nobody_starts_again_is_the_end(
 
 def test_what_arrived_before_the_end_is_delivered(client: Client) -> None:
     client.attach()
-    client.protocol.add_request(make_request("a", [1]), NOW)
+    client.protocol.add_requests([make_request("a", [1])], NOW)
     client.protocol.engine_ended("SIGKILL", None, NOW)
     assert client.hear(outputs(4)) == outputs(4).outputs
 

@@ -88,7 +88,7 @@ class SimClient:
         def add_now() -> None:
             request = make()
             self._processor.add_request(request, sink)
-            self._protocol.add_request(request.sequences[0], self._timeline.now)
+            self._protocol.add_requests([request.sequences[0]], self._timeline.now)
             self._link.send_waiting(self._timeline.now)
 
         if self._protocol.facts is None:

@@ -106,7 +106,7 @@ def test_a_full_queue_keeps_the_order(played: Played) -> None:
     played.read()
     played.transport.room = 2
     for name in ("a", "b", "c"):
-        played.protocol.add_request(make_request(name, [1]), NOW)
+        played.protocol.add_requests([make_request(name, [1])], NOW)
         played.connection.send_waiting(NOW)
     assert played.names() == ["Hello", "a"]
     played.transport.room = 100
@@ -118,7 +118,7 @@ def test_a_client_looks_at_its_connection_before_it_sends(played: Played) -> Non
     played.connect()
     played.read()
     played.transport.events += [False, True]  # another engine, which has heard no Hello
-    played.protocol.add_request(make_request("a", [1]), NOW)
+    played.protocol.add_requests([make_request("a", [1])], NOW)
     played.connection.send_waiting(NOW)
     assert played.names() == ["Hello", "Hello"]
 
@@ -155,7 +155,7 @@ def test_an_engine_that_was_never_ready_is_not_started_again(played: Played) -> 
 def test_another_daemon_of_the_same_name_gets_no_request(played: Played) -> None:
     played.connect()
     played.read()
-    played.protocol.add_request(make_request("a", [1]), NOW)
+    played.protocol.add_requests([make_request("a", [1])], NOW)
     played.engine.end = "the daemon has ended"
     played.transport.events.append(False)
     played.connect()
