@@ -67,7 +67,7 @@ def read_score_activation(fields: ConfigFields, num_labels: int) -> HeadActivati
         return read_torch_activation(f"config.json {_OLD_CROSS_ENCODER}", name)
     problem = fields.get("problem_type")
     if problem is not None:
-        if problem not in _PROBLEM_TYPES:
+        if not isinstance(problem, str) or problem not in _PROBLEM_TYPES:
             raise fields.error("problem_type", problem, f"null or one of {', '.join(_PROBLEM_TYPES)}")
         if not (problem == "single_label_classification" and num_labels == 1):
             return _PROBLEM_TYPES[problem]

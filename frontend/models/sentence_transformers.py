@@ -95,8 +95,8 @@ def read_modules(folder: Path) -> Modules | None:
         raise ModelError(MODULES, f"{len(entries)} modules", f"1 to {_MAX_MODULES}")
     kinds: list[ModuleKind] = [_read_kind(index, entry.type) for index, entry in enumerate(entries)]
     for entry in entries:
-        parts = Path(entry.path).parts
-        if ".." in parts or Path(entry.path).is_absolute():
+        path = Path(entry.path)
+        if ".." in path.parts or path.is_absolute() or "\0" in entry.path:
             raise ModelError(f"{MODULES} path", entry.path, "a folder within the model's")
     _check_order(kinds)
     return Modules(tuple(kinds), tuple(entry.path for entry in entries))
@@ -171,7 +171,7 @@ def read_text_encoding(folder: Path) -> TextEncoding:
         raise settings.error("prompts", prompts, "an object of texts")
     named = {name: text or "" for name, text in cast(dict[str, str | None], prompts).items()}
     default = settings.get("default_prompt_name")
-    if default is not None and default not in named:
+    if default is not None and default not in list(named):  # which it may be no key of
         raise settings.error(
             "default_prompt_name", default, f"null or one of {', '.join(named) or 'no prompts'}"
         )

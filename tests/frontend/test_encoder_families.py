@@ -268,7 +268,9 @@ def test_an_activation_that_is_no_known_class_of_torch_is_refused(name: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "values", [{"num_labels": 0}, {"id2label": {}}, {"problem_type": "ranking"}], ids=str
+    "values",
+    [{"num_labels": 0}, {"id2label": {}}, {"problem_type": "ranking"}, {"problem_type": ["regression"]}],
+    ids=str,
 )
 def test_labels_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ModelError) as caught:
