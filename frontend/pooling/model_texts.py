@@ -40,7 +40,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
         """
         if text is not None and not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("prompt", text, "a text that goes before each text")
-        if name is not None and name not in self.prompts:
+        if name is not None and name not in list(self.prompts):  # which it may be no key of
             known = ", ".join(map(repr, self.prompts)) or "none"
             allowed = f"None or the name of a prompt of this model: {known}"
             raise InputError("prompt_name", name, allowed + did_you_mean(str(name), self.prompts))

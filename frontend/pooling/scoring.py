@@ -85,6 +85,8 @@ def prepare_scoring(
 
 
 def _read_texts(name: str, data: Texts) -> list[str]:
+    if not isinstance(data, Sequence) or isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(name, data, "a text or a list of texts")
     texts = [data] if isinstance(data, str) else list(data)
     if not texts:
         raise InputError(name, data, "at least one text")

@@ -157,6 +157,8 @@ def test_bad_prompts_are_refused_before_anything_is_sent(make_llm: Any):
             llm.embed(prompts)
     with pytest.raises(InputError, match="='query': None or the name of a prompt of this model: none"):
         llm.embed("fox", prompt_name="query")
+    with pytest.raises(InputError, match=r"prompt_name=\['query'\]: None or the name"):
+        llm.embed("fox", prompt_name=["query"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="priority='1 entries'"):
         llm.embed(["fox", "fox"], priority=[1])
     assert sent(llm) == []
@@ -203,6 +205,8 @@ def test_other_models_compare_embeddings_and_embed_a_query_once(make_llm: Any):
         ([], ["a"], r"data_1=\[\]: at least one text"),
         ("a", [], r"data_2=\[\]: at least one text"),
         ("a", ["b", 5], r"data_2\[1\]=5: a text"),
+        ("a", None, "data_2=None: a text or a list of texts"),
+        ("a", {"b": 1}, "data_2=.*: a text or a list of texts"),
         ("", "b", "=''"),
     ],
 )
