@@ -93,11 +93,12 @@ class EngineOutputs:
         finished: list[Request] = []
         for entry in pooled:
             place = places[entry.row]
-            request, data = step.requests[place], entry.data
+            request, data, pooled_start = step.requests[place], entry.data, 0
             if request.finish_reason is not None:
                 continue  # it ended while this step ran
             if request.is_token_wise:
-                data = _drop_delivered(request, data, step.prompt_starts[entry.row], step.num_tokens[place])
+                first, num_tokens = step.prompt_starts[entry.row], step.num_tokens[place]
+                data, pooled_start = _drop_delivered(request, data, first, num_tokens)
             if entry.row in complete:
                 request.finish_reason = FinishReason.STOP
                 request.first_token_time = request.last_token_time = now
@@ -114,6 +115,7 @@ class EngineOutputs:
                     num_cached_tokens=request.num_cached_tokens,
                     times=request.to_times(),
                     pooled=data,
+                    pooled_start=pooled_start,
                 ),
             )
         return finished
@@ -196,8 +198,10 @@ class EngineOutputs:
         )
 
 
-def _drop_delivered(request: Request, data: bytes, start: int, num_tokens: int) -> bytes:
-    """The vectors of the tokens [start, start + num_tokens) without those that were delivered."""
-    num_known = max(0, request.num_pooled_tokens - start)
+def _drop_delivered(request: Request, data: bytes, start: int, num_tokens: int) -> tuple[bytes, int]:
+    """The vectors of the tokens [start, start + num_tokens) without those that were delivered, and at which
+    byte of the whole answer they begin.
+    """
+    num_known, size_bytes = max(0, request.num_pooled_tokens - start), len(data) // num_tokens
     request.num_pooled_tokens = max(request.num_pooled_tokens, start + num_tokens)
-    return data[num_known * (len(data) // num_tokens) :]
+    return data[num_known * size_bytes :], (start + num_known) * size_bytes

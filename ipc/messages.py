@@ -428,6 +428,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error_code: ErrorCode | None = None
     beams: list[BeamHypothesis] | None = None  # with the end of a beam search, the best first
     pooled: bytes | None = None  # float32, as RowPooled.data; of token-wise tasks in parts, in order
+    pooled_start: int = 0  # at which byte of the whole answer those begin: as `start`, of tokens
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -34,7 +34,6 @@ class _Entry(msgspec.Struct):
     num_prompt_logprobs: int = 0  # positions that were delivered
     num_repeated: int = 0  # positions among them that the engine has said again since it was resumed
     pooled_bytes: int = 0  # of vectors that were delivered
-    repeated_bytes: int = 0  # among them, likewise
 
     def note_loss(self) -> None:
         """The engine that it was sent to is lost."""
@@ -80,8 +79,8 @@ class RequestLedger:
         """Enter what the engine sent and return what is to be delivered of it.
 
         Outputs of requests that are not here are dropped. Tokens that were delivered before stay in: whoever
-        reads merges by position. What comes after a gap is dropped: the connection has ended in
-        between and nobody has noticed yet; `resume` will make up for it.
+        reads merges by position; vectors do not. What comes after a gap is dropped: the connection has ended
+        in between and nobody has noticed yet; `resume` will make up for it.
         """
         kept: list[EngineCoreOutput] = []
         for output in outputs:
@@ -89,7 +88,7 @@ class RequestLedger:
             if entry is None:
                 continue
             num_known = len(entry.output) - output.start
-            if num_known < 0:
+            if num_known < 0 or output.pooled_start > entry.pooled_bytes:
                 continue
             entry.output.extend(output.new_token_ids[num_known:])
             if output.prompt_logprobs is not None:
@@ -109,7 +108,7 @@ class RequestLedger:
         aborted = [request_id for request_id, entry in self._entries.items() if entry.is_aborted]
         messages: list[EngineCoreRequest | AbortRequests] = []
         for entry in self._entries.values():
-            entry.num_repeated = entry.repeated_bytes = 0
+            entry.num_repeated = 0
             if is_other_engine and entry.is_sent:
                 entry.note_loss()
             messages.append(_resumed(entry, now))
@@ -143,8 +142,11 @@ def _drop_repeated(entry: _Entry, output: EngineCoreOutput) -> EngineCoreOutput:
 
 
 def _drop_repeated_vectors(entry: _Entry, pooled: bytes, output: EngineCoreOutput) -> EngineCoreOutput:
-    """As `_drop_repeated`, of the vectors of a token-wise task."""
-    num_known = max(0, entry.pooled_bytes - entry.repeated_bytes)
-    entry.repeated_bytes += len(pooled)
-    entry.pooled_bytes = max(entry.pooled_bytes, entry.repeated_bytes)
-    return msgspec.structs.replace(output, pooled=pooled[num_known:]) if num_known else output
+    """The output without vectors that were delivered before."""
+    num_known = entry.pooled_bytes - output.pooled_start
+    entry.pooled_bytes = max(entry.pooled_bytes, output.pooled_start + len(pooled))
+    if not num_known:
+        return output
+    return msgspec.structs.replace(
+        output, pooled=pooled[num_known:], pooled_start=output.pooled_start + num_known
+    )

@@ -87,6 +87,7 @@ def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCo
         error_code=second.error_code,
         beams=second.beams,
         pooled=_join_pooled(first.pooled, second.pooled),
+        pooled_start=second.pooled_start if first.pooled is None else first.pooled_start,
     )
 
 

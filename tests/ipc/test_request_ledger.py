@@ -158,11 +158,26 @@ def test_what_an_engine_was_sent_before_is_resumed_as_such(ledger: RequestLedger
     assert marks() == {"sent": True, "away": True}
 
 
-def test_vectors_that_an_engine_says_again_after_a_loss_are_delivered_once() -> None:
+def say_vectors(start: int, data: bytes) -> EngineCoreOutput:
+    return EngineCoreOutput("a", 0, [], pooled=data, pooled_start=start)
+
+
+def make_token_wise_ledger() -> RequestLedger:
     ledger = RequestLedger()
     ledger.add(make_request("a", [1, 2, 3], pooling_params=PoolingParams(task="token_embed")), NOW)
-    parts = [EngineCoreOutput("a", 0, [], pooled=data) for data in (b"1111", b"22223333")]
-    assert [one.pooled for one in ledger.take(parts[:1])] == [b"1111"]
+    return ledger
+
+
+def test_vectors_that_an_engine_says_again_after_a_loss_are_delivered_once() -> None:
+    ledger = make_token_wise_ledger()
+    assert [one.pooled for one in ledger.take([say_vectors(0, b"1111")])] == [b"1111"]
     ledger.resume(NOW, is_other_engine=True)
-    again = [EngineCoreOutput("a", 0, [], pooled=b"11112222"), EngineCoreOutput("a", 0, [], pooled=b"3333")]
-    assert [one.pooled for one in ledger.take(again)] == [b"2222", b"3333"]
+    again = [say_vectors(0, b"11112222"), say_vectors(8, b"3333")]
+    assert ledger.take(again) == [say_vectors(4, b"2222"), say_vectors(8, b"3333")]
+
+
+def test_vectors_that_come_twice_or_after_a_gap_are_not_delivered() -> None:
+    ledger = make_token_wise_ledger()
+    first, second, third = say_vectors(0, b"1111"), say_vectors(4, b"2222"), say_vectors(8, b"3333")
+    said = [third, first, first, third, second, first, third]
+    assert b"".join(one.pooled or b"" for one in ledger.take(said)) == b"111122223333"
