@@ -119,11 +119,11 @@ def _compare(
     )
 
 
-def compute_cosine(first: memoryview[float], second: memoryview[float]) -> float:
+def compute_cosine(first: Sequence[float], second: Sequence[float]) -> float:
     """The cosine of the angle between two vectors; 0 where one has no length."""
     lengths = _multiply(first, first) * _multiply(second, second)
     return _multiply(first, second) / math.sqrt(lengths) if lengths else 0.0
 
 
-def _multiply(first: memoryview[float], second: memoryview[float]) -> float:
-    return math.fsum(map(operator.mul, first, second))
+def _multiply(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(map(operator.mul, first, second))

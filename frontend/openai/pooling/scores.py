@@ -6,16 +6,16 @@ A cross-encoder reads each pair. Of a model that embeds it is the cosine of two 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
+from itertools import repeat
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from ...pooling.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
+from ...pooling.scoring import compute_cosine
 from ..bodies.pooling import DocumentText, Score, ScoreRequest
 from ..errors import FieldError
 from ..serving import Caller, Serving, make_id
@@ -90,7 +90,7 @@ async def score(
         if not text:
             raise FieldError(name, text, "a text that is not empty")
     most = getattr(fields, "max_tokens_per_doc", None)
-    if "embed" not in serving.llm.facts.tasks:
+    if serving.llm.pooling.processor.scores_pairs:
         params = make_params(serving, fields, "classify", **own)
         inputs = Inputs(pairs.seconds, pairs.second_names, "", pairs.firsts, most)
         found = await ask(serving, caller, Question(answer_id, inputs, params, fields))
@@ -117,13 +117,5 @@ async def compare(firsts: list[bytes], seconds: list[bytes]) -> list[float]:
 
 
 def _compare(firsts: list[bytes], seconds: list[bytes]) -> list[float]:
-    found: list[float] = []
-    first, norm = [0.0], 0.0
-    for place, vector in enumerate(seconds):
-        if place < len(firsts):
-            first = read_floats(firsts[place])
-            norm = math.hypot(*first)
-        second = read_floats(vector)
-        size = norm * math.hypot(*second)
-        found.append(sum(map(mul, first, second)) / size if size else 0.0)
-    return found
+    first_vectors = map(read_floats, firsts) if len(firsts) > 1 else repeat(read_floats(firsts[0]))
+    return list(map(compute_cosine, first_vectors, map(read_floats, seconds)))
