@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ...ipc.errors import PoolingParamsError
 from ...ipc.messages import EngineFacts
 from ...ipc.pooling_params import PoolingParams, PoolingTask
@@ -44,24 +46,12 @@ def check_params(facts: EngineFacts, params: PoolingParams | None, task: Pooling
         raise PoolingParamsError("pooling_params", given, "a PoolingParams")
     if task is not None and given.task not in (None, task):
         raise PoolingParamsError("task", given.task, f"None or {task!r}, which is the call's")
-    checked = given if given.task is not None else replace_task(given, task or "embed")
+    checked = given if given.task is not None else msgspec.structs.replace(given, task=task or "embed")
     assert checked.task is not None
     check_task(facts, checked.task)
     if checked.dimensions is not None:
         _check_dimensions(facts, checked.dimensions)
     return checked
-
-
-def replace_task(params: PoolingParams, task: PoolingTask) -> PoolingParams:
-    """The same for `task`. Raises PoolingParamsError for what does not go with it."""
-    return PoolingParams(
-        task=task,
-        dimensions=params.dimensions,
-        use_activation=params.use_activation,
-        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
-        truncate_prompt_tokens=params.truncate_prompt_tokens,
-        truncation_side=params.truncation_side,
-    )
 
 
 def _check_dimensions(facts: EngineFacts, dimensions: int) -> None:
