@@ -14,6 +14,7 @@ import msgspec
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
 from .model_spec import Dtype, ModelSpec
+from .param_fields import MAX_INT
 from .processes.core_losses import CoreLosses
 from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 
@@ -23,7 +24,6 @@ Quantization = Literal["int8"]  # of weights at load, one scale an output channe
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni"]
 
-MAX_INT = 2**31 - 1  # of counts and lengths, which the worker holds as int32
 MAX_SIZE_BYTES = 2**63 - 1
 MIN_READY_TIMEOUT_S = 1.0
 MAX_TIMEOUT_S = 86400.0  # a day; a poll cannot wait for any length

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from .errors import InputError
 
-MAX_INT = 2**31 - 1  # of an integer without a limit of its own: the worker holds them as int32
+MAX_INT = 2**31 - 1  # of counts and lengths without a limit of their own: the worker holds them as int32
 
 _PLAIN = frozenset({str, int, float, bool, type(None), list, dict})
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-from ...ipc.config import MAX_INT
 from ...ipc.errors import ConfigError, ModelError, SamplingParamsError
 from ...ipc.messages import MAX_EOS_TOKEN_IDS
 from ...ipc.model_spec import Dtype, ModelSpec
+from ...ipc.param_fields import MAX_INT
 from ...ipc.sampling_params import SamplingParams
 
 # What generation_config.json may preset, and SamplingParams' name for it.

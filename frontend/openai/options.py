@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ...ipc.config import MAX_INT
+from ...ipc.param_fields import MAX_INT
 from ...ipc.processes.restarts import MAX_LOSSES
 from .limits import Limits
 

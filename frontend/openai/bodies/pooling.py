@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ....ipc.param_fields import MAX_INT
 from ....ipc.pooling_params import PoolingTask
 from .schema import CacheSalt, ChatMessage, Priority, QueueTimeout, Timeout, TokenId, TruncationSide, User
 
-MAX_INT = 2**31 - 1
 Texts = str | list[str | int | list[TokenId]]  # a text, texts, token ids, or lists of token ids
 Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Name = Annotated[str, Meta(max_length=256)]
