@@ -33,7 +33,15 @@ from quire.tools.stress.asks import (
     draw_arrivals,
     draw_pool,
 )
-from quire.tools.stress.chats import Delta, DeltaCall, DeltaJoiner, Function, join_message, list_chats
+from quire.tools.stress.chats import (
+    Delta,
+    DeltaCall,
+    DeltaJoiner,
+    Function,
+    is_beginning,
+    join_message,
+    list_chats,
+)
 from quire.tools.stress.checks import check_records, count_failed
 from quire.tools.stress.client import AsyncClient
 from quire.tools.stress.kills import METHODS, ROLES, Kill, KillPace, Strike, draw_exact_kills, draw_kills
@@ -186,11 +194,18 @@ def test_some_requests_are_conversations_of_every_kind_that_the_model_knows():
             ],
             AssistantMessage("", "Hm", [ToolCall("a", "f"), ToolCall("b", "f", "{}")]),
         ),
+        (
+            [Delta("4"), Delta(None, None, [DeltaCall(0, Function("f", "{}"))]), Delta("<tool_call>")],
+            AssistantMessage("4<tool_call>", "", [ToolCall("a", "f", "{}")]),
+        ),
     ],
 )
 def test_the_deltas_of_a_chat_join_to_the_whole_answer(deltas: list[Delta], message: AssistantMessage):
     joiner = DeltaJoiner()
-    assert "".join(map(joiner.take, deltas)) == join_message(message)
+    texts = list(map(joiner.take, deltas))
+    assert texts[-1] == join_message(message)
+    assert all(is_beginning(text, texts[-1]) for text in texts)
+    assert not is_beginning(texts[-1] + "?", texts[-1])
 
 
 def test_all_beams_of_a_search_are_owed():

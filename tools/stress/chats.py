@@ -1,6 +1,7 @@
 """Requests of a stress run that are conversations: tools are offered, or thoughts asked for. Pure.
 
-What a request owes is compared as one text, which grows as an answer's events come.
+What a request owes is compared as one text, in which parts have an order of their own: a stream may have
+text behind a call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...frontend.output_formats.events import AssistantMessage
+from ...frontend.output_formats.events import AssistantMessage, ToolCall
 
 
 def _define(name: str, description: str, parameter: str) -> dict[str, Any]:
@@ -28,7 +29,7 @@ QUESTIONS = (
     "What is the capital of France?",
     "What is the age of Mia, and what is 7 minus 2?",
 )
-_BETWEEN = "|"  # parts of an answer
+_BETWEEN = "\x1e"  # parts of an answer, which no model here writes
 
 
 class Chat(msgspec.Struct, frozen=True):
@@ -60,6 +61,12 @@ def join_message(message: AssistantMessage) -> str:
     return _BETWEEN.join(filter(None, [message.reasoning, message.content, *calls]))
 
 
+def is_beginning(text: str, whole: str) -> bool:
+    """Whether an answer that was left in the middle has only beginnings of the parts of `whole`."""
+    owed = whole.split(_BETWEEN)
+    return all(any(part.startswith(piece) for part in owed) for piece in text.split(_BETWEEN))
+
+
 class Function(msgspec.Struct):
     """What is new of a call's function."""
 
@@ -83,21 +90,18 @@ class Delta(msgspec.Struct):
 
 
 class DeltaJoiner:
-    """The deltas of a stream -> the text that `join_message` gives of the whole answer, piece by piece."""
+    """The deltas of a stream -> the text that `join_message` gives of what has come."""
 
     def __init__(self) -> None:
-        self._part: str | int | None = None  # the one that is growing
+        self._message = AssistantMessage()
 
     def take(self, delta: Delta) -> str:
-        """More of the text."""
-        text = self._add("thoughts", delta.reasoning_content) + self._add("content", delta.content)
+        """All of the text so far."""
+        message = self._message
+        message.content += delta.content or ""
+        message.reasoning += delta.reasoning_content or ""
         for call in delta.tool_calls or ():
-            name = "" if call.function.name is None else f"{call.function.name} "
-            text += self._add(call.index, name + (call.function.arguments or ""))
-        return text
-
-    def _add(self, part: str | int, text: str | None) -> str:
-        if not text:
-            return ""
-        before, self._part = self._part, part
-        return text if before in (None, part) else _BETWEEN + text
+            if call.function.name is not None:
+                message.tool_calls.append(ToolCall("", call.function.name))
+            message.tool_calls[call.index].arguments += call.function.arguments or ""
+        return join_message(message)

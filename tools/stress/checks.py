@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from .chats import is_beginning
 from .record import Golden, Record
 
 _NUM_SHOWN = 5  # tokens, or characters, from where a request goes wrong
@@ -45,7 +46,7 @@ def _find_wrong(record: Record, golden: Golden) -> str | None:
 
 def _find_wrong_beginning(record: Record, golden: Golden) -> str | None:
     has_its_ids = golden.token_ids[: len(record.token_ids)] == record.token_ids
-    if has_its_ids and golden.text.startswith(record.text):
+    if has_its_ids and is_beginning(record.text, golden.text):
         return None
     return f"{_describe_difference(record, golden)}, before it was left"
 

@@ -147,6 +147,9 @@ class _Exchange:
             record.num_tokens = chunk.usage.completion_tokens
         record.text += "".join(vector.embedding for vector in chunk.data)
         for choice in chunk.choices:
-            record.text += choice.text if choice.delta is None else self._joiner.take(choice.delta)
+            if choice.delta is None:
+                record.text += choice.text
+            else:
+                record.text = self._joiner.take(choice.delta)
             record.num_ends += choice.finish_reason is not None
             record.piece_times.append(time.monotonic())
