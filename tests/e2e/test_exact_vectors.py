@@ -1,0 +1,102 @@
+"""Exact vectors: what an encoder makes of a text is the same bit for bit, whatever runs beside it or dies.
+
+What decoders make of texts is among the kinds of crowd.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crowd import Answer, Ask, answer, answer_alone
+from encoders import ENCODERS, make_encoder
+from quire import LLM, PoolingParams
+from quire.frontend.models.model_folder import POCKET_ENCODER
+from quire.frontend.pooling.encoder import TextPair
+from quire.ipc.model_spec import Pool
+
+Model = tuple[str, str]  # folder and dtype
+
+DTYPES = {POCKET_ENCODER: "float32", "modernbert": "bfloat16"}  # of the default suite
+MODELS = [
+    pytest.param((name, dtype), marks=[] if DTYPES.get(name) == dtype else [pytest.mark.slow])
+    for name in (POCKET_ENCODER, *ENCODERS)
+    for dtype in ("float32", "bfloat16")
+]
+NUM_ASKS = 72
+POOLS: dict[str, Pool] = {"modernbert": "cls"}  # of those that have no file that says it
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join(model))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    request.getfixturevalue("library")
+    name, dtype = request.param
+    if name != POCKET_ENCODER:
+        folder = tmp_path_factory.mktemp("encoder") / name
+        make_encoder(folder, name)
+        name = str(folder)
+    return name, dtype
+
+
+def make_llm(model: Model, backend: str = "uni", **fields: Any) -> LLM:
+    folder, dtype = model
+    if folder != POCKET_ENCODER:
+        fields |= {"skip_tokenizer_init": True}
+        fields |= {"pooler_config": {"pooling_type": POOLS.get(Path(folder).name, "mean").upper()}}
+    sizes = {"max_model_len": 160, "max_num_batched_tokens": 256}  # some steps for all requests
+    return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **(sizes | fields))
+
+
+@pytest.fixture(scope="module")
+def asks(model: Model) -> list[Ask]:
+    """Vectors of texts and of each of their tokens; pairs where there is a tokenizer."""
+    return [Ask("text", i, make_prompt(model, i), make_params(i)) for i in range(NUM_ASKS)]
+
+
+def make_prompt(model: Model, i: int) -> Any:
+    if model[0] == POCKET_ENCODER and i % 4 == 0:
+        return TextPair(f"What did fox {i} find?", "It found a red ball beside the river. " * (1 + i % 7))
+    return {"prompt_token_ids": [5 + (7 * i + j * j) % 120 for j in range(1 + (11 * i) % 157)]}
+
+
+def make_params(i: int) -> PoolingParams:
+    return PoolingParams(task="token_embed" if i % 3 == 2 else "embed", use_activation=i % 2 == 0)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model, asks: list[Ask]) -> dict[str, Answer]:
+    with make_llm(model) as llm:
+        assert llm.llm_engine.facts.batch_variance_reason == ""
+        return answer_alone(llm, asks)
+
+
+@pytest.mark.parametrize("num_tokens", [256, 4096])
+def test_neighbours_change_no_bit(
+    model: Model, asks: list[Ask], alone: dict[str, Answer], num_tokens: int
+) -> None:
+    with make_llm(model, max_num_batched_tokens=num_tokens) as llm:
+        assert answer(llm, asks) == alone
+        assert answer(llm, asks[::-1]) == alone
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, marks=[] if model[0] == POCKET_ENCODER else [pytest.mark.slow], id=model[0])
+        for model in DTYPES.items()
+    ],
+    indirect=True,
+)
+def test_a_lost_worker_and_a_lost_core_change_no_bit(
+    model: Model,
+    asks: list[Ask],
+    alone: dict[str, Answer],
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hooks = "worker.execute:segfault@6,core.schedule:exit@12"
+    with make_llm(model, "mp", fault_hooks=hooks) as llm:
+        assert answer(llm, asks) == alone
+    assert "was killed by SIGSEGV; starting another" in capfd.readouterr().err
+    assert "exited with code 1 (crashed); starting another" in caplog.text
