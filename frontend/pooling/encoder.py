@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...ipc.errors import PromptError
 from ..text.tokenizer import Tokenizer
+from ..text.truncation import Truncation
 from .model_texts import ModelTexts
 
 if TYPE_CHECKING:
@@ -37,15 +38,11 @@ class EncodedText(NamedTuple):
     type_start: int | None = None
 
 
-class Cut(NamedTuple):
-    """Texts are cut to `max_tokens`, special tokens included: their last tokens, or their first ones."""
-
-    max_tokens: int
-    keeps_start: bool = True
-
-
 class TextEncoder:
-    """Encodes many texts at once, on all cores. Of a pair that is too long the document alone is cut."""
+    """Encodes many texts at once, on all cores.
+
+    A `cut` counts special tokens, which stay. Of a pair that is too long the document alone is cut.
+    """
 
     def __init__(self, tokenizer: Tokenizer, texts: ModelTexts) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +55,9 @@ class TextEncoder:
             text = text.strip()
         return text.lower() if self._texts.is_lowered else text
 
-    def encode_texts(self, names: Sequence[str], texts: Sequence[str], cut: Cut | None) -> list[EncodedText]:
+    def encode_texts(
+        self, names: Sequence[str], texts: Sequence[str], cut: Truncation | None
+    ) -> list[EncodedText]:
         """Of prepared texts, called `names` in errors. Raises PromptError for a cut that leaves nothing."""
         encodings = self._tokenizer.encode_texts(texts)
         return [
@@ -66,7 +65,11 @@ class TextEncoder:
         ]
 
     def encode_pairs(
-        self, names: Sequence[str], pairs: Sequence[TextPair], cut: Cut | None, instruction: str | None = None
+        self,
+        names: Sequence[str],
+        pairs: Sequence[TextPair],
+        cut: Truncation | None,
+        instruction: str | None = None,
     ) -> list[EncodedText]:
         """As `encode_texts`. instruction: None takes the model's own.
 
@@ -80,13 +83,13 @@ class TextEncoder:
         encodings = self._tokenizer.encode_pairs(pairs)
         found: list[EncodedText] = []
         for name, encoding in zip(names, encodings, strict=True):
-            types = encoding.type_ids if self._texts.has_types else ()
+            types = encoding.type_ids
             start = types.index(1) if 1 in types else None
             found.append(EncodedText(_cut(name, encoding, cut, 1), start))
         return found
 
     def _fill_template(
-        self, names: Sequence[str], pairs: Sequence[TextPair], cut: Cut | None, instruction: str
+        self, names: Sequence[str], pairs: Sequence[TextPair], cut: Truncation | None, instruction: str
     ) -> list[EncodedText]:
         """Qwen3-Reranker's. The document is last, so a cut of the end leaves the query whole."""
         heads = [f"<Instruct>: {instruction}\n<Query>: {one.query}\n<Document>: " for one in pairs]
@@ -104,7 +107,7 @@ class TextEncoder:
         return [EncodedText(prefix + body + suffix) for body in ids]
 
 
-def _cut(name: str, encoding: Encoding, cut: Cut | None, sequence: int) -> list[int]:
+def _cut(name: str, encoding: Encoding, cut: Truncation | None, sequence: int) -> list[int]:
     """Token ids, of which those of the first (0) or second (1) text are cut; special tokens stay."""
     ids = encoding.ids
     excess = 0 if cut is None else len(ids) - cut.max_tokens
@@ -118,6 +121,6 @@ def _cut(name: str, encoding: Encoding, cut: Cut | None, sequence: int) -> list[
     return ids[:start] + ids[start + excess :]
 
 
-def _no_room(name: str, cut: Cut, num_others: int) -> PromptError:
+def _no_room(name: str, cut: Truncation, num_others: int) -> PromptError:
     allowed = f"at most {cut.max_tokens}, of which {num_others} are not the text that may be cut"
     return PromptError(name, f"at least {num_others + 1} tokens", allowed)

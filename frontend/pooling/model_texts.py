@@ -19,9 +19,8 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     """`prompts`: texts before a text, by name. is_stripped, is_lowered: what is done with it then.
 
     instruction: of a model whose pairs go into Qwen3-Reranker's template, what it does unless it is told;
-    None: pairs are joined by the tokenizer. has_types: tokens of a pair's second text are of another type.
-    takes_prompts: what goes before a text is pooled with it, as it always is here. labels: of a classifier's
-    classes, in order.
+    None: pairs are joined by the tokenizer. takes_prompts: what goes before a text is pooled with it, as it
+    always is here. labels: of a classifier's classes, in order.
     """
 
     prompts: dict[str, str] = {}
@@ -29,7 +28,6 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     is_stripped: bool = False
     is_lowered: bool = False
     instruction: str | None = None
-    has_types: bool = True
     takes_prompts: bool = True
     labels: tuple[str, ...] = ()
 
@@ -74,7 +72,6 @@ def read_model_texts(folder: Path) -> ModelTexts:
         is_stripped=modules is not None,
         is_lowered=encoding.do_lower_case,
         instruction=instruction,
-        has_types=config.get("type_vocab_size") not in (0, 1),
         takes_prompts=all(pool.get("include_prompt", True) for pool in pools),
         labels=encoding.labels,
     )

@@ -24,7 +24,7 @@ from ..text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, refusing_t
 from ..text.prompts import Prompt, RawPrompt, parse_prompt
 from ..text.tokenizer import Tokenizer
 from ..text.truncation import Truncation
-from .encoder import Cut, EncodedText, TextEncoder, TextPair
+from .encoder import EncodedText, TextEncoder, TextPair
 from .model_texts import ModelTexts, read_model_texts
 from .state import PoolingInput
 from .tasks import check_params
@@ -63,6 +63,16 @@ class PoolingProcessor:
             raise PoolingParamsError("truncate_prompt_tokens", asked, allowed)
         return checked
 
+    def find_truncation(self, params: PoolingParams) -> Truncation | None:
+        """What checked parameters say; None if a prompt that is too long is to be refused."""
+        asked = params.truncate_prompt_tokens
+        if asked is None:
+            return None
+        room = self.facts.max_model_len
+        if slots := self.facts.num_gpu_blocks * self.facts.block_size:
+            room = min(room, slots)
+        return Truncation(room if asked == -1 else asked, params.truncation_side == "right")
+
     def tokenize(
         self,
         prompts: Sequence[PoolingPrompt],
@@ -77,13 +87,13 @@ class PoolingProcessor:
         params, one a prompt, say where they are cut. prompt: what goes before each text. Raises PromptError.
         """
         raw = [_parse(name, one) for name, one in zip(names, prompts, strict=True)]
-        groups: dict[tuple[bool, Cut | None], list[tuple[RawPrompt, Any]]] = {}
+        groups: dict[tuple[bool, Truncation | None], list[tuple[RawPrompt, Any]]] = {}
         for one, given, own in zip(raw, prompts, params, strict=True):
-            cut = self._find_cut(own)
+            cut = self.find_truncation(own)
             if one.token_ids is None:
                 groups.setdefault((isinstance(given, TextPair), cut), []).append((one, given))
-            elif cut is not None:
-                one.truncation = Truncation(cut.max_tokens, cut.keeps_start)
+            else:
+                one.truncation = cut
         for (is_pair, cut), members in groups.items():
             for start in range(0, len(members), _ENCODED_AT_ONCE):
                 some = members[start : start + _ENCODED_AT_ONCE]
@@ -124,16 +134,7 @@ class PoolingProcessor:
         )
         return PoolingInput(name, prompt.token_ids, [request])
 
-    def _find_cut(self, params: PoolingParams) -> Cut | None:
-        asked = params.truncate_prompt_tokens
-        if asked is None:
-            return None
-        room = self.facts.max_model_len
-        if slots := self.facts.num_gpu_blocks * self.facts.block_size:
-            room = min(room, slots)
-        return Cut(room if asked == -1 else asked, params.truncation_side == "right")
-
-    def _encode_texts(self, raw: Sequence[RawPrompt], cut: Cut | None, prompt: str) -> None:
+    def _encode_texts(self, raw: Sequence[RawPrompt], cut: Truncation | None, prompt: str) -> None:
         names = [one.name for one in raw]
         encoder = self._make_encoder(names, [one.text or "" for one in raw])
         texts = [encoder.prepare(one.text or "", prompt) for one in raw]
@@ -142,7 +143,7 @@ class PoolingProcessor:
                 one.token_ids = found.token_ids
 
     def _encode_pairs(
-        self, members: Sequence[tuple[RawPrompt, TextPair]], cut: Cut | None, instruction: str | None
+        self, members: Sequence[tuple[RawPrompt, TextPair]], cut: Truncation | None, instruction: str | None
     ) -> None:
         names = [one.name for one, _ in members]
         pairs = [pair for _, pair in members]

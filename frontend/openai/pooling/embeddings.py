@@ -8,7 +8,6 @@ import msgspec
 from starlette.responses import Response
 
 from ....ipc.pooling_params import EMBEDDING, PoolingParams, PoolingTask
-from ...text.truncation import Truncation
 from ..bodies.pooling import Classification, ClassifyRequest, EmbeddingRequest, InputFields, PoolingRequest
 from ..endpoints.prompts import render_chat
 from ..errors import FieldError
@@ -18,7 +17,6 @@ from .answers import respond_json, write_list
 from .inputs import Inputs, find_prompt, read_inputs
 from .question import Question, Vectors, ask, make_params
 from .tasks import check_task
-from .tokenizing import find_cut
 from .vectors import (
     FLOAT_BYTES,
     Write,
@@ -102,13 +100,12 @@ async def _find_inputs(
         prompt = find_prompt(serving.model_texts, request.prompt_name, request.input_type)
     if request.input is not None:
         return read_inputs("input", request.input, serving.options.limits.max_inputs, prompt)
-    cut = find_cut(serving.llm.facts, params)
     job = RenderJob(
         messages=request.messages or [],
         add_generation_prompt=False,
         variables=request.chat_template_kwargs,
         max_model_len=serving.llm.facts.max_model_len,
-        truncation=None if cut is None else Truncation(cut.max_tokens, cut.keeps_start),
+        truncation=serving.llm.pooling.processor.find_truncation(params),
         num_generated=0,
     )
     return Inputs([await render_chat(serving, job, caller)], ["messages"])

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 
-from ....ipc.messages import EngineFacts
 from ....ipc.pooling_params import PoolingParams
 from ....ipc.token_ids import decode_token_ids
-from ...pooling.encoder import Cut, EncodedText, TextPair
+from ...pooling.encoder import EncodedText, TextPair
 from ...pooling.processor import PoolingPrompt
 from ..endpoints.prompts import MAX_INLINE_LENGTH
 from ..serving import Caller, Serving
@@ -41,7 +40,7 @@ async def tokenize_inputs(
         model=serving.model_texts,
         prompt=inputs.prompt,
         queries=queries,
-        cut=find_cut(serving.llm.facts, params),
+        truncation=serving.llm.pooling.processor.find_truncation(params),
         max_tokens_per_text=inputs.max_tokens_per_text,
     )
     answer = await serving.text.run(job, caller.tenant)
@@ -54,14 +53,6 @@ async def tokenize_inputs(
         if number % _DECODED_A_TURN == _DECODED_A_TURN - 1:
             await asyncio.sleep(0)
     return prompts
-
-
-def find_cut(facts: EngineFacts, params: PoolingParams) -> Cut | None:
-    """Where prompts are cut; None: one that is too long is refused."""
-    asked = params.truncate_prompt_tokens
-    if asked is None:
-        return None
-    return Cut(facts.max_model_len if asked == -1 else asked, params.truncation_side == "right")
 
 
 def _can_inline(serving: Serving, texts: list[str], others: list[str]) -> bool:

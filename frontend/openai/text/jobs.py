@@ -15,7 +15,6 @@ import msgspec
 from ....ipc.structured_outputs import StructuredOutputsFields
 from ...output_formats.grammars.rules import OutputRules
 from ...output_formats.tools import Tool
-from ...pooling.encoder import Cut
 from ...pooling.model_texts import ModelTexts
 from ...text.truncation import Truncation
 from ..bodies.schema import ChatMessage
@@ -68,8 +67,8 @@ class EncodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
 class PoolingJob(msgspec.Struct, frozen=True, kw_only=True, tag="pooling"):
     """Texts, or each of them behind its query or the only one, to token ids for vectors.
 
-    `texts` and `names` as in EncodeJob. A text is cut to max_tokens_per_text, then the prompt as `cut`
-    says; then it has at most max_tokens. model: what its files say of texts.
+    `texts` and `names` as in EncodeJob. A text is cut to max_tokens_per_text, then the prompt as
+    `truncation` says; then it has at most max_tokens. model: what its files say of texts.
     """
 
     texts: list[str]
@@ -78,7 +77,7 @@ class PoolingJob(msgspec.Struct, frozen=True, kw_only=True, tag="pooling"):
     model: ModelTexts
     prompt: str = ""
     queries: list[str] | None = None
-    cut: Cut | None = None
+    truncation: Truncation | None = None
     max_tokens_per_text: int | None = None
 
 

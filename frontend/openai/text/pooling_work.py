@@ -34,9 +34,11 @@ def _encode_part(tokenizer: Tokenizer, job: PoolingJob, part: slice) -> list[Enc
     if job.max_tokens_per_text is not None:
         texts = _cut_texts(tokenizer, texts, job.max_tokens_per_text)
     if job.queries is None:
-        return encoder.encode_texts(names, [encoder.prepare(text, job.prompt) for text in texts], job.cut)
+        return encoder.encode_texts(
+            names, [encoder.prepare(text, job.prompt) for text in texts], job.truncation
+        )
     queries = job.queries * len(texts) if len(job.queries) == 1 else job.queries[part]
-    return encoder.encode_pairs(names, list(map(TextPair, queries, texts)), job.cut)
+    return encoder.encode_pairs(names, list(map(TextPair, queries, texts)), job.truncation)
 
 
 def _cut_texts(tokenizer: Tokenizer, texts: list[str], max_tokens: int) -> list[str]:

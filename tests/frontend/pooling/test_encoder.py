@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from frontend_fakes import write_byte_level_folder, write_encoder_folder
-from quire.frontend.pooling.encoder import Cut, TextEncoder, TextPair
+from quire.frontend.pooling.encoder import TextEncoder, TextPair
 from quire.frontend.pooling.model_texts import ModelTexts, read_model_texts
 from quire.frontend.text.tokenizer import load_tokenizer
+from quire.frontend.text.truncation import Truncation
 from quire.ipc.errors import InputError, PromptError
 from transformers import PreTrainedTokenizerFast
 
@@ -42,7 +43,7 @@ def find_type_start(types: list[int]) -> int | None:
 def test_texts_are_cut_as_transformers_cuts_them(
     encoder: TextEncoder, judge: Any, most: int | None, side: str
 ):
-    cut = None if most is None else Cut(most, side == "right")
+    cut = None if most is None else Truncation(most, side == "right")
     judge.truncation_side = side
     expected = judge(TEXTS, truncation=most is not None, max_length=most)["input_ids"]
     found = encoder.encode_texts([""] * len(TEXTS), TEXTS, cut)
@@ -61,7 +62,9 @@ def test_of_pairs_the_second_text_alone_is_cut(encoder: TextEncoder, judge: Any,
         max_length=most,
         return_token_type_ids=True,
     )
-    found = encoder.encode_pairs([""] * len(pairs), pairs, None if most is None else Cut(most))
+    found = encoder.encode_pairs(
+        [""] * len(pairs), pairs, None if most is None else Truncation(most, keeps_start=True)
+    )
     assert [list(one.token_ids) for one in found] == expected["input_ids"]
     assert [one.type_start for one in found] == [find_type_start(one) for one in expected["token_type_ids"]]
 
@@ -70,9 +73,9 @@ def test_a_query_that_leaves_no_room_is_refused_with_both_numbers(encoder: TextE
     with pytest.raises(
         PromptError, match=r"data_2\[3\]='at least \d+ tokens': at most 6, of which \d+ are not"
     ):
-        encoder.encode_pairs(["data_2[3]"], [TextPair(TEXTS[1], "fox")], Cut(6))
+        encoder.encode_pairs(["data_2[3]"], [TextPair(TEXTS[1], "fox")], Truncation(6, keeps_start=True))
     with pytest.raises(PromptError, match="prompt='at least 3 tokens': at most 2, of which 2 are not"):
-        encoder.encode_texts(["prompt"], ["the fox"], Cut(2))
+        encoder.encode_texts(["prompt"], ["the fox"], Truncation(2))
 
 
 def test_qwen3s_template_is_that_of_its_model_card(tmp_path: Path):
@@ -89,13 +92,13 @@ def test_qwen3s_template_is_that_of_its_model_card(tmp_path: Path):
     (found,) = encoder.encode_pairs(["x"], [pair], None, "find")
     assert tokenizer.decode(list(found.token_ids)) == text
     assert found.type_start is None
-    (cut,) = encoder.encode_pairs(["x"], [pair], Cut(len(found.token_ids) - 2), "find")
+    (cut,) = encoder.encode_pairs(["x"], [pair], Truncation(len(found.token_ids) - 2), "find")
     last = tokenizer.decode(tokenizer.encode(body)[-2:])
     assert tokenizer.decode(list(cut.token_ids)) == text.replace(f"{last}<|im_end|>", "<|im_end|>")
     (plain,) = encoder.encode_pairs(["x"], [pair], None)
     assert "<Instruct>: Given a web search query, retrieve" in tokenizer.decode(list(plain.token_ids))
     with pytest.raises(PromptError, match="x='at least"):
-        encoder.encode_pairs(["x"], [pair], Cut(20))
+        encoder.encode_pairs(["x"], [pair], Truncation(20))
 
 
 def test_other_models_take_no_instruction(encoder: TextEncoder):

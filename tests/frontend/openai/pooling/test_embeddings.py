@@ -16,6 +16,7 @@ from quire.frontend.openai.options import ServerOptions
 from quire.frontend.openai.serving import Serving
 from quire.frontend.openai.text.jobs import PoolingJob
 from quire.frontend.pooling.encoder import EncodedText
+from quire.frontend.text.truncation import Truncation
 from quire.ipc.errors import RequestFailedError
 
 PATH = "/v1/embeddings"
@@ -114,6 +115,18 @@ def test_the_models_prompt_goes_before_each_text(
         assert [item["embedding"] for item in body["data"]] == [wanted] * num_texts
 
     run_encoder(scenario, model=str(tmp_path))
+
+
+def test_a_text_process_cuts_to_what_the_kv_cache_holds() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        text = "word " * 900
+        for given in ({"input": text}, {"messages": [{"role": "user", "content": text}]}):
+            body = (await client.post(PATH, given | {"truncate_prompt_tokens": -1})).json
+            assert body["usage"]["prompt_tokens"] == 96
+            job, _ = serving.text.jobs[-1]  # type: ignore[attr-defined]
+            assert job.truncation == Truncation(96, keeps_start=True)
+
+    run_encoder(scenario, num_gpu_blocks=6, block_size=16)
 
 
 @pytest.mark.parametrize("text", ["word " * 200, "word " * 900], ids=["inline", "by a job"])
