@@ -191,7 +191,6 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     pools: tuple[Pool, ...] = ("cls",)  # ("all",): token-wise only
-    include_prompt: bool = True  # False: tokens of the prompt before the text are not pooled
     projections: tuple[ProjectionSpec, ...] = ()
     normalize: bool = False
     is_matryoshka: bool = False
@@ -202,12 +201,13 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
         """What the head answers with."""
+        whole, each = ("classify", "token_classify") if self.num_labels else ("embed", "token_embed")
         if self.pools == ("all",):
-            return ("token_classify",) if self.num_labels else ("token_embed",)
-        return ("classify", "token_classify") if self.num_labels else ("embed", "token_embed")
+            return (each,)
+        return (whole, each) if len(self.pools) == 1 else (whole,)  # a token is as wide as one pool
 
     def count_width(self, hidden_size: int) -> int:
-        """Numbers of a vector; of a token-wise one too where there is one pool."""
+        """Numbers of a vector."""
         return self.projections[-1].out_size if self.projections else hidden_size * len(self.pools)
 
 

@@ -53,7 +53,6 @@ _TRANSFORMER_CONFIGS = (
     "sentence_camembert_config.json",
     "sentence_xlm-roberta_config.json",
 )
-Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,10 @@ class Modules:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoding:
-    """What a frontend does with texts before they are tokens, and how vectors and scores are to be read."""
+    """What a frontend does with texts before they are tokens, and what scores are called."""
 
     prompts: dict[str, str] = field(default_factory=dict[str, str])  # put before a text, by name
     default_prompt_name: str | None = None
-    similarity: Similarity = "cosine"  # of two vectors; of euclidean and manhattan the negative distance
     max_seq_length: int | None = None  # tokens that the model was made for
     do_lower_case: bool = False  # of the text, before the tokenizer
     labels: tuple[str, ...] = ()  # of a classifier's scores, in their order
@@ -122,11 +120,11 @@ def read_pooling_modules(
     `hidden_size` is the model's. Raises ModelError by file and key. With `load_weights` the weights of dense
     modules are checked as the model's are.
     """
-    pools, include_prompt = cast(tuple[Pool, ...], ("all",)), True
+    pools: tuple[Pool, ...] = ("all",)
     if len(modules.kinds) == 1 or "LogitScore" in modules.kinds:
         return None
     for path in modules.find("Pooling"):
-        pools, include_prompt = _read_pools(folder / path / "config.json", hidden_size)
+        pools = _read_pools(folder / path / "config.json", hidden_size)
     width = hidden_size * len(pools)
     projections: list[ProjectionSpec] = []
     for path in modules.find("Dense"):
@@ -136,7 +134,6 @@ def read_pooling_modules(
     is_scored = settings.get("model_type") == "CrossEncoder"
     return PoolingSpec(
         pools=pools,
-        include_prompt=include_prompt,
         projections=tuple(projections),
         normalize="Normalize" in modules.kinds,
         num_labels=width if is_scored else 0,
@@ -175,14 +172,10 @@ def read_text_encoding(folder: Path) -> TextEncoding:
         raise settings.error(
             "default_prompt_name", default, f"null or one of {', '.join(named) or 'no prompts'}"
         )
-    similarity = settings.get("similarity_fn_name", "cosine")
-    if similarity not in get_args(Similarity):
-        raise settings.error("similarity_fn_name", similarity, f"one of {', '.join(get_args(Similarity))}")
     limits = _read_limits(transformer)
     return TextEncoding(
         prompts=named,
         default_prompt_name=default,
-        similarity=similarity,
         max_seq_length=_read_max_seq_length(folder, transformer, limits),
         do_lower_case=limits.boolean("do_lower_case", False),
         labels=_read_labels(read_json(transformer / "config.json")),
@@ -211,8 +204,7 @@ def _open(file: Path) -> ConfigFields:
     return ConfigFields(read_json(file), file=f"{file.parent.name}/{file.name}")
 
 
-def _read_pools(file: Path, hidden_size: int) -> tuple[tuple[Pool, ...], bool]:
-    """(pools, include_prompt)."""
+def _read_pools(file: Path, hidden_size: int) -> tuple[Pool, ...]:
     fields = _open(file)
     width = fields.get("embedding_dimension", fields.get("word_embedding_dimension", hidden_size))
     if width != hidden_size:
@@ -220,11 +212,11 @@ def _read_pools(file: Path, hidden_size: int) -> tuple[tuple[Pool, ...], bool]:
     named: Any = fields.get("pooling_mode")
     if named is None:
         pools: list[Pool] = [pool for key, pool in _OLD_POOLS.items() if fields.boolean(key, False)]
-        return tuple(pools) or ("mean",), fields.boolean("include_prompt", True)
+        return tuple(pools) or ("mean",)
     names = cast(list[Any], named) if isinstance(named, list) else [named]
     if not 1 <= len(names) <= len(_POOLS) or not all(isinstance(n, str) and n in _POOLS for n in names):
         raise fields.error("pooling_mode", named, f"one or some of {', '.join(_POOLS)}")
-    return tuple(_POOLS[name] for name in names), fields.boolean("include_prompt", True)
+    return tuple(_POOLS[name] for name in names)
 
 
 def _read_dense(folder: Path, path: str, width: int, load_weights: bool) -> ProjectionSpec:

@@ -252,6 +252,7 @@ def test_the_answer_counts_in_the_price() -> None:
         (PoolingSpec(num_labels=1), ("generate", "classify", "token_classify", "score")),
         (PoolingSpec(num_labels=3), ("generate", "classify", "token_classify")),
         (PoolingSpec(pools=("all",)), ("generate", "token_embed")),
+        (PoolingSpec(pools=("cls", "mean")), ("generate", "embed", "score")),
     ],
 )
 def test_tasks_are_those_of_the_head(pooling: PoolingSpec, tasks: tuple[str, ...]) -> None:

@@ -115,9 +115,9 @@ def test_every_old_switch_is_a_pool_and_none_is_the_mean(tmp_path: Path) -> None
     switches = {"1_Pooling/config.json": {f"pooling_mode_{name}": True for name in names}}
     pools = ("cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last")
     assert read_head(tmp_path, files | switches).pools == pools
-    assert read_head(tmp_path, files | {"1_Pooling/config.json": {"include_prompt": False}}) == PoolingSpec(
-        pools=("mean",), include_prompt=False
-    )
+    # What may not be pooled is the prompt before a text, which the frontend then refuses.
+    without = read_head(tmp_path, files | {"1_Pooling/config.json": {"include_prompt": False}})
+    assert without == PoolingSpec(pools=("mean",))
 
 
 def test_a_causal_embedder_is_read_with_its_last_token(tmp_path: Path) -> None:
@@ -179,11 +179,11 @@ def test_texts_are_read_as_sentence_transformers_wrote_them(tmp_path: Path) -> N
     settings = {"prompts": {"query": "q: ", "document": None}, "default_prompt_name": "query"}
     files = {
         "config.json": {"id2label": {"0": "no", "1": "yes"}},
-        "config_sentence_transformers.json": {**settings, "similarity_fn_name": "dot"},
+        "config_sentence_transformers.json": settings,
     }
     encoding = read_text_encoding(write(tmp_path, files))
     assert encoding.prompts == {"query": "q: ", "document": ""}
-    assert (encoding.default_prompt_name, encoding.similarity) == ("query", "dot")
+    assert encoding.default_prompt_name == "query"
     assert encoding.labels == ("no", "yes")
 
 
@@ -221,7 +221,6 @@ def test_a_folder_without_any_such_file_has_no_prompts_and_no_limit(tmp_path: Pa
         ({"config_sentence_transformers.json": {"prompts": ["q"]}}, "prompts="),
         ({"config_sentence_transformers.json": {"default_prompt_name": "query"}}, "default_prompt_name"),
         ({"config_sentence_transformers.json": {"default_prompt_name": []}}, "default_prompt_name"),
-        ({"config_sentence_transformers.json": {"similarity_fn_name": "lp"}}, "similarity_fn_name"),
         ({"sentence_bert_config.json": {"max_seq_length": -1}}, "max_seq_length=-1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
