@@ -143,10 +143,13 @@ def _count_scratch_bytes(config: EngineConfig) -> int:
 
 
 def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -> int:
-    """Blocks by the override, the size in bytes, or what the device has; `free_bytes` may be negative."""
+    """Blocks by the override, the size in bytes, or what the device has; `free_bytes` may be negative.
+
+    0 of a model without KV.
+    """
     cache, block_bytes = config.cache, config.block_size_bytes
-    if not block_bytes:  # as many as ever: they are numbers of nothing
-        return config.scheduler.max_num_seqs * config.max_blocks_per_request
+    if not block_bytes:
+        return 0
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
         _check_one_request(config, num_blocks, "num_gpu_blocks_override", num_blocks)

@@ -151,7 +151,7 @@ def test_an_encoder_keeps_no_kv_and_its_layers_share_the_blocks_of_two() -> None
     encoder = msgspec.structs.replace(spec, layers=(layer,) * 5)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, spec=encoder))
     plan = plan_memory(config, CPU, 0)
-    assert plan.num_blocks == config.scheduler.max_num_seqs * config.max_blocks_per_request
+    assert plan.num_blocks == 0
     assert [entry.size_bytes for entry in plan.ledger if entry.name == "KV cache"] == [0]
     caches = allocate_kv_caches(config, plan.num_blocks, CPU)
     starts = [k_cache.data_ptr() for k_cache, _ in caches]
