@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...ipc.errors import PromptError
+from ...ipc.errors import InputError, PromptError
 from ...ipc.messages import EngineFacts
 from ...ipc.token_ids import decode_token_ids, encode_token_ids
 from .prompts import RawPrompt, check_encodable
@@ -114,7 +114,9 @@ def refusing_texts(names: Sequence[str], texts: Sequence[str]) -> Generator[None
     """Raise PromptError where a tokenizer says that it cannot take one of the texts."""
     try:
         yield
-    except (UnicodeEncodeError, TypeError) as error:
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # tokenizers has no narrower one, as where a vocabulary lacks [UNK]
         for name, text in zip(names, texts, strict=True):
             check_encodable(name, text)
         raise PromptError(names[0], texts[0], f"a text that can be tokenized ({error})") from error
