@@ -29,6 +29,7 @@ from .pooling.outputs import (
     to_classification,
     to_embedding,
 )
+from .pooling.tasks import check_task
 from .request_batch import RequestBatch, run_batches
 from .text.prompt_tokenizer import TokenizedPrompt
 from .text.prompts import Prompt, is_many
@@ -147,6 +148,7 @@ class LLM:
         from .chat import ChatTurns  # with the readers of outputs
 
         self.llm_engine.check_usable()
+        check_task(self.llm_engine.facts, "generate")
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise PromptError("messages", messages, "token ids to generate(): this engine has no tokenizer")

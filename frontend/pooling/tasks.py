@@ -32,7 +32,7 @@ def check_task(facts: EngineFacts, task: str) -> None:
     allowed = f"one of what this model does: {describe_tasks(facts)}"
     convert = _CONVERTS.get(task)
     if convert is not None and facts.tasks == ("generate",):
-        allowed = f"{allowed}; started with convert={convert!r} it does this too"
+        allowed = f"{allowed}; started with runner='generate', convert={convert!r} it does this too"
     raise PoolingParamsError("task", task, allowed)
 
 

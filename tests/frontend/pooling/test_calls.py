@@ -13,6 +13,7 @@ from frontend_fakes import FakeSyncClient, write_encoder_folder
 from quire.frontend import llm_engine as llm_engine_module
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.errors import InputError, PoolingParamsError, PromptError, SamplingParamsError
 from quire.ipc.pooling_params import PoolingParams
 from quire.ipc.sampling_params import SamplingParams
@@ -62,6 +63,16 @@ def test_embeddings_come_in_the_prompts_order(make_llm: Any, prompts: Any, count
     assert [one.pooling_params.task for one in sent(llm)] == ["embed"] * count
 
 
+def test_a_text_that_the_vocabulary_cannot_hold_is_refused(make_llm: Any, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise Exception("WordLevel error: Missing [UNK] token")
+
+    llm = make_llm(*EMBEDS)
+    monkeypatch.setattr(Tokenizer, "encode_texts", fail)
+    with pytest.raises(PromptError, match=r"prompt='the fox': a text that can be tokenized \(WordLevel"):
+        llm.embed("the fox")
+
+
 def test_all_other_calls_give_vllms_outputs(make_llm: Any):
     llm = make_llm(*EMBEDS, *CLASSIFIES)
     assert llm.classify([7, 5], use_tqdm=False)[0].outputs.probs == [12, 2, -1]
@@ -100,8 +111,11 @@ def test_what_a_model_cannot_do_is_said_with_what_it_can(make_llm: Any):
         llm.score("fox", "fox")
     with pytest.raises(InputError, match=r"task='generate': one of what this model does: classify \(LLM.cl"):
         llm.generate("fox", SamplingParams())
+    with pytest.raises(InputError, match=r"task='generate': one of"):
+        llm.chat([{"role": "user", "content": "fox"}])
     decoder = make_llm("generate", num_gpu_blocks=8)
-    with pytest.raises(PoolingParamsError, match=r"generate .*started with convert='embed' it does this too"):
+    said = r"generate .*started with runner='generate', convert='embed' it does this too"
+    with pytest.raises(PoolingParamsError, match=said):
         decoder.embed("fox")
 
 
