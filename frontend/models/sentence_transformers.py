@@ -176,7 +176,7 @@ def read_text_encoding(folder: Path) -> TextEncoding:
     return TextEncoding(
         prompts=named,
         default_prompt_name=default,
-        max_seq_length=_read_max_seq_length(folder, transformer, limits),
+        max_seq_length=_read_max_seq_length(transformer, limits),
         do_lower_case=limits.boolean("do_lower_case", False),
         labels=_read_labels(read_json(transformer / "config.json")),
     )
@@ -248,12 +248,10 @@ def _read_limits(transformer: Path) -> ConfigFields:
     return ConfigFields({}, file=_TRANSFORMER_CONFIGS[0])
 
 
-def _read_max_seq_length(folder: Path, transformer: Path, limits: ConfigFields) -> int | None:
-    """The model's own limit; since 5.5 sentence-transformers keeps it in the tokenizer's configuration."""
+def _read_max_seq_length(transformer: Path, limits: ConfigFields) -> int | None:
+    """The model's own limit; cross-encoders keep it in the tokenizer's configuration, and all since 5.5."""
     if limits.get("max_seq_length") is not None:
         return limits.integer("max_seq_length")
-    if not (folder / MODULES).is_file():
-        return None
     most = read_json(transformer / "tokenizer_config.json").get("model_max_length")
     return most if isinstance(most, int) and 1 <= most < 2**31 else None  # larger: nobody has said
 

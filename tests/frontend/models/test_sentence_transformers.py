@@ -168,8 +168,11 @@ def test_an_encoder_takes_what_it_was_made_for_and_more_when_asked(tmp_path: Pat
         make_engine_config(tmp_path, {}, max_num_batched_tokens=100)
 
 
-def test_newer_files_have_the_limit_in_the_tokenizers_configuration(tmp_path: Path) -> None:
-    files = {"modules.json": [TRANSFORMER], "tokenizer_config.json": {"model_max_length": 77}}
+@pytest.mark.parametrize("modules", [{"modules.json": [TRANSFORMER]}, {}])  # {}: of a cross-encoder
+def test_newer_files_have_the_limit_in_the_tokenizers_configuration(
+    tmp_path: Path, modules: dict[str, Any]
+) -> None:
+    files = {**modules, "tokenizer_config.json": {"model_max_length": 77}}
     assert read_text_encoding(write(tmp_path, files)).max_seq_length == 77
     write(tmp_path, {"tokenizer_config.json": {"model_max_length": 10**30}})
     assert read_text_encoding(tmp_path).max_seq_length is None
