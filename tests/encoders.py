@@ -42,14 +42,17 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_encoder(folder: Path, name: str) -> Checkpoint:
-    """A random model, saved into `folder` and kept as reference. Its spec is read from config.json."""
+def make_encoder(folder: Path, name: str, head: str = "Model", **more: Any) -> Checkpoint:
+    """A random model, saved into `folder` and kept as reference. Its spec is read from config.json.
+
+    `head` ends the name of transformers' class, `more` are fields of its configuration.
+    """
     make_first_calls()
     family, fields = ENCODERS[name]
-    config = getattr(transformers, f"{family}Config")(**fields)
+    config = getattr(transformers, f"{family}Config")(**fields | more)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}Model")(config).float().eval()
+    model = getattr(transformers, f"{family}{head}")(config).float().eval()
     with torch.no_grad():
         for tensor_name, parameter in model.named_parameters():
             if "norm" in tensor_name.lower() and tensor_name.endswith("weight"):

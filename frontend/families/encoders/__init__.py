@@ -34,4 +34,5 @@ ENCODERS: dict[str, tuple[str, Reader]] = {
     "GteModel": ("gte", gte.read_spec),
     "GteForSequenceClassification": ("gte", gte.read_classifier),
     "NomicBertModel": ("nomic_bert", nomic_bert.read_spec),
+    "NomicBertForSequenceClassification": ("nomic_bert", nomic_bert.read_classifier),
 }

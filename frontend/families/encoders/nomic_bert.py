@@ -19,10 +19,12 @@ from ....ipc.model_spec import (
     RopeConfig,
 )
 from ..config_fields import ConfigFields
+from ..heads import make_classifier, make_square
 from ..parts import MAX_LAYERS, read_num_layers
 from ..rope import read_rope
 from .parts import read_encoder, read_encoder_activation, read_heads
 
+_PREFIX = "nomic_bert."  # of transformers' classifiers
 _THETA = 1000.0
 _GATED: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu"}
 # Settings of the maker's code with the value of what is computed here.
@@ -73,23 +75,33 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     num_types = fields.integer("type_vocab_size", 2, low=0)
     spec = read_encoder(
         fields,
-        "",
+        _PREFIX,
         [layer] * sizes.num_layers,
         hidden_size=sizes.heads.query_size,
         max_positions=sizes.max_positions,
         embedding=EmbeddingSpec(
-            tokens="embeddings.word_embeddings",
-            types="embeddings.token_type_embeddings" if num_types else None,
+            tokens=f"{_PREFIX}embeddings.word_embeddings",
+            types=f"{_PREFIX}embeddings.token_type_embeddings" if num_types else None,
             num_types=num_types,
-            norm="emb_ln",
+            norm=f"{_PREFIX}emb_ln",
         ),
-        layer_prefix="encoder.layers.{}",
+        layer_prefix=f"{_PREFIX}encoder.layers.{{}}",
         unused=_UNUSED,
         norm_eps=sizes.norm_eps,
         rope=sizes.rope,
     )
     multiple = fields.integer("pad_vocab_size_multiple", 1) if is_original else 1
     return replace(spec, vocab_size=-(-spec.vocab_size // multiple) * multiple)
+
+
+def read_classifier(fields: ConfigFields) -> ModelSpec:
+    """The encoder with a classifier on its pooler, as transformers' class has it."""
+    if "n_embd" in fields:
+        raise fields.error("n_embd", fields.get("n_embd"), "absent: a classifier of transformers' own class")
+    spec = read_spec(fields)
+    pooler = make_square(f"{_PREFIX}pooler.dense", spec.hidden_size)
+    head = make_classifier(fields, "cls", "classifier", pooler, hidden_size=spec.hidden_size)
+    return replace(spec, pooling=head)
 
 
 def _read_original(fields: ConfigFields) -> _Sizes:

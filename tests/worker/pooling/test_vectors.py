@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from encoders import make_encoder
+from encoders import ENCODERS, make_encoder
 from numpy.typing import NDArray
 from quire.core.inproc_engine import InprocEngine
 from quire.frontend.engine_args import EngineArgs
@@ -185,7 +185,24 @@ def test_encoders_pool_whole_prompts_and_nobody_changes_a_bit(name: str, tmp_pat
         np.testing.assert_allclose(np.frombuffer(data, dtype=np.float32), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("labels", [1, 3])
+def test_classifiers_give_the_probabilities_of_transformers(name: str, labels: int, tmp_path: Path) -> None:
+    checkpoint = make_encoder(tmp_path / name, name, "ForSequenceClassification", num_labels=labels)
+    engine = InprocEngine(make_encoder_config(checkpoint.folder, pooler_config=None), None)
+    requests = [replace_prompt(ask(length, "classify"), length) for length in LENGTHS]
+    found = run_vectors(engine, requests)
+    engine.close()
+    for request, data in zip(requests, found, strict=True):
+        ids = np.frombuffer(request.prompt_token_ids, dtype=np.int32)
+        with torch.no_grad():
+            logits = checkpoint.reference(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+        expected = logits.sigmoid() if labels == 1 else logits.softmax(0)
+        np.testing.assert_allclose(np.frombuffer(data, dtype=np.float32), expected, atol=1e-5, rtol=0)
+
+
 def make_encoder_config(folder: Path, **fields: Any) -> EngineConfig:
+    pooler: Any = fields.pop("pooler_config", {"pooling_type": "MEAN"})
     args = EngineArgs(
         model=str(folder),
         device="cpu",
@@ -193,7 +210,7 @@ def make_encoder_config(folder: Path, **fields: Any) -> EngineConfig:
         max_model_len=96,
         max_num_batched_tokens=192,
         skip_tokenizer_init=True,
-        pooler_config={"pooling_type": "MEAN"},
+        pooler_config=pooler,
         distributed_executor_backend="uni",
         **fields,
     )
@@ -201,8 +218,11 @@ def make_encoder_config(folder: Path, **fields: Any) -> EngineConfig:
 
 
 def ask_encoder(length: int, type_start: int | None, name: str = "") -> EngineCoreRequest:
+    request = replace_prompt(ask(length, use_activation=True), length)
+    return msgspec.structs.replace(request, request_id=name or request.request_id, type_start=type_start)
+
+
+def replace_prompt(request: EngineCoreRequest, length: int) -> EngineCoreRequest:
+    """With token ids of a small vocabulary."""
     prompt = encode_token_ids(token % 120 + 4 for token in make_prompt(length))
-    request = ask(length, use_activation=True)
-    return msgspec.structs.replace(
-        request, request_id=name or request.request_id, prompt_token_ids=prompt, type_start=type_start
-    )
+    return msgspec.structs.replace(request, prompt_token_ids=prompt)
