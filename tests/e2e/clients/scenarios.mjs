@@ -554,7 +554,7 @@ const scenarios = {
   },
 
   async vectors_of_token_ids() {
-    const { tokens: ids } = await client.post(`${root}/tokenize`, { body: { prompt: TEXTS[0] } });
+    const { tokens: ids } = await client.post(`${root}/tokenize`, { body: { model: MODEL, prompt: TEXTS[0] } });
     const [{ embedding }] = (await embed({ input: TEXTS[0] })).data;
     for (const input of [ids, [ids, ids]])
       for (const item of (await embed({ input })).data) assert.deepEqual(item.embedding, embedding);

@@ -34,7 +34,7 @@ def vectors_of_texts(client: openai.OpenAI) -> None:
 @scenario
 def vectors_of_token_ids(client: openai.OpenAI) -> None:
     root = str(client.base_url).removesuffix("/").removesuffix("/v1")
-    answer: Any = client.post(f"{root}/tokenize", body={"prompt": TEXTS[0]}, cast_to=object)
+    answer: Any = client.post(f"{root}/tokenize", body={"model": MODEL, "prompt": TEXTS[0]}, cast_to=object)
     wanted = embed(client, TEXTS[0])
     assert embed(client, answer["tokens"]) == wanted
     assert embed(client, [answer["tokens"]] * 2) == wanted * 2
