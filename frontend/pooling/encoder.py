@@ -50,10 +50,7 @@ class TextEncoder:
 
     def prepare(self, text: str, prompt: str = "") -> str:
         """The text as it is tokenized, behind `prompt`."""
-        text = prompt + text
-        if self._texts.is_stripped:
-            text = text.strip()
-        return text.lower() if self._texts.is_lowered else text
+        return (prompt + text).lower() if self._texts.is_lowered else prompt + text
 
     def encode_texts(
         self, names: Sequence[str], texts: Sequence[str], cut: Truncation | None

@@ -16,7 +16,7 @@ DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompts`: texts before a text, by name. is_stripped, is_lowered: what is done with it then.
+    """`prompts`: texts before a text, by name. is_lowered: whether it is made lower case then.
 
     instruction: of a model whose pairs go into Qwen3-Reranker's template, what it does unless it is told;
     None: pairs are joined by the tokenizer. takes_prompts: what goes before a text is pooled with it, as it
@@ -25,7 +25,6 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
-    is_stripped: bool = False
     is_lowered: bool = False
     instruction: str | None = None
     takes_prompts: bool = True
@@ -69,7 +68,6 @@ def read_model_texts(folder: Path) -> ModelTexts:
     return ModelTexts(
         prompts=encoding.prompts,
         default_prompt_name=encoding.default_prompt_name,
-        is_stripped=modules is not None,
         is_lowered=encoding.do_lower_case,
         instruction=instruction,
         takes_prompts=all(pool.get("include_prompt", True) for pool in pools),

@@ -117,7 +117,7 @@ def test_texts_are_prepared_as_sentence_transformers_does(folder: Path, tmp_path
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     texts = read_model_texts(tmp_path)
     encoder = TextEncoder(load_tokenizer(folder), texts)
-    assert encoder.prepare(" The FOX ", texts.find_prompt()) == "query:  the fox"
+    assert encoder.prepare(" The FOX ", texts.find_prompt()) == "query:  the fox "
     assert encoder.prepare("Fox", texts.find_prompt("document")) == "fox"
     assert texts.find_prompt(text="of mine: ") == "of mine: "
     assert texts.labels == ("yes", "no")

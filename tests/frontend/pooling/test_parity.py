@@ -89,7 +89,7 @@ def compute_score(model: Any, tokenizer: Any, *texts: str, most: int | None = No
 
 
 def compute_embedding(model: Any, tokenizer: Any, text: str, most: int = 40) -> torch.Tensor:
-    ids = tokenizer(text.strip().lower(), truncation=True, max_length=most, return_tensors="pt")["input_ids"]
+    ids = tokenizer(text.lower(), truncation=True, max_length=most, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         mean = model(ids).last_hidden_state[0].mean(0)
     return mean / mean.norm()
