@@ -5,6 +5,7 @@ What decoders make of texts is among the kinds of crowd.py.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,24 @@ def test_neighbours_change_no_bit(
     ],
     indirect=True,
 )
-def test_a_lost_worker_and_a_lost_core_change_no_bit(
+def test_a_shortage_of_memory_a_lost_worker_and_a_lost_core_change_no_bit(
     model: Model,
     asks: list[Ask],
     alone: dict[str, Answer],
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hooks = "worker.execute:segfault@6,core.schedule:exit@12"
-    with make_llm(model, "mp", fault_hooks=hooks) as llm:
+    faults = (
+        "worker.execute:oom@2",
+        "worker.execute:oom@3",
+        "worker.execute:segfault@5",
+        "core.schedule:exit@20",
+    )
+    with make_llm(model, "mp", max_num_batched_tokens=1024, fault_hooks=",".join(faults)) as llm:
         assert answer(llm, asks) == alone
-    assert "was killed by SIGSEGV; starting another" in capfd.readouterr().err
+    log = capfd.readouterr().err
+    smaller = re.findall(r"steps have at most 1024 tokens and (\d+) requests for a while", log)
+    assert len(smaller) == 2
+    assert int(smaller[1]) < int(smaller[0]) <= len(asks) // 2
+    assert "was killed by SIGSEGV; starting another" in log
     assert "exited with code 1 (crashed); starting another" in caplog.text

@@ -12,6 +12,7 @@ import pytest
 from poisoned import HANGS, KILLS, PANICS, RAISES, poison_steps
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.client import engines
+from quire.frontend.models.model_folder import POCKET_ENCODER
 from quire.worker.model_runner import GPUModelRunner
 
 NUM_REQUESTS = 64
@@ -79,6 +80,30 @@ def test_in_the_callers_process_too_exactly_the_poison_fails(
     assert "a poisonous prompt" in (outputs[31].error or "")
     others = [list(output.outputs[0].token_ids) for i, output in enumerate(outputs) if i != 31]
     assert others == golden[:31] + golden[32:]
+
+
+NUM_TEXTS = 256
+
+
+@pytest.mark.parametrize(
+    ("backend", "harm"), [("uni", RAISES), pytest.param("mp", KILLS, marks=pytest.mark.slow)]
+)
+def test_of_many_texts_exactly_the_poisonous_one_gets_no_vector(
+    backend: str, harm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [{"prompt_token_ids": [100 + i] + [200] * (i % 40)} for i in range(NUM_TEXTS)]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+    monkeypatch.setattr(engines, "CORE_MODULE", "poisoned")
+    monkeypatch.setattr(GPUModelRunner, "launch", GPUModelRunner.launch)  # as it is now, afterwards
+    poison_steps()
+    with LLM(POCKET_ENCODER, max_num_batched_tokens=1024, distributed_executor_backend=backend) as llm:
+        golden = [one.outputs.raw for one in llm.embed(prompts, use_tqdm=False)]
+        prompts[77]["prompt_token_ids"][0] = harm
+        outputs = llm.embed(prompts, use_tqdm=False)
+    (bad,) = (i for i, one in enumerate(outputs) if one.error is not None)
+    assert (bad, outputs[bad].error_code) == (77, "poison_request")
+    golden[77] = b""
+    assert [one.outputs.raw for one in outputs] == golden
 
 
 def test_a_logits_processor_that_raises_costs_its_own_request_alone(

@@ -276,7 +276,7 @@ def break_second_try(patch: pytest.MonkeyPatch) -> None:
 # Each with the seed at which to begin: where it was found before, so that the hundreds before need not run.
 BREAKS = [
     (break_journal, 25),
-    (break_wait_of_search, 780),
+    (break_wait_of_search, 164),
     (break_second_try, 1),
     (break_reset_of_rows, 1),
     (break_wait_for_worker, 9),
