@@ -61,11 +61,11 @@ async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:
     """The engine's answer. Raises InputErrors and ApiErrors; the first input that fails ends the others."""
     stay = _find_stay(serving, caller, question)
     inputs, fields, answer_id = question.inputs, question.fields, question.answer_id
-    prompts = await tokenize_inputs(serving, caller, inputs, question.params)
     options = {name: getattr(fields, name, None) for name in _OF_REQUESTS}
-    serving.check_open()
-    serving.room.enter(answer_id, stay)
+    serving.room.enter(answer_id, stay)  # before it waits for its token ids: others look for room meanwhile
     try:
+        prompts = await tokenize_inputs(serving, caller, inputs, question.params)
+        serving.check_open()
         outputs = await serving.llm.pooling.encode_many(
             prompts,
             question.params,

@@ -318,6 +318,25 @@ def test_a_client_that_leaves_ends_its_request() -> None:
     run_encoder(scenario)
 
 
+def test_texts_that_are_being_tokenized_have_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        run, gate = serving.text.run, asyncio.Event()
+
+        async def run_late(job: Any, tenant: str) -> Any:
+            await gate.wait()
+            return await run(job, tenant)
+
+        monkeypatch.setattr(serving.text, "run", run_late)
+        asked = {"input": "word " * 900, "truncate_prompt_tokens": 8}
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(client.post(PATH, asked)) for _ in range(5)]
+            await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)  # max_num_seqs is 4
+            gate.set()
+        assert sorted(one.result().status for one in asking) == [200, 200, 200, 200, 429]
+
+    run_encoder(scenario, ServerOptions(max_waiting=0))
+
+
 def test_overload_is_429_and_what_the_engine_fails_is_its_error() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         llm.error = RequestFailedError("no room", "overloaded")
