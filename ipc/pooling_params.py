@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
@@ -74,6 +75,23 @@ class PoolingParams(
         """True if blocks that the prefix cache holds may stand for a part of the prompt."""
         skips = self.skip_reading_prefix_cache
         return not self.is_token_wise if skips is None else not skips
+
+
+def describe_bad_dimensions(
+    asked: int | None, width: int, is_matryoshka: bool, listed: Sequence[int]
+) -> str | None:
+    """What is allowed instead, of a model whose embeddings have `width` numbers; None if `asked` is.
+
+    listed: the only ones that a Matryoshka model was trained for; if empty, any.
+    """
+    if asked is None or asked == width:
+        return None
+    if not is_matryoshka:
+        return f"None or {width}: this model's embeddings cannot be cut (it is no Matryoshka model)"
+    if listed:
+        each = ", ".join(map(str, listed))
+        return None if asked in listed else f"None or one of {each}, which this model was trained for"
+    return None if asked < width else f"None or an integer from 1 to {width}, the width of its embeddings"
 
 
 POOLING_FIELDS = read_fields(PoolingParams, PoolingParamsError)

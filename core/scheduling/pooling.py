@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.model_spec import ModelSpec, PoolingSpec
-from ...ipc.pooling_params import EMBEDDING, PoolingParams
+from ...ipc.pooling_params import describe_bad_dimensions
 from ...ipc.token_ids import count_token_ids
 
 _FLOAT_BYTES = 4
@@ -33,20 +33,11 @@ def find_bad_pooling(request: EngineCoreRequest, spec: ModelSpec, can_split: boo
     size_bytes = find_answer_bytes(request, spec)
     if not can_split and size_bytes > _MAX_WHOLE_ANSWER_BYTES:
         return f"task: an answer of {size_bytes} bytes, and at most {_MAX_WHOLE_ANSWER_BYTES} come at once"
-    return _find_bad_dimensions(params, pooling, spec.hidden_size)
-
-
-def _find_bad_dimensions(params: PoolingParams, pooling: PoolingSpec, hidden_size: int) -> str | None:
-    asked, width = params.dimensions, pooling.count_width(hidden_size)
-    if asked is None or (params.task in EMBEDDING and asked == width):
-        return None
-    if params.task not in EMBEDDING or not pooling.is_matryoshka:
-        return f"dimensions: {asked}, and the model's vectors have {width}, which are not to be cut"
-    listed = pooling.matryoshka_dimensions
-    if asked in listed or (not listed and asked <= width):
-        return None
-    allowed = f"one of {', '.join(map(str, listed))}" if listed else f"from 1 to {width}"
-    return f"dimensions: {asked} is not {allowed}"
+    width = pooling.count_width(spec.hidden_size)
+    allowed = describe_bad_dimensions(
+        params.dimensions, width, pooling.is_matryoshka, pooling.matryoshka_dimensions
+    )
+    return None if allowed is None else f"dimensions: {params.dimensions}, allowed: {allowed}"
 
 
 def find_tasks(spec: ModelSpec) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import msgspec
 
 from ...ipc.errors import PoolingParamsError
 from ...ipc.messages import EngineFacts
-from ...ipc.pooling_params import PoolingParams, PoolingTask
+from ...ipc.pooling_params import PoolingParams, PoolingTask, describe_bad_dimensions
 
 # Task -> the call of LLM that does it.
 _CALLS = {
@@ -49,21 +49,9 @@ def check_params(facts: EngineFacts, params: PoolingParams | None, task: Pooling
     checked = given if given.task is not None else msgspec.structs.replace(given, task=task or "embed")
     assert checked.task is not None
     check_task(facts, checked.task)
-    if checked.dimensions is not None:
-        _check_dimensions(facts, checked.dimensions)
+    allowed = describe_bad_dimensions(
+        checked.dimensions, facts.embedding_size, facts.is_matryoshka, facts.matryoshka_dimensions
+    )
+    if allowed is not None:
+        raise PoolingParamsError("dimensions", checked.dimensions, allowed)
     return checked
-
-
-def _check_dimensions(facts: EngineFacts, dimensions: int) -> None:
-    size, some = facts.embedding_size, facts.matryoshka_dimensions
-    if dimensions == size:
-        return
-    if not facts.is_matryoshka:
-        allowed = f"None or {size}: this model's embeddings cannot be cut (it is no Matryoshka model)"
-    elif some and dimensions not in some:
-        allowed = f"None or one of {', '.join(map(str, some))}, which this model was trained for"
-    elif dimensions > size:
-        allowed = f"None or an integer from 1 to {size}, the numbers of this model's embeddings"
-    else:
-        return
-    raise PoolingParamsError("dimensions", dimensions, allowed)
