@@ -64,7 +64,7 @@ class AsyncPooling:
         more = check_fields(tenant, timeout_s, queue_timeout_s, names) | {"cache_salt": cache_salt}
         if isinstance(fields, str):
             fields = [f"{fields}[{place}]" for place in range(len(prompts))]
-        before = self.processor.texts.find_prompt(prompt_name, prompt)
+        before = self.processor.find_prompt(prompt_name, prompt)
 
         def make() -> list[PoolingInput]:
             each = [checked] * len(prompts)

@@ -47,7 +47,7 @@ class PoolingCalls:
         many = list(cast(Sequence[Prompt], prompts)) if has_many else [cast(Prompt, prompts)]
         each = self._check_each(params, len(many), task, truncate_prompt_tokens)
         names = [f"prompts[{place}]" for place in range(len(many))] if has_many else ["prompt"]
-        before = self._processor.texts.find_prompt(prompt_name, prompt)
+        before = self._processor.find_prompt(prompt_name, prompt)
         tokenized = self._processor.tokenize(many, each, names, prompt=before)
         return self._run(tokenized, each, priority, use_tqdm)
 

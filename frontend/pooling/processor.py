@@ -17,7 +17,7 @@ import msgspec
 
 from ...ipc.errors import PoolingParamsError, PromptError
 from ...ipc.messages import EngineCoreRequest, EngineFacts
-from ...ipc.pooling_params import PoolingParams, PoolingTask
+from ...ipc.pooling_params import EMBEDDING, PoolingParams, PoolingTask
 from ...ipc.sampling_params import SamplingParams
 from ..request_fields import check_priority, check_request_id
 from ..text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt, refusing_texts, require_tokenizer
@@ -62,6 +62,12 @@ class PoolingProcessor:
             allowed = f"-1, or from 1 to max_model_len={most}"
             raise PoolingParamsError("truncate_prompt_tokens", asked, allowed)
         return checked
+
+    def find_prompt(self, name: str | None, text: str | None) -> str:
+        """As ModelTexts.find_prompt; but a classifier's texts have none where nobody asks for one."""
+        if name is None and text is None and set(EMBEDDING).isdisjoint(self.facts.tasks):
+            return ""
+        return self.texts.find_prompt(name, text)
 
     def find_truncation(self, params: PoolingParams) -> Truncation | None:
         """What checked parameters say; None if a prompt that is too long is to be refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,20 @@ def test_encode_takes_the_params_task_and_else_embeds(make_llm: Any):
     assert [one.pooling_params.task for one in sent(llm)] == ["classify", "embed"]
     with pytest.raises(PoolingParamsError, match="task='classify': None or 'embed', which is the call's"):
         llm.embed([5], pooling_params=PoolingParams(task="classify"))
+
+
+def test_a_models_default_prompt_is_for_embeddings(make_llm: Any, tmp_path: Path):
+    folder = write_encoder_folder(tmp_path)
+    described = {"prompts": {"query": "the "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(described))
+    llm = make_llm(*EMBEDS, model=str(folder))
+    (with_prompt,) = llm.embed("fox", use_tqdm=False)
+    (whole,) = llm.embed("the fox", prompt="", use_tqdm=False)
+    assert with_prompt.prompt_token_ids == whole.prompt_token_ids
+    judge = make_llm(*CLASSIFIES, model=str(folder))
+    for options in ({}, {"prompt_name": "query"}):
+        (output,) = judge.encode("fox", pooling_task="classify", use_tqdm=False, **options)
+        assert (output.prompt_token_ids == whole.prompt_token_ids) is bool(options)
 
 
 def test_params_may_be_one_a_prompt(make_llm: Any):
