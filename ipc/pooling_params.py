@@ -13,6 +13,7 @@ from .errors import PoolingParamsError
 from .param_fields import MAX_INT, bounds, make_plain, read_fields
 from .sampling_params import TruncationSide
 
+FLOAT_BYTES = 4  # of a vector's numbers, which are float32, little-endian, wherever they travel
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 TOKEN_WISE: tuple[PoolingTask, ...] = ("token_embed", "token_classify")  # a vector for each token
 EMBEDDING: tuple[PoolingTask, ...] = ("embed", "token_embed")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.model_spec import ModelSpec, PoolingSpec
-from ...ipc.pooling_params import describe_bad_dimensions
+from ...ipc.pooling_params import FLOAT_BYTES, describe_bad_dimensions
 from ...ipc.token_ids import count_token_ids
 
-_FLOAT_BYTES = 4
 # Of the token-wise answers of a step, beyond that of the first request: the worker sends a step's in one
 # message, and so does the core a client's (`codec.MAX_BODY_BYTES`).
 MAX_STEP_ANSWER_BYTES = 16 * 1024 * 1024
@@ -57,7 +56,7 @@ def find_answer_bytes(request: EngineCoreRequest, spec: ModelSpec) -> int:
         return 0
     width = params.dimensions or spec.pooling.count_width(spec.hidden_size)
     num_vectors = count_token_ids(request.prompt_token_ids) if params.is_token_wise else 1
-    return num_vectors * width * _FLOAT_BYTES
+    return num_vectors * width * FLOAT_BYTES
 
 
 def needs_cached_tokens(pooling: PoolingSpec | None) -> bool:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
 from ...ipc.errors import RequestFailedError
+from ...ipc.pooling_params import FLOAT_BYTES
 from ..metrics import RequestMetrics
 
 Output = TypeVar("Output")
-_FLOAT_SIZE = 4
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class PoolingOutput:
         flat = memoryview(self.raw)
         if self.num_rows is None or not self.raw:
             return flat.cast("f")
-        return flat.cast("f", (self.num_rows, len(self.raw) // (_FLOAT_SIZE * self.num_rows)))
+        return flat.cast("f", (self.num_rows, len(self.raw) // (FLOAT_BYTES * self.num_rows)))
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class EmbeddingOutput(_Vector):
     @property
     def hidden_size(self) -> int:
         """How many numbers there are."""
-        return len(self.raw) // _FLOAT_SIZE
+        return len(self.raw) // FLOAT_BYTES
 
 
 class ClassificationOutput(_Vector):
@@ -74,7 +74,7 @@ class ClassificationOutput(_Vector):
     @property
     def num_classes(self) -> int:
         """How many classes there are."""
-        return len(self.raw) // _FLOAT_SIZE
+        return len(self.raw) // FLOAT_BYTES
 
 
 @dataclass(slots=True)

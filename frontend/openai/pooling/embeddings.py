@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from starlette.responses import Response
 
-from ....ipc.pooling_params import EMBEDDING, PoolingParams, PoolingTask
+from ....ipc.pooling_params import EMBEDDING, FLOAT_BYTES, PoolingParams, PoolingTask
 from ..bodies.pooling import Classification, ClassifyRequest, EmbeddingRequest, InputFields, PoolingRequest
 from ..endpoints.prompts import render_chat
 from ..errors import FieldError
@@ -18,7 +18,6 @@ from .inputs import Inputs, find_prompt, read_inputs
 from .question import Question, Vectors, ask, make_params
 from .tasks import check_task
 from .vectors import (
-    FLOAT_BYTES,
     Write,
     make_row_writer,
     read_floats,

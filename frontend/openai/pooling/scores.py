@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from ....ipc.pooling_params import FLOAT_BYTES
 from ...pooling.model_texts import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from ...pooling.scoring import compute_cosine
 from ..bodies.pooling import DocumentText, Score, ScoreRequest
@@ -22,7 +23,7 @@ from ..serving import Caller, Serving, make_id
 from .answers import respond_json, write_list
 from .inputs import Inputs, read_texts
 from .question import Question, ask, make_params
-from .vectors import FLOAT_BYTES, read_floats, read_score
+from .vectors import read_floats, read_score
 
 _MAX_INLINE_NUMBERS = 4096  # of vectors that are compared in the event loop: 1 ms
 
