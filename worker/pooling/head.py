@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...ipc.config import EngineConfig
-from ...ipc.model_spec import HeadActivation, ModelSpec, PoolingSpec, ProjectionSpec
+from ...ipc.model_spec import HeadActivation, ModelSpec, ProjectionSpec
 from ..layers.linear import Linear, make_linear
 from ..weights import DummySource, SafetensorsSource, WeightSource
 
@@ -157,8 +157,3 @@ def _take_weight(spec: ProjectionSpec, source: WeightSource, model: ModelSpec) -
     yes, no = spec.token_rows
     table = source.take(f"{spec.name}.weight", (model.vocab_size, spec.in_size))
     return (table[yes].float() - table[no].float())[None]
-
-
-def is_token_wise_only(spec: PoolingSpec) -> bool:
-    """Whether the model has no pool."""
-    return spec.pools == ("all",)

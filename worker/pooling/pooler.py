@@ -22,7 +22,7 @@ from ...kernels.choice import choose_kernel, native_library
 from ...kernels.pool_rows import find_divisors, launch_pool_rows, pool_rows_reference
 from ..rows.staging import HostCopies, to_device
 from .answers import finish_vectors
-from .head import PoolingHead, is_token_wise_only
+from .head import PoolingHead
 
 Int64s = NDArray[np.int64]
 
@@ -84,7 +84,7 @@ class Pooler:
         assert spec.pooling is not None
         self._spec = spec.pooling
         self._head = head
-        self._kinds = () if is_token_wise_only(spec.pooling) else spec.pooling.pools
+        self._kinds = () if spec.pooling.pools == ("all",) else spec.pooling.pools
         shape = (max_num_seqs, len(self._kinds), spec.hidden_size)
         self._pools = torch.zeros(shape, dtype=torch.float32, device=device)
         self._device = device
