@@ -13,6 +13,7 @@ from ...ipc.pooling_params import PoolingParams, PoolingTask
 from ..client.async_requests import AsyncRequests
 from ..request_fields import check_fields
 from ..text.prompt_tokenizer import TokenizedPrompt
+from ..text.prompts import parse_salt
 from .outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .processor import PoolingProcessor, PoolingPrompt
 from .scoring import Scoring, Texts, prepare_scoring
@@ -61,7 +62,9 @@ class AsyncPooling:
         """
         self._check_running()
         checked = self.processor.check_params(pooling_params, task)
-        more = check_fields(tenant, timeout_s, queue_timeout_s, names) | {"cache_salt": cache_salt}
+        more = check_fields(tenant, timeout_s, queue_timeout_s, names) | {
+            "cache_salt": parse_salt("cache_salt", cache_salt or None)
+        }
         if isinstance(fields, str):
             fields = [f"{fields}[{place}]" for place in range(len(prompts))]
         before = self.processor.find_prompt(prompt_name, prompt)

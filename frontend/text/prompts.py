@@ -71,11 +71,12 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> RawPrompt:
     if token_ids is not None:
         token_ids = _as_sequence(ids_name, token_ids, "a list of token ids")
     text = None if text is None else make_plain(text)
-    salt = _parse_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
+    salt = parse_salt(f"{name}.cache_salt", prompt.get("cache_salt"))
     return RawPrompt(name, text, token_ids, salt, ids_name)
 
 
-def _parse_salt(name: str, salt: Any) -> str:
+def parse_salt(name: str, salt: Any) -> str:
+    """The checked cache_salt, '' for None. Raises PromptError."""
     salt = make_plain(salt)
     if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT_LENGTH):
         raise PromptError(name, salt, f"a text of 1 to {MAX_CACHE_SALT_LENGTH} characters, or None")
