@@ -58,6 +58,7 @@ class AsyncMPClient(EngineCoreClient):
         self._connection = EngineConnection(engine, self._socket, client_kind, weight)
         self._protocol = self._connection.protocol
         self._inbox: deque[list[bytes]] = deque()
+        self._unsent: list[EngineCoreRequest] = []  # of this turn of the loop
         self._is_behind = False  # more has come than the inbox takes
         self._has_news = asyncio.Event()  # the inbox has grown, or the engine has ended
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
@@ -93,15 +94,33 @@ class AsyncMPClient(EngineCoreClient):
         self._protocol.add_requests(requests, time.monotonic())
         self._pump()
 
+    def add_requests_soon(self, requests: Sequence[EngineCoreRequest]) -> None:
+        """As `add_requests`, in one message with whatever else is added in this turn of the loop.
+
+        A message costs this process and the core about as much as a short text does.
+        """
+        self.check_usable()
+        if not self._unsent:
+            self._loop.call_soon(self._send_unsent)
+        self._unsent += requests
+
+    def _send_unsent(self) -> None:
+        if self._unsent and self._protocol.end_reason is None:
+            requests, self._unsent = self._unsent, []
+            self._protocol.add_requests(requests, time.monotonic())
+            self._pump()
+
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
             self.check_usable()
+            self._send_unsent()
             self._protocol.abort_requests(request_ids)
             self._pump()
 
     def abort_named(self, names: Sequence[str], tenant: str) -> None:
         """As AsyncLLM's."""
         self.check_usable()
+        self._send_unsent()
         self._protocol.abort_named(names, tenant)
         self._pump()
 

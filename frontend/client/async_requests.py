@@ -108,7 +108,11 @@ class AsyncRequests:
             raise
         self._collectors[added[0]] = collector
         try:
-            self._client.add_requests([one for request in requests for one in request.sequences])
+            sequences = [one for request in requests for one in request.sequences]
+            if isinstance(requests[0], PoolingInput):
+                self._client.add_requests_soon(sequences)
+            else:
+                self._client.add_requests(sequences)
         except BaseException:
             self.leave(added)
             raise

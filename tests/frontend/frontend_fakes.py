@@ -298,6 +298,9 @@ class FakeAsyncClient:
         for request in requests:
             self.engine.add(request)
 
+    def add_requests_soon(self, requests: Sequence[EngineCoreRequest]) -> None:
+        self.add_requests(requests)
+
     def abort_requests(self, request_ids: list[str]) -> None:
         self.engine.abort(request_ids)
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import zmq
 from fakes import make_request
 from frontend_fakes import make_facts
 from quire.frontend.client.async_engine_core_client import AsyncMPClient
 from quire.frontend.client.engines import Engine
 from quire.ipc.codec import make_client_codec
-from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreOutput, EngineCoreOutputs, Hello, Welcome
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequests,
+    Hello,
+    Welcome,
+)
 from quire.ipc.sockets import bind_router, send_to
 
 CODEC = make_client_codec()
@@ -40,29 +52,50 @@ class PlayedEngine(Engine):
         os.close(self._end)
 
 
-def test_a_reader_that_is_behind_gets_what_waits_in_the_socket(tmp_path: Path) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    address = f"ipc://{tmp_path}/core"
-    router = bind_router(context, address)
+class Core:
+    """The socket's other end."""
 
-    def receive() -> tuple[bytes, object]:
-        assert router.poll(int(1000 * TIMEOUT_S)), "the client says nothing"
-        identity, *frames = router.recv_multipart()
-        return identity, CODEC.decode(frames)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.address = address
+        self._router = bind_router(context, address)
+        self._client = b""
 
-    async def run() -> None:
-        client = AsyncMPClient(PlayedEngine(address))
+    async def connect(self) -> AsyncMPClient:
+        """A client that has been welcomed."""
+        client = AsyncMPClient(PlayedEngine(self.address))
         ready = asyncio.create_task(client.wait_until_ready(TIMEOUT_S))
-        identity, hello = await asyncio.to_thread(receive)
+        hello = await self.receive()
         assert isinstance(hello, Hello)
-        welcome = Welcome(PROTOCOL_VERSION, "epoch", make_facts(), hello.number)
-        send_to(router, identity, CODEC.encode(welcome))
+        self.send(Welcome(PROTOCOL_VERSION, "epoch", make_facts(), hello.number))
         await ready
+        return client
+
+    async def receive(self) -> object:
+        """The next message."""
+        assert await asyncio.to_thread(self._router.poll, int(1000 * TIMEOUT_S)), "the client says nothing"
+        self._client, *frames = self._router.recv_multipart()
+        return CODEC.decode(frames)
+
+    def send(self, message: msgspec.Struct) -> None:
+        send_to(self._router, self._client, CODEC.encode(message))
+
+
+def play(folder: Path, scenario: Callable[[Core], Coroutine[Any, Any, None]]) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    core = Core(context, f"ipc://{folder}/core")
+    try:
+        asyncio.run(scenario(core))
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_reader_that_is_behind_gets_what_waits_in_the_socket(tmp_path: Path) -> None:
+    async def run(core: Core) -> None:
+        client = await core.connect()
         client.add_request(make_request("a", [1]))
-        await asyncio.to_thread(receive)
+        await core.receive()
         for position in range(NUM_FRAMES):
-            outputs = EngineCoreOutputs([EngineCoreOutput("a", position, [position])], "epoch")
-            send_to(router, identity, CODEC.encode(outputs))
+            core.send(EngineCoreOutputs([EngineCoreOutput("a", position, [position])], "epoch"))
         tokens: list[int] = []
         async with asyncio.timeout(TIMEOUT_S):
             while len(tokens) < NUM_FRAMES:
@@ -70,7 +103,23 @@ def test_a_reader_that_is_behind_gets_what_waits_in_the_socket(tmp_path: Path) -
         assert tokens == list(range(NUM_FRAMES))
         client.close()
 
-    try:
-        asyncio.run(run())
-    finally:
-        context.destroy(linger=0)
+    play(tmp_path, run)
+
+
+def test_what_is_added_soon_shares_a_message_and_comes_before_its_abort(tmp_path: Path) -> None:
+    async def run(core: Core) -> None:
+        client = await core.connect()
+        client.add_requests_soon([make_request("a", [1])])
+        client.add_requests_soon([make_request("b", [1]), make_request("c", [1])])
+        message = await core.receive()
+        assert isinstance(message, EngineCoreRequests)
+        assert [one.request_id for one in message.requests] == ["a", "b", "c"]
+        client.add_requests_soon([make_request("d", [1])])
+        client.abort_requests(["d"])
+        message, abort = await core.receive(), await core.receive()
+        assert isinstance(message, EngineCoreRequest)
+        assert isinstance(abort, AbortRequests)
+        assert [message.request_id] == abort.request_ids == ["d"]
+        client.close()
+
+    play(tmp_path, run)
