@@ -205,6 +205,9 @@ def _open(file: Path) -> ConfigFields:
 
 
 def _read_pools(file: Path, hidden_size: int) -> tuple[Pool, ...]:
+    """Raises ModelError also for a file that is not there, or that says no pool."""
+    if not file.exists():
+        raise ModelError(f"{MODULES} path", file.parent.name, "a folder with the pooling's config.json")
     fields = _open(file)
     width = fields.get("embedding_dimension", fields.get("word_embedding_dimension", hidden_size))
     if width != hidden_size:
@@ -212,6 +215,8 @@ def _read_pools(file: Path, hidden_size: int) -> tuple[Pool, ...]:
     named: Any = fields.get("pooling_mode")
     if named is None:
         pools: list[Pool] = [pool for key, pool in _OLD_POOLS.items() if fields.boolean(key, False)]
+        if not pools and not fields.boolean("pooling_mode_mean_tokens", True):
+            raise fields.error("pooling_mode_mean_tokens", False, "true, or another pooling_mode_... that is")
         return tuple(pools) or ("mean",)
     names = cast(list[Any], named) if isinstance(named, list) else [named]
     if not 1 <= len(names) <= len(_POOLS) or not all(isinstance(n, str) and n in _POOLS for n in names):

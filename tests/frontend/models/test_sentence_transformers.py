@@ -214,6 +214,11 @@ def test_a_folder_without_any_such_file_has_no_prompts_and_no_limit(tmp_path: Pa
             "1_Pooling/config.json pooling_mode='median'",
         ),
         ({"1_Pooling/config.json": {"pooling_mode": []}}, "pooling_mode="),
+        ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": False}}, "pooling_mode_mean_tokens=False"),
+        (
+            {"modules.json": [TRANSFORMER, {**POOLING, "path": "1_Missing"}]},
+            "modules.json path='1_Missing': a folder with the pooling's config.json",
+        ),
         ({"1_Pooling/config.json": {"word_embedding_dimension": 64}}, "48, the model's hidden_size"),
         ({"2_Dense/config.json": {**DENSE_CONFIG, "in_features": 64}}, "in_features=64: 48"),
         ({"2_Dense/config.json": {**DENSE_CONFIG, "use_residual": True}}, "use_residual=True: false"),
