@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from .frontend.llm_engine import LLMEngine as LLMEngine
     from .frontend.outputs import CompletionOutput as CompletionOutput
     from .frontend.outputs import RequestOutput as RequestOutput
+    from .frontend.pooling.outputs import ClassificationOutput as ClassificationOutput
     from .frontend.pooling.outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from .frontend.pooling.outputs import EmbeddingOutput as EmbeddingOutput
     from .frontend.pooling.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from .frontend.pooling.outputs import PoolingOutput as PoolingOutput
     from .frontend.pooling.outputs import PoolingRequestOutput as PoolingRequestOutput
+    from .frontend.pooling.outputs import ScoringOutput as ScoringOutput
     from .frontend.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
     from .ipc.beam_search import BeamSearchParams as BeamSearchParams
     from .ipc.pooling_params import PoolingParams as PoolingParams
@@ -34,6 +38,10 @@ _HOME_OF = {
     "EngineArgs": "frontend.engine_args",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
+    "PoolingOutput": "frontend.pooling.outputs",
+    "EmbeddingOutput": "frontend.pooling.outputs",
+    "ClassificationOutput": "frontend.pooling.outputs",
+    "ScoringOutput": "frontend.pooling.outputs",
     "PoolingRequestOutput": "frontend.pooling.outputs",
     "EmbeddingRequestOutput": "frontend.pooling.outputs",
     "ClassificationRequestOutput": "frontend.pooling.outputs",

@@ -60,6 +60,9 @@ class EmbeddingOutput(_Vector):
         """How many numbers there are."""
         return len(self.raw) // FLOAT_BYTES
 
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
 
 class ClassificationOutput(_Vector):
     """What a classifier makes of a text."""
@@ -75,6 +78,9 @@ class ClassificationOutput(_Vector):
     def num_classes(self) -> int:
         """How many classes there are."""
         return len(self.raw) // FLOAT_BYTES
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
 
 
 @dataclass(slots=True)

@@ -284,6 +284,7 @@ def test_outputs_are_plain_to_compare_and_to_show(make_llm: Any):
     first, again = (llm.embed([4], use_tqdm=False)[0] for _ in range(2))
     assert first.outputs == again.outputs
     assert "EmbeddingRequestOutput" in repr(first)
+    assert "outputs=EmbeddingOutput(hidden_size=3)" in repr(first)
     assert dataclasses.is_dataclass(first)
 
 
