@@ -89,7 +89,7 @@ class EngineArgs:
     `tokenizer` may be given as a path object; they are kept as text.
     """
 
-    model: str = _arg(POCKET, "model", "a folder, a hub name, or 'pocket', the model that ships with Quire")
+    model: str = _arg(POCKET, "model", "a folder, a hub name, 'pocket' or 'pocket-encoder': Quire's")
     served_model_name: str | None = _arg(None, "model", "the name shown to clients; default: the model's")
     tokenizer: str | None = _arg(None, "model", "a folder or hub name; default: the model's own")
     skip_tokenizer_init: bool = _arg(
