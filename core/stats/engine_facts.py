@@ -55,7 +55,7 @@ def make_engine_facts(
         vocab_size=config.model.spec.vocab_size,
         dtype=config.model.dtype,
         device=ready.device,
-        num_gpu_blocks=ready.num_gpu_blocks,
+        num_gpu_blocks=ready.num_gpu_blocks if config.block_size_bytes else 0,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -192,6 +192,7 @@ def test_classifiers_give_the_probabilities_of_transformers(name: str, labels: i
     engine = InprocEngine(make_encoder_config(checkpoint.folder, pooler_config=None), None)
     requests = [replace_prompt(ask(length, "classify"), length) for length in LENGTHS]
     found = run_vectors(engine, requests)
+    assert engine.facts.num_gpu_blocks == 0, "numbers of nothing are not told"
     engine.close()
     for request, data in zip(requests, found, strict=True):
         ids = np.frombuffer(request.prompt_token_ids, dtype=np.int32)
