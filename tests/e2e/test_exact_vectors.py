@@ -45,7 +45,10 @@ def make_llm(model: Model, backend: str = "uni", **fields: Any) -> LLM:
     if folder != POCKET_ENCODER:
         fields |= {"skip_tokenizer_init": True}
         fields |= {"pooler_config": {"pooling_type": POOLS.get(Path(folder).name, "mean").upper()}}
-    sizes = {"max_model_len": 160, "max_num_batched_tokens": 256}  # some steps for all requests
+    sizes: dict[str, Any] = {
+        "max_model_len": 160,
+        "max_num_batched_tokens": 256,
+    }  # some steps for all requests
     return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **(sizes | fields))
 
 
