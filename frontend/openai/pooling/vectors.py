@@ -19,7 +19,6 @@ from ....ipc.pooling_params import FLOAT_BYTES
 
 _MAX_INLINE_FLOATS = 4096  # written in the event loop: 0.9 ms
 _MAX_INLINE_BYTES = 1 << 20  # likewise as base64: 1 ms
-_MAX_ROW_FLOATS = 65_536  # of a token-wise result, written at once in a thread: 5 ms
 # What a number costs until the answer has been sent: its bytes, and twice its text.
 _PRICES = {"float": 48, "base64": 16}
 
