@@ -14,9 +14,8 @@ from ..client.async_requests import AsyncRequests
 from ..request_fields import check_fields
 from ..text.prompt_tokenizer import TokenizedPrompt
 from ..text.prompts import parse_salt
-from .outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from .outputs import PoolingOutput, PoolingRequestOutput
 from .processor import PoolingProcessor, PoolingPrompt
-from .scoring import Scoring, Texts, prepare_scoring
 from .state import PoolingInput
 
 Pooled = PoolingRequestOutput[PoolingOutput]
@@ -76,37 +75,6 @@ class AsyncPooling:
 
         is_long = len(prompts) > _MANY or self.processor.takes_long(prompts)
         return await self._run(await asyncio.to_thread(make) if is_long else make())
-
-    async def score(
-        self,
-        data_1: Texts,
-        data_2: Texts,
-        pooling_params: PoolingParams | None = None,
-        request_id: str | None = None,
-        *,
-        instruction: str | None = None,
-        fields: tuple[str, str] = ("data_1", "data_2"),
-        priority: int = 0,
-        tenant: str = "",
-        timeout_s: float | None = None,
-        queue_timeout_s: float | None = None,
-        names: Sequence[str] = (),
-    ) -> list[ScoringRequestOutput]:
-        """A score for each pair: one text with one or many, or as many with as many.
-
-        fields: what the texts are called in errors. The rest is as for `encode_many`.
-        """
-        self._check_running()
-        checked = check_fields(tenant, timeout_s, queue_timeout_s, names)
-
-        def make() -> tuple[Scoring, list[PoolingInput]]:
-            scoring = prepare_scoring(
-                self.processor, data_1, data_2, pooling_params, names=fields, instruction=instruction
-            )
-            return scoring, self._make_inputs(request_id, scoring.prompts, scoring.params, priority, checked)
-
-        scoring, inputs = await asyncio.to_thread(make)
-        return scoring.make_scores(await self._run(inputs))
 
     def _make_inputs(
         self,

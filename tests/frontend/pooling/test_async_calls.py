@@ -181,25 +181,11 @@ def test_errors_name_the_callers_fields(run: Any):
                 await llm.pooling.encode_many(["a", ""], fields=fields)
         with pytest.raises(PromptError, match="prompt=''"):
             await anext(llm.encode(""))
-        with pytest.raises(PromptError, match=r"documents\[0\]=''"):
-            await llm.pooling.score("a", [""], fields=("query", "documents"))
         with pytest.raises(InputError, match="timeout_s=0"):
             await llm.pooling.encode_many(["a"], timeout_s=0)
         assert client.engine.added == []
 
     run(scenario)
-
-
-@pytest.mark.parametrize("tasks", [ALL, ("classify", "score")], ids=["embeddings", "pairs"])
-def test_scores_come_in_the_pairs_order(run: Any, tasks: tuple[str, ...]):
-    async def scenario(llm: AsyncLLM, client: CountingClient) -> None:
-        scores = await llm.pooling.score("a fox", ["a fox", "dog"])
-        assert len(scores) == 2
-        assert client.counts == [3 if "embed" in tasks else 2]
-        if "embed" in tasks:
-            assert scores[0].outputs.score == pytest.approx(1.0)
-
-    run(scenario, tasks)
 
 
 def test_a_model_without_vectors_says_what_it_does(run: Any):
