@@ -4,6 +4,7 @@
 
 #include "linear_amx.h"
 #include "linear_integers.h"
+#include "linear_many.h"
 #include "linear_pack.h"
 #include "linear_packed.h"
 #include "linear_vector.h"
@@ -102,7 +103,8 @@ template <class Y>
 void multiply_packed([[maybe_unused]] int variant, const PackedLayer<Y>& layer) {
     if constexpr (std::is_same_v<Y, bf16>) {
 #if defined(QUIRE_HAS_AMX)
-        if (variant == QUIRE_LINEAR_TILE && !layer.scales) return compute_packed<TileEngine<bf16>, false>(layer);
+        if (variant == QUIRE_LINEAR_TILE && !layer.scales)
+            return has_many_rows(layer) ? compute_many(layer) : compute_packed<TileEngine<bf16>, false>(layer);
         if (variant == QUIRE_LINEAR_TILE)
             return layer.K <= kMaxIntegerK ? compute_integers(layer) : compute_packed<PairEngine, true>(layer);
 #endif

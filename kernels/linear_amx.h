@@ -99,6 +99,35 @@ struct TileEngine {
         if (Tiles == 2) _tile_stored(3, sums2 + kTileColumns, ld);
     }
 
+    // sums[32, 32] = the rows from a and a2 on, 16 each, times a panel. Calls beside(step) with each step, for work
+    // that the processor does while it multiplies.
+    template <class Beside>
+    static void multiply_pair(const Number* a, const Number* a2, size_t lda, const Number* panel, int steps, Sum* sums,
+                              const Beside& beside) {
+        const size_t stride = lda * sizeof(Number), ld = kLeading * sizeof(Sum);
+        Sum* sums2 = sums + kTileRows * kLeading;
+        order();
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int step = 0; step < steps; ++step) {
+            const Number* b = panel + step * kPanelStep;
+            _tile_loadd(4, a + step * kDepth, stride);
+            _tile_loadd(6, b, 64);
+            _tile_loadd(5, a2 + step * kDepth, stride);
+            _tile_loadd(7, b + kPanelStep / 2, 64);
+            add_products();
+            add_second_products();
+            beside(step);
+        }
+        _tile_stored(0, sums, ld);
+        _tile_stored(1, sums + kTileColumns, ld);
+        _tile_stored(2, sums2, ld);
+        _tile_stored(3, sums2 + kTileColumns, ld);
+        order();
+    }
+
     static void multiply(const Number* a, size_t lda, int rows, const Number* const* panels, int, int steps,
                          Sum* sums, const Number* next) {
         const int tiles = (rows + kTileRows - 1) / kTileRows, pairs = tiles / 2;

@@ -141,6 +141,37 @@ def test_a_row_has_the_same_bits_in_any_company(
         assert torch.equal(layer(x[-rows:]), alone[-rows:])
 
 
+@pytest.mark.parametrize(
+    ("num_in", "num_out", "counts", "activation"),
+    [(384, 1152, (65, 97, 128, 600), "gelu"), (96, 32, (65, 600), None), (1024, 1376, (256, 257), "silu")],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_many_rows_have_the_bits_that_few_have(
+    library: ctypes.CDLL,
+    variant: Variant,
+    num_in: int,
+    num_out: int,
+    counts: tuple[int, ...],
+    activation: str | None,
+    has_bias: bool,
+) -> None:
+    """K and N are whole tiles, which many rows are multiplied by in another order of rows and panels."""
+    dtype = torch.bfloat16
+    bias = random(num_out, dtype=dtype, seed=2) if has_bias else None
+    layer = Layer(library, variant, random(num_out, num_in, dtype=dtype, seed=1), bias)
+    x = random(max(counts), num_in, dtype=dtype) * num_in**-0.5
+    few = torch.cat([layer(rows, activation) for rows in x.split(64)])
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 3):
+            set_num_threads(num_threads)
+            for count in counts:
+                assert torch.equal(layer(x[:count], activation), few[:count])
+                assert torch.equal(layer(x[-count:], activation), few[-count:])
+    finally:
+        set_num_threads(before)
+
+
 @pytest.mark.parametrize(("dtype", "weight_dtype"), TYPES)
 def test_a_row_has_the_same_bits_with_any_number_of_threads(
     library: ctypes.CDLL, variant: Variant, dtype: torch.dtype, weight_dtype: torch.dtype
