@@ -187,7 +187,7 @@ def test_bad_prompts_are_refused_before_anything_is_sent(make_llm: Any):
     with pytest.raises(InputError, match="='query': None or the name of a prompt of this model: none"):
         llm.embed("fox", prompt_name="query")
     with pytest.raises(InputError, match=r"prompt_name=\['query'\]: None or the name"):
-        llm.embed("fox", prompt_name=["query"])  # pyright: ignore[reportArgumentType]
+        llm.embed("fox", prompt_name=["query"])
     with pytest.raises(InputError, match="priority='1 entries'"):
         llm.embed(["fox", "fox"], priority=[1])
     assert sent(llm) == []
