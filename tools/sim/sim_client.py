@@ -17,11 +17,13 @@ from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
 from ...frontend.pooling.state import PoolingInput
 from ...ipc.errors import QuireError
+from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice
 from .network import Connection, Network, Timeline
 from .sim_core import SimCore
 
 _RECONNECT_S = 0.02
 _LONGEST_LAG_S = 0.01
+_NOTICE = next(head for head, kind in MESSAGE_TYPES.items() if kind is ProtocolNotice)
 
 
 class Violation(Exception):
@@ -137,8 +139,13 @@ class SimClient:
         return self._connection is not None
 
     def receive(self) -> list[bytes] | None:
-        """The next message that has arrived."""
-        return list(self._inbox.popleft()) if self._inbox else None
+        """The next message that has arrived. Violation if it complains: all that is sent here can be read."""
+        if not self._inbox:
+            return None
+        frames = list(self._inbox.popleft())
+        if frames[0].startswith(_NOTICE):
+            raise Violation(f"a frame of {self.identity!r} was refused: {frames[0][1:]!r}")
+        return frames
 
     def read_connection_events(self) -> list[bool]:
         """What has become of the connection."""
