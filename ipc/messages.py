@@ -135,6 +135,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0  # numbers of a whole embedding; 0: there are none
     is_matryoshka: bool = False  # whether an embedding may be cut to PoolingParams.dimensions
     matryoshka_dimensions: tuple[int, ...] = ()  # to one of these; empty: to any number up to embedding_size
+    num_labels: int = 0  # numbers of a classifier's answer; 0: it is none
     has_token_types: bool = False  # whether EngineCoreRequest.type_start means something to the model
 
 

@@ -79,8 +79,10 @@ def make_engine_facts(
 
 def _describe_vectors(spec: ModelSpec) -> dict[str, Any]:
     pooling = spec.pooling
-    if pooling is None or pooling.num_labels:
+    if pooling is None:
         return {}
+    if pooling.num_labels:
+        return {"num_labels": pooling.num_labels}
     return {
         "embedding_size": pooling.count_width(spec.hidden_size),
         "is_matryoshka": pooling.is_matryoshka,

@@ -94,8 +94,8 @@ def _explain(error: RequestFailedError) -> Exception:
 
 
 def find_width(facts: EngineFacts, params: PoolingParams) -> int:
-    """Numbers of a vector, of a classifier as far as a price needs to know."""
-    return params.dimensions or facts.embedding_size or 1
+    """Numbers of a vector, or of a classifier's answer."""
+    return params.dimensions or facts.embedding_size or facts.num_labels or 1
 
 
 def _find_stay(serving: Serving, caller: Caller, question: Question) -> Stay:

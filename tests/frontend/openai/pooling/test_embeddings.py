@@ -267,6 +267,16 @@ def test_classes_are_named_by_the_models_labels(tmp_path: Path) -> None:
     run_with_app(scenario, tasks=("classify", "token_classify"), model=str(tmp_path))
 
 
+def test_a_classifiers_answer_is_priced_by_its_labels() -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        assert (await client.post("/classify", {"input": ["One"]})).status == 200
+        large = await client.post("/classify", {"input": ["One", "Two"]})
+        assert (large.status, large.error["code"]) == (413, "answer_too_large")
+
+    options = ServerOptions(limits=Limits(max_result_bytes=2 * 500 * 48 - 1))
+    run_with_app(scenario, options, tasks=("classify",), num_labels=500)
+
+
 def test_coheres_client_gets_each_form_that_it_asks_for() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         text = "word " * 200
