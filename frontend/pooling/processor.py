@@ -183,5 +183,8 @@ def _parse(name: str, prompt: Any) -> RawPrompt:
                 raise PromptError(name, text, "a text")
         return RawPrompt(name, None, None, "")
     if isinstance(prompt, EncodedText):
+        # What cannot be encoded would keep the texts that share its message from being sent.
+        if prompt.type_start is not None and prompt.type_start not in range(len(prompt.token_ids) + 1):
+            raise PromptError(f"{name}.type_start", prompt.type_start, f"0 to {len(prompt.token_ids)}")
         return RawPrompt(name, None, prompt.token_ids, "", name, type_start=prompt.type_start)
     return parse_prompt(name, prompt)

@@ -78,11 +78,14 @@ def test_many_prompts_of_any_kind_are_one_message_and_come_in_order(run: Any):
     run(scenario)
 
 
-def test_a_salt_that_could_not_be_sent_is_refused_before_it_is(run: Any):
+def test_what_could_not_be_sent_is_refused_before_it_is(run: Any):
     async def scenario(llm: AsyncLLM, client: CountingClient) -> None:
         for salt in ("\ud800", "x" * 1000, 5):
             with pytest.raises(PromptError, match="cache_salt"):
                 await llm.pooling.encode_many([[5]], cache_salt=salt)  # pyright: ignore[reportArgumentType]
+        for start in (2**70, -1, 2):
+            with pytest.raises(PromptError, match=r"prompts\[0\].type_start"):
+                await llm.pooling.encode_many([EncodedText([5], start)])
         assert client.counts == []
 
     run(scenario)
