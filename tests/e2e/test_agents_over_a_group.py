@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
-import httpx
 import openai
 import psutil
 import pytest
 from quire.frontend.models.model_folder import pocket_folder
 from served import TIMEOUT_S, Served
 
+# httpx or httpx2, by the client's version.
+httpx: Any = importlib.import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
 PARAMETERS = {
     "type": "object",
     "properties": {"expression": {"type": "string", "maxLength": 20}},
@@ -83,7 +85,7 @@ def test_loops_go_on_when_an_http_process_is_killed_and_only_what_it_held_is_los
             killed = find_place(running)
             http[killed].kill()
             http[killed].wait(10)
-            with pytest.raises((openai.APIError, httpx.HTTPError)):  # by the client's version
+            with pytest.raises((openai.APIError, httpx.HTTPError)):
                 for _ in events:
                     pass
         with make_client(group, 8) as client:  # retries, until a process is there
