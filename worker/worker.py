@@ -15,6 +15,7 @@ import torch
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.pooling_params import PoolingParams
+from ..ipc.processes.child_args import GroupArgs
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
@@ -33,9 +34,17 @@ _WARM_UP_TOKENS = 4
 class Worker:
     """Owns a device: its model, KV cache and runner. `start` comes once, before everything else."""
 
-    def __init__(self, config: EngineConfig, on_phase: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_phase: Callable[[str], None],
+        rank: int = 0,
+        group: GroupArgs | None = None,
+    ) -> None:
+        """`rank` of `group`, which shares the model; None: this worker has all of it."""
         self._config = config
         self._on_phase = on_phase
+        self._rank, self._group_args = rank, group
         self._runner: GPUModelRunner | None = None
         self._threads: ThreadRule | None = None
 

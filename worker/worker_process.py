@@ -62,7 +62,8 @@ class WorkerProcess:
             self._note_phase("import torch")
             from .worker import Worker  # here, so that the core hears of this process before torch loads
 
-            self._worker = Worker(self._args.config, self._note_phase)
+            args = self._args
+            self._worker = Worker(args.config, self._note_phase, args.rank, args.group)
             ready = self._worker.start()
         except (QuireError, OSError, RuntimeError, MemoryError) as error:
             self._send(WorkerFailed(str(error), type(error).__name__, traceback.format_exc()))

@@ -24,9 +24,20 @@ class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
 
 
+class GroupArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that share a model: how many, and the file through which they share memory.
+
+    The file has no name in any folder: `path` leads to a descriptor that the worker was started with.
+    """
+
+    size: int
+    path: str
+
+
 class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """A worker: where the core listens, who it is, what to load."""
 
     address: str
     rank: int
     config: EngineConfig
+    group: GroupArgs | None = None  # None: the worker has the whole model
