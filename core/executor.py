@@ -1,7 +1,7 @@
 """Executors: how the core's steps reach a worker and its answers come back. `make_executor` chooses.
 
-ProcessExecutor starts one worker process and speaks step.py with it over a socket. InProcessExecutor runs
-the worker right here, for debugging and for a single-process `LLM`. Neither knows what a step means.
+ProcessExecutor starts a worker process a rank and speaks step.py with them over a socket. InProcessExecutor
+runs the worker right here, for debugging and for a single-process `LLM`. Neither knows what a step means.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ from ..ipc.codec import make_step_codec
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, WorkerArgs
-from ..ipc.processes.liveness import Deadline
-from ..ipc.processes.managed_child import ManagedChild
+from ..ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, GroupArgs, WorkerArgs
 from ..ipc.processes.process import ChildProcess, ProcessHandle
 from ..ipc.processes.spare import WarmSpare, find_spare_path
 from ..ipc.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
 from ..ipc.step import (
-    ModelRunnerOutput,
     ResetRows,
     SchedulerOutput,
     StepFailed,
@@ -41,10 +38,10 @@ from ..ipc.step import (
     WorkerReady,
 )
 from .faults.step_watch import StepWatch
+from .worker_group import WorkerEvent, WorkerGroup, name_roles
 
 _log = logging.getLogger(__name__)
 
-WORKER_IDENTITY = b"worker-0"
 _LIFE_BYTES = 3
 # Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning
 # threads took 7 to 10 times as long, and sleeping costs nothing measurable on an idle machine.
@@ -58,7 +55,7 @@ class WorkerLost:
     reason: str
 
 
-ExecutorEvent = ModelRunnerOutput | StepFailed | WorkerReady | WorkerFailed | WorkerProgress | WorkerLost
+ExecutorEvent = WorkerEvent | WorkerLost
 
 
 class Executor(ABC):
@@ -111,11 +108,11 @@ def make_executor(config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]],
 
 
 class ProcessExecutor(Executor):
-    """One worker process at a time, behind a ROUTER that this side binds anew for each.
+    """One worker at a time, a process or one a rank, behind a ROUTER that this side binds anew for each.
 
     What an earlier worker has sent or is sent is gone with its socket. A worker that is there and does not
     get on (a step or the start takes too long, its connection has ended, it sends what does not decode) is
-    given up by its ChildWatch, and is then lost like any other.
+    given up by its ChildWatch, and is then lost like any other. A rank's loss is the worker's.
     """
 
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
@@ -129,9 +126,11 @@ class ProcessExecutor(Executor):
         self._num_starts = 0
         self._socket: zmq.Socket[bytes] | None = None
         self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
-        self._worker: ManagedChild[ProcessHandle] = ManagedChild(self._start_worker)
+        self._roles = name_roles(config.parallel.tensor_parallel_size)
+        self._rank_of = {f"worker-{rank}".encode(): rank for rank in range(len(self._roles))}
+        self._workers = WorkerGroup(len(self._roles), self._start_worker)
         self._spare = WarmSpare(find_spare_path(address), self._start_spare)
-        self._steps = StepWatch(Deadline(lambda: False), 0.0)  # of the worker, when there is one
+        self._steps = StepWatch([], 0.0)  # of the worker, when there is one
         self._is_muted = False  # nothing that the worker says counts any more
         self._is_leaving = False  # it has said that its start failed: its connection ends before its process
         self._poller = zmq.Poller()  # nobody's, until `register`
@@ -141,12 +140,11 @@ class ProcessExecutor(Executor):
         self._unbind()
         self._num_starts += 1
         self._bind()
-        watch = self._worker.start()
-        self._steps = StepWatch(watch.deadline, self._config.step_timeout_s)
+        self._steps = StepWatch(self._workers.start(), self._config.step_timeout_s)
         self._steps.begin_start(self._config.ready_timeout_s, time.monotonic())
         self._is_muted = self._is_leaving = False
-        if self._worker.process is not None:
-            self._poller.register(self._worker.process.pid_fd, zmq.POLLIN)
+        for process in self._workers.processes:
+            self._poller.register(process.pid_fd, zmq.POLLIN)
 
     def submit(self, step: SchedulerOutput) -> None:
         self._steps.add_step(step.step_id, time.monotonic())
@@ -158,19 +156,21 @@ class ProcessExecutor(Executor):
 
     def receive(self) -> list[ExecutorEvent]:
         events = self._receive_frames()
-        if self._worker.watch is not None:
-            self._worker.watch.look(time.monotonic())
+        self._workers.look(time.monotonic())
         # Its end is looked for when there is no more to hear of it: nothing that it said is lost, and a step
         # does not pay for two system calls.
+        if len(self._roles) > 1 and any(isinstance(event, StepFailed) for event in events):
+            return self._find_end() or events  # a rank's end may be why the others failed
         return events or self._find_end()
 
     @property
     def next_check_at(self) -> float | None:
-        return self._worker.next_check_at
+        return self._workers.next_check_at
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
-        for one in (self._socket, self._connection, self._worker.process and self._worker.process.pid_fd):
+        pid_fds = [process.pid_fd for process in self._workers.processes]
+        for one in (self._socket, self._connection, *pid_fds):
             if one is not None:
                 poller.register(one, zmq.POLLIN)
 
@@ -181,7 +181,7 @@ class ProcessExecutor(Executor):
 
     @property
     def pids(self) -> dict[str, int]:
-        return {} if self._worker.process is None else {"worker": self._worker.process.pid}
+        return {process.role: process.pid for process in self._workers.processes}
 
     @property
     def _worker_address(self) -> str:
@@ -189,12 +189,16 @@ class ProcessExecutor(Executor):
         # worker of the core before, which may be late to leave, must not come to this core's.
         return f"{self._address}{self._life}{self._num_starts % 10}"
 
-    def _start_worker(self) -> ProcessHandle:
+    def _start_worker(self, rank: int, fd: int | None) -> ProcessHandle:
         """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
         config = self._config if self._num_starts == 1 else self._config.for_replacement()
-        args = msgspec.msgpack.encode(WorkerArgs(address=self._worker_address, rank=0, config=config))
-        spare = self._spare.adopt("worker", args) if config.recovery.warm_spare else None
-        return spare or ChildProcess.start(WORKER_MODULE, "worker", args, _make_worker_env())
+        group = None if fd is None else GroupArgs(size=len(self._roles), path=f"/proc/self/fd/{fd}")
+        args = msgspec.msgpack.encode(
+            WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
+        )
+        role, pass_fds = self._roles[rank], () if fd is None else (fd,)
+        spare = self._spare.adopt(role, args) if config.recovery.warm_spare else None
+        return spare or ChildProcess.start(WORKER_MODULE, role, args, _make_worker_env(), pass_fds=pass_fds)
 
     def _start_spare(self, path: str) -> ChildProcess:
         return ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path.encode(), _make_worker_env())
@@ -222,16 +226,18 @@ class ProcessExecutor(Executor):
         events: list[ExecutorEvent] = []
         while self._socket is not None and has_message(self._socket):
             identity, *frames = self._socket.recv_multipart(NOBLOCK)
-            if identity != WORKER_IDENTITY or self._is_muted:
+            rank = self._rank_of.get(identity)
+            if rank is None or self._is_muted:
                 continue
             try:
-                event = self._codec.decode(frames)
+                event = self._workers.take(rank, self._codec.decode(frames))
             except ProtocolError as error:
                 self._is_muted = True
-                if self._worker.watch is not None:
-                    because = f"it sent a frame that does not decode: {error}"
-                    self._worker.watch.give_up(because, time.monotonic())
+                because = f"it sent a frame that does not decode: {error}"
+                self._workers.give_up(because, time.monotonic(), rank)
                 break
+            if event is None:
+                continue
             self._steps.note(event, time.monotonic())
             if isinstance(event, WorkerReady) and self._config.recovery.warm_spare:
                 self._spare.keep()
@@ -240,14 +246,12 @@ class ProcessExecutor(Executor):
         return events
 
     def _find_end(self) -> list[ExecutorEvent]:
-        """WorkerLost if the process has ended; one whose connection has ended is given up."""
-        process, watch = self._worker.process, self._worker.watch
-        if process is None or watch is None:
-            return []
-        if process.exit_code is not None:
+        """WorkerLost if a process has ended; those whose connection has ended are given up."""
+        workers = self._workers
+        if workers.has_ended:
             return [WorkerLost(self._forget_worker(grace_s=0.0))]
-        if watch.kill_reason is None and self._has_lost_connection() and not self._is_leaving:
-            watch.give_up("its connection has ended, or it answered no heartbeat", time.monotonic())
+        if not workers.is_given_up and self._has_lost_connection() and not self._is_leaving:
+            workers.give_up("its connection has ended, or it answered no heartbeat", time.monotonic())
         return []
 
     def _has_lost_connection(self) -> bool:
@@ -258,20 +262,21 @@ class ProcessExecutor(Executor):
 
     def _forget_worker(self, grace_s: float) -> str:
         """End the worker if there is one; returns how it has ended."""
-        if self._worker.process is not None:
-            self._poller.unregister(self._worker.process.pid_fd)
-        return self._worker.stop(grace_s)
+        for process in self._workers.processes:
+            self._poller.unregister(process.pid_fd)
+        return self._workers.stop(grace_s)
 
     def _send(self, message: msgspec.Struct) -> None:
         frames = self._codec.encode(message)
         if self._faults is not None:
             frames = self._faults.corrupt("core.step_frame", frames)
         assert self._socket is not None
-        try:
-            send_to(self._socket, WORKER_IDENTITY, frames)
-        except zmq.ZMQError as error:
-            # The worker is gone or stuck; its end, or the step's time-out, is what the core acts on.
-            _log.warning("step not delivered to the worker: %s", error)
+        for identity, rank in self._rank_of.items():
+            try:
+                send_to(self._socket, identity, frames)
+            except zmq.ZMQError as error:
+                # The worker is gone or stuck; its end, or the step's time-out, is what the core acts on.
+                _log.warning("step not delivered to the %s: %s", self._roles[rank], error)
 
 
 def _remove_sockets(address: str) -> None:

@@ -57,7 +57,7 @@ def answer(step_id: int) -> ModelRunnerOutput:
 
 def watch_steps(step_timeout_s: float) -> tuple[StepWatch, Deadline]:
     deadline = Deadline(lambda: False)
-    return StepWatch(deadline, step_timeout_s), deadline
+    return StepWatch([deadline], step_timeout_s), deadline
 
 
 def test_a_steps_time_runs_from_the_answer_before_it() -> None:

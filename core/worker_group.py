@@ -1,0 +1,140 @@
+"""WorkerGroup: the worker processes that compute one model, a rank each: started, watched and lost as one.
+
+It knows what of the ranks' messages is the group's, and no socket.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ..ipc.due import find_earliest
+from ..ipc.processes.liveness import Deadline
+from ..ipc.processes.managed_child import ManagedChild
+from ..ipc.processes.process import ProcessHandle
+from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+
+WorkerEvent = ModelRunnerOutput | StepFailed | WorkerReady | WorkerFailed | WorkerProgress
+
+# Where a rank's stamp lies in the memory that ranks share (kernels/shared_group.cpp): it grows with its work.
+_STAMP = struct.Struct("<I")
+_STAMP_DISTANCE = 4096
+
+
+class WorkerGroup:
+    """One worker process a rank; a group of one is a worker alone.
+
+    `start_rank(rank, fd)` starts a process; `fd` is of the file that ranks share, None for a worker alone.
+    """
+
+    def __init__(self, size: int, start_rank: Callable[[int, int | None], ProcessHandle]) -> None:
+        self._size = size
+        self._fd: int | None = None
+        self._ranks: list[ManagedChild[ProcessHandle]] = [
+            ManagedChild(lambda rank=rank: start_rank(rank, self._fd)) for rank in range(size)
+        ]
+        self._ready: dict[int, WorkerReady] = {}
+        self._late_rank: int | None = None  # which one the others waited for when they were given up
+
+    def start(self) -> list[Deadline]:
+        """Start all ranks, after those before them were stopped. What each of them owes is to be set here."""
+        self._ready, self._late_rank = {}, None
+        if self._size > 1:
+            self._fd = os.memfd_create("quire-group", os.MFD_CLOEXEC)
+        return [rank.start().deadline for rank in self._ranks]
+
+    @property
+    def processes(self) -> list[ProcessHandle]:
+        """Of all ranks in their order; none before `start` and after `stop`."""
+        return [rank.process for rank in self._ranks if rank.process is not None]
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When `look` has something to do, None if never. Monotonic."""
+        return find_earliest(*(rank.next_check_at for rank in self._ranks))
+
+    def look(self, now: float) -> None:
+        """Give up and end those that owe something too long, or are stopped."""
+        for rank in self._ranks:
+            if rank.watch is not None:
+                rank.watch.look(now)
+        if self._late_rank is None and self.is_given_up:
+            self._late_rank = self._find_late_rank()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether one of them is to be killed, or was."""
+        return any(rank.watch is not None and rank.watch.kill_reason is not None for rank in self._ranks)
+
+    def give_up(self, because: str, now: float, rank: int | None = None) -> None:
+        """Have one of them, or all, write its stacks, and kill it a moment later."""
+        for one in self._ranks if rank is None else [self._ranks[rank]]:
+            if one.watch is not None:
+                one.watch.give_up(because, now)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether one of them has, which is the end of all."""
+        return any(process.exit_code is not None for process in self.processes)
+
+    def stop(self, grace_s: float) -> str:
+        """End all; returns how the first that had ended by itself (or else rank 0) has ended. Idempotent."""
+        ended = [rank for rank, process in enumerate(self.processes) if process.exit_code is not None]
+        for process in self.processes:  # all at once, before one is waited for
+            process.close_lifeline()
+            if not grace_s:
+                process.send_signal(signal.SIGKILL)
+        ends_at = time.monotonic() + grace_s
+        texts = [rank.stop(max(0.0, ends_at - time.monotonic())) for rank in self._ranks]
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        first = ended[0] if ended else 0
+        is_late = self._late_rank is not None and self._late_rank != first
+        return texts[first] + (f"; rank {self._late_rank} was behind the others" if is_late else "")
+
+    def take(self, rank: int, event: WorkerEvent) -> WorkerEvent | None:
+        """What a rank's message says of the group: rank 0 speaks for it, but all must have started."""
+        match event:
+            case WorkerReady():
+                self._ready[rank] = event
+                return _join_ready(self._ready) if len(self._ready) == self._size else None
+            case WorkerFailed():
+                return event
+            case _:
+                return event if rank == 0 else None
+
+    def _find_late_rank(self) -> int | None:
+        """Which one has done less of a step than the others, who wait for it; None if it cannot be told."""
+        if self._fd is None:
+            return None
+        raw = [os.pread(self._fd, _STAMP.size, _STAMP_DISTANCE * (1 + rank)) for rank in range(self._size)]
+        stamps = [_STAMP.unpack(one)[0] for one in raw if len(one) == _STAMP.size]
+        least = min(stamps, default=0)
+        return stamps.index(least) if len(stamps) == self._size and stamps.count(least) == 1 else None
+
+
+def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
+    """What all ranks say together: as many blocks as each has. Refused if they have not loaded the same."""
+    first = ready[0]
+    for rank, other in sorted(ready.items()):
+        if other.weights_id != first.weights_id:
+            text = f"rank {rank} sees other weights or another configuration than rank 0"
+            return WorkerFailed(f"{text} ({other.weights_id}, not {first.weights_id})", "ModelError")
+    return msgspec.structs.replace(
+        first,
+        num_gpu_blocks=min(one.num_gpu_blocks for one in ready.values()),
+        batch_variance_reason=next(
+            (one.batch_variance_reason for one in ready.values() if one.batch_variance_reason), ""
+        ),
+    )
+
+
+def name_roles(size: int) -> Sequence[str]:
+    """What the process of each rank is called; a worker alone has no number."""
+    return ["worker"] if size == 1 else [f"worker-{rank}" for rank in range(size)]
