@@ -2,8 +2,9 @@
 
 A specification is a comma-separated list of `point:action@count`: at the count-th time (default 1, counted in
 each process) that the point is reached, the action happens. A process in the place of a lost one has only
-the hooks that end in `*`: `worker.execute:hang@5*` hangs every worker, each at its fifth step. They
-come with EngineConfig.fault_hooks; no message can ask for one.
+the hooks that end in `*`: `worker.execute:hang@5*` hangs every worker, each at its fifth step. Of several
+ranks `worker.execute#1:hang` is rank 1's only. They come with EngineConfig.fault_hooks; no message can ask
+for one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ POINTS: dict[str, tuple[Action, ...]] = {
     "worker.result_frame": (Action.CORRUPT,),  # to the core
 }
 
-_HOOK = re.compile(r"([a-z]+\.[a-z_]+):([a-z]+)(?:@([1-9]\d{0,8}))?(\*?)")
+_HOOK = re.compile(r"([a-z]+\.[a-z_]+)(?:#(\d{1,2}))?:([a-z]+)(?:@([1-9]\d{0,8}))?(\*?)")
 
 
 class FaultInjected(RuntimeError):
@@ -66,9 +67,11 @@ class Hook(msgspec.Struct, frozen=True):
     action: Action
     count: int
     is_lasting: bool
+    rank: int | None = None  # None: of each
 
     def __str__(self) -> str:
-        return f"{self.point}:{self.action.value}@{self.count}{'*' if self.is_lasting else ''}"
+        of_rank = "" if self.rank is None else f"#{self.rank}"
+        return f"{self.point}{of_rank}:{self.action.value}@{self.count}{'*' if self.is_lasting else ''}"
 
 
 def parse_fault_hooks(spec: str) -> list[Hook]:
@@ -83,9 +86,10 @@ def keep_lasting(spec: str) -> str:
     return ",".join(str(hook) for hook in parse_fault_hooks(spec) if hook.is_lasting)
 
 
-def make_fault_hooks(spec: str, process: str) -> FaultHooks | None:
+def make_fault_hooks(spec: str, process: str, rank: int = 0) -> FaultHooks | None:
     """The hooks of `process` ("core" or "worker"); None if it has none, so that a point costs one test."""
     hooks = [hook for hook in parse_fault_hooks(spec) if hook.point.startswith(f"{process}.")]
+    hooks = [hook for hook in hooks if hook.rank in (None, rank)]
     return FaultHooks(hooks) if hooks else None
 
 
@@ -136,10 +140,10 @@ def _parse_hook(text: str) -> Hook:
     match = _HOOK.fullmatch(text)
     if match is None:
         raise ConfigError("fault_hooks", text, "point:action@count, such as worker.execute:hang@5")
-    point, name, count, star = match.groups()
+    point, rank, name, count, star = match.groups()
     if point not in POINTS:
         raise ConfigError("fault_hooks", text, f"a point of {', '.join(POINTS)}")
     allowed = {action.value: action for action in POINTS[point]}
     if name not in allowed:
         raise ConfigError("fault_hooks", text, f"at {point} an action of {', '.join(allowed)}")
-    return Hook(point, allowed[name], int(count or 1), bool(star))
+    return Hook(point, allowed[name], int(count or 1), bool(star), None if rank is None else int(rank))

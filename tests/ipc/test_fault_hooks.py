@@ -31,6 +31,16 @@ def test_a_hook_happens_at_its_count_and_not_again() -> None:
         hooks.reach("core.start")
 
 
+def test_a_hook_of_one_rank_is_not_the_others() -> None:
+    spec = "worker.execute#1:raise@2*"
+    assert make_fault_hooks(spec, "worker", 0) is None
+    hooks = make_fault_hooks(keep_lasting(spec), "worker", 1)
+    assert hooks is not None
+    assert not hooks.reach("worker.execute")
+    with pytest.raises(FaultInjected, match=r"worker\.execute#1:raise@2"):
+        hooks.reach("worker.execute")
+
+
 def test_a_frame_is_cut_once() -> None:
     hooks = make_fault_hooks("core.step_frame:corrupt@2", "core")
     assert hooks is not None
