@@ -25,6 +25,7 @@ SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni"]
 
 MAX_SIZE_BYTES = 2**63 - 1
+MAX_RANKS = 64
 MIN_READY_TIMEOUT_S = 1.0
 MAX_TIMEOUT_S = 86400.0  # a day; a poll cannot wait for any length
 MIN_STEP_TIMEOUT_S = 0.1
@@ -138,16 +139,24 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     device: Device = "auto"
     executor_backend: ExecutorBackend = "mp"  # "uni" runs the worker inside the core's process
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int = 1  # worker processes that share a model, on a CPU
     num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
 
     def __post_init__(self) -> None:
         _check_choice("device", self.device, get_args(Device))
         _check_choice("executor_backend", self.executor_backend, get_args(ExecutorBackend))
-        if self.tensor_parallel_size != 1:
-            raise ConfigError("tensor_parallel_size", self.tensor_parallel_size, "1 (one device an engine)")
+        _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
+        if self.tensor_parallel_size > 1:
+            self._check_ranks()
         if self.num_threads is not None:
             _check_range("num_threads", self.num_threads, 1, 1024)
+
+    def _check_ranks(self) -> None:
+        size = self.tensor_parallel_size
+        if self.executor_backend == "uni":
+            raise ConfigError("tensor_parallel_size", size, '1 with distributed_executor_backend "uni"')
+        if self.device == "cuda":
+            raise ConfigError("tensor_parallel_size", size, "1 on a GPU; or device=cpu")
 
 
 class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -196,6 +205,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.exact not in (None, True, False):
             raise ConfigError("exact", self.exact, "True, False or None")
         parse_fault_hooks(self.fault_hooks)
+        if self.recovery.warm_spare and self.parallel.tensor_parallel_size > 1:
+            raise ConfigError("warm_spare", True, "off with tensor_parallel_size above 1")
         if not self.model.spec.is_causal:  # each token of a prompt sees all others: it is never split
             whole = msgspec.structs.replace(self.scheduler, enable_chunked_prefill=False)
             msgspec.structs.force_setattr(self, "scheduler", whole)

@@ -21,9 +21,11 @@ from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepF
 from ..ipc.token_ids import encode_token_ids
 from ..ipc.token_lists import TokenLists
 from ..kernels import native
+from ..kernels.shared_group import GroupAborted, SharedGroup
 from .kv_cache import allocate_kv_caches, check_max_model_len, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
+from .rank import compute_weights_id, join_group, take_cores
 from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
 
@@ -45,6 +47,7 @@ class Worker:
         self._config = config
         self._on_phase = on_phase
         self._rank, self._group_args = rank, group
+        self._group: SharedGroup | None = None
         self._runner: GPUModelRunner | None = None
         self._threads: ThreadRule | None = None
 
@@ -58,14 +61,17 @@ class Worker:
         config, parallel = self._config, self._config.parallel
         device = resolve_device(parallel.device)
         torch.set_grad_enabled(False)
-        native.set_num_threads(parallel.num_threads or count_cores())
+        num_threads = parallel.num_threads
+        if self._group_args is not None:
+            num_threads = self._meet_group(self._group_args, device)
+        native.set_num_threads(num_threads or count_cores())
         check_max_model_len(config, device)
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
         model = load_model(config, device)
         if device.type == "cpu":
             num_active_params = config.model.spec.num_active_params
-            self._threads = ThreadRule(parallel.num_threads, model.weight_bytes, num_active_params)
+            self._threads = ThreadRule(num_threads, model.weight_bytes, num_active_params)
         if config.exact and model.batch_variance_reason:
             raise ConfigError("exact", True, f"not here, since {model.batch_variance_reason}")
         self._on_phase("allocate KV cache")
@@ -76,7 +82,15 @@ class Worker:
         self._warm_up()
         if processors:  # after the warm-up, whose request is nobody's
             self._runner.use_logits_processors(processors)
-        return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.batch_variance_reason)
+        weights_id = "" if self._group is None else compute_weights_id(config)
+        return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.batch_variance_reason, weights_id)
+
+    def _meet_group(self, args: GroupArgs, device: torch.device) -> int:
+        """Join the other ranks and keep to this one's cores; returns how many threads it has."""
+        if device.type != "cpu":
+            raise ConfigError("tensor_parallel_size", args.size, "1 on a GPU; or device=cpu")
+        self._group = join_group(args, self._rank)
+        return self._config.parallel.num_threads or take_cores(self._rank, args.size)
 
     @property
     def is_async(self) -> bool:
@@ -111,9 +125,19 @@ class Worker:
             is_out_of_memory(error),
         )
 
+    def abort_group(self, error: Exception) -> None:
+        """Tell the other ranks, if there are any, that this one cannot go on until `reset_rows`."""
+        if self._group is not None:
+            self._group.abort(f"{type(error).__name__}: {error}", is_out_of_memory(error))
+
     def reset_rows(self) -> None:
-        """Forget every request, and what a failed step has left of the device's memory."""
+        """Forget every request, and what a failed step has left of the device's memory.
+
+        Waits for the other ranks to do so too. Raises GroupLost if one of them has ended.
+        """
         assert self._runner is not None
+        if self._group is not None:
+            self._group.reset()
         self._runner.reset_rows()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -160,6 +184,8 @@ def check_switch() -> None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether there was too little memory; torch's allocator for CPUs says so with a plain RuntimeError."""
+    if isinstance(error, GroupAborted):  # another rank has met it
+        return error.is_out_of_memory
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 

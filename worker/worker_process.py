@@ -54,7 +54,7 @@ class WorkerProcess:
             f"worker-{args.rank}".encode(),
         )
         self._failed_step = False
-        self._faults = make_fault_hooks(args.config.fault_hooks, "worker")
+        self._faults = make_fault_hooks(args.config.fault_hooks, "worker", args.rank)
 
     def run(self) -> int:
         """Start the worker and serve until the lifeline ends this process; returns only if that failed."""
@@ -96,7 +96,7 @@ class WorkerProcess:
 
     def _launch_step(self, step: SchedulerOutput) -> LaunchedStep | None:
         if self._failed_step:  # rows may be half updated until the core has them reset
-            self._send(StepFailed(step.step_id, "an earlier step failed"))
+            self._send_failure(StepFailed(step.step_id, "an earlier step failed"))
             return None
         try:
             if self._faults is not None:
@@ -108,7 +108,7 @@ class WorkerProcess:
 
     def _collect_step(self, launched: LaunchedStep) -> None:
         if self._failed_step:
-            self._send(StepFailed(launched.step_id, "an earlier step failed"))
+            self._send_failure(StepFailed(launched.step_id, "an earlier step failed"))
             return
         try:
             self._send_result(self._worker.collect(launched))
@@ -117,7 +117,8 @@ class WorkerProcess:
 
     def _fail(self, step_id: int, error: Exception) -> None:
         self._failed_step = True
-        self._send(self._worker.describe_failure(step_id, error))
+        self._worker.abort_group(error)
+        self._send_failure(self._worker.describe_failure(step_id, error))
 
     def _note_phase(self, phase: str) -> None:
         self._send(WorkerProgress(phase, time.time()))
@@ -125,10 +126,18 @@ class WorkerProcess:
             self._faults.reach("worker.start")
 
     def _send_result(self, result: ModelRunnerOutput) -> None:
+        if self._args.rank > 0:  # rank 0 speaks for all
+            return
         frames = self._codec.encode(result)
         if self._faults is not None:
             frames = self._faults.corrupt("worker.result_frame", frames)
         self._socket.send_multipart(frames)
+
+    def _send_failure(self, failed: StepFailed) -> None:
+        if self._args.rank == 0:
+            self._send(failed)
+        elif failed.details:  # rank 0 will only know that this one has aborted
+            _log.error("rank %d: %s\n%s", self._args.rank, failed.error, failed.details)
 
     def _send(self, message: msgspec.Struct) -> None:
         self._socket.send_multipart(self._codec.encode(message))

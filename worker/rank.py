@@ -1,0 +1,64 @@
+"""What a worker does as one rank of several: meet the others, take its cores, say what it has loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import ConfigError
+from ..ipc.processes.child_args import GroupArgs
+from ..ipc.rank_cores import describe_plan, list_cores, plan_ranks
+from ..kernels import native
+from ..kernels.shared_group import SharedGroup
+
+_log = logging.getLogger(__name__)
+
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a weight file's contents
+
+
+def join_group(args: GroupArgs, rank: int) -> SharedGroup:
+    """Meet the others. Raises ConfigError where the kernels that it takes are not to be had."""
+    if native.load_library() is None:
+        raise ConfigError("tensor_parallel_size", args.size, "1 without the native CPU kernels")
+    return SharedGroup(args.path, rank, args.size)
+
+
+def take_cores(rank: int, size: int) -> int:
+    """Keep this process to the rank's cores, if there are enough for all; returns for how many threads."""
+    cores = list_cores()
+    plan = plan_ranks(cores, size)
+    if plan is None:
+        if rank == 0:
+            _log.warning("%s", describe_plan(size, cores))
+        return 1
+    os.sched_setaffinity(0, [core.processor for core in plan[rank]])
+    return len(plan[rank])
+
+
+def compute_weights_id(config: EngineConfig) -> str:
+    """Equal for ranks that have loaded the same files with the same configuration.
+
+    Of a file: its size, and pieces from all over it, the first with the names and places of its tensors. To
+    read all of it would take as long as loading it.
+    """
+    parallel, recovery = config.parallel, config.recovery
+    digest = hashlib.sha256(
+        msgspec.msgpack.encode((config.model, config.cache, config.scheduler, parallel, recovery))
+    )
+    for name in config.model.weight_files:
+        _add_file(digest, Path(config.model.model, name))
+    return digest.hexdigest()[:16]
+
+
+def _add_file(digest: hashlib._Hash, path: Path) -> None:  # pyright: ignore[reportPrivateUsage]
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        for sample in range(_NUM_SAMPLES):
+            file.seek(size * sample // _NUM_SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))
