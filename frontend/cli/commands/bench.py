@@ -18,16 +18,17 @@ _HELP = """\
 usage: quire bench KIND [OPTIONS]
 
 kinds:
-  offline   generated tokens/s of Quire, vLLM and transformers on the same workloads, side by side
-  kernels   each operation of a model as a fraction of what the device allows, beside torch
-  startup   import, --help, cold start to the first token and where it goes, idle CPU, memory
-  core      what the engine core's scheduling costs a step, with a fake worker
-  attach    what attaching to a daemon takes, and what HTTP adds to its engine
-  fair      what a flood by one client of a daemon costs another, in time to first token
-  embed     texts to vectors by Quire, vLLM and sentence-transformers, side by side
-  grammar   what JSON schemas cost who has one and who has none, and how fast they compile
-  http      chunks/s and CPU a chunk of one HTTP process, with a fake engine
-  serve     load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
+  offline     generated tokens/s of Quire, vLLM and transformers on the same workloads, side by side
+  kernels     each operation of a model as a fraction of what the device allows, beside torch
+  startup     import, --help, cold start to the first token and where it goes, idle CPU, memory
+  core        what the engine core's scheduling costs a step, with a fake worker
+  all-reduce  sums over ranks in shared memory, beside gloo, and what a step's broadcast costs
+  attach      what attaching to a daemon takes, and what HTTP adds to its engine
+  fair        what a flood by one client of a daemon costs another, in time to first token
+  embed       texts to vectors by Quire, vLLM and sentence-transformers, side by side
+  grammar     what JSON schemas cost who has one and who has none, and how fast they compile
+  http        chunks/s and CPU a chunk of one HTTP process, with a fake engine
+  serve       load on an OpenAI-compatible server: throughput, TTFT, ITL and E2E percentiles, goodput
 
 `quire bench KIND --help` has the options.
 """
@@ -142,6 +143,19 @@ def _run_core(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     _check_counts(options, "steps")
     return run_core(options.steps)
+
+
+def _run_all_reduce(argv: Sequence[str]) -> int:
+    from ....tools.bench.all_reduce import run_all_reduce
+
+    parser = Parser(
+        "quire bench all-reduce", "Sums over processes in shared memory, beside gloo, in one run."
+    )
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes (2)")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for a size (1)")
+    options = parser.parse(argv)
+    _check_counts(options, "ranks")
+    return run_all_reduce(options.ranks, options.seconds)
 
 
 def _run_attach(argv: Sequence[str]) -> int:
@@ -327,6 +341,7 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "kernels": _run_kernels,
     "startup": _run_startup,
     "core": _run_core,
+    "all-reduce": _run_all_reduce,
     "attach": _run_attach,
     "fair": _run_fair,
     "embed": _run_embed,
