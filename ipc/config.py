@@ -215,6 +215,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             why = "when enable_chunked_prefill is off" if self.model.spec.is_causal else "for an encoder"
             text = f"at least max_model_len={self.model.max_model_len} {why}"
             raise ConfigError("max_num_batched_tokens", budget, text)
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        size = self.parallel.tensor_parallel_size
+        sizes = [1] if size == 1 else self.model.spec.find_tensor_parallel_sizes()
+        if size not in sizes:
+            allowed = f"one of {', '.join(map(str, sizes))}: what divides this model's heads and widths"
+            raise ConfigError("tensor_parallel_size", size, allowed)
+        if size > 1 and self.parallel.device == "cuda":
+            raise ConfigError("tensor_parallel_size", size, "1 with device='cuda': ranks are a CPU's")
 
     @property
     def wants_exact(self) -> bool:
@@ -229,6 +239,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def for_replacement(self) -> EngineConfig:
         """What a process is started with that takes a lost one's place."""
         return msgspec.structs.replace(self, fault_hooks=keep_lasting(self.fault_hooks))
+
+    def for_rank(self) -> EngineConfig:
+        """What a worker plans with: the config of an engine that has its rank's share of the model alone."""
+        size = self.parallel.tensor_parallel_size
+        if size == 1:
+            return self
+        change = msgspec.structs.replace
+        return change(
+            self,
+            model=change(self.model, spec=self.model.spec.for_rank(size)),
+            parallel=change(self.parallel, tensor_parallel_size=1),
+        )
 
     @property
     def max_blocks_per_request(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -76,6 +77,16 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def count_params(self, hidden_size: int) -> int:
         """Weights of the four projections."""
         return hidden_size * (self.query_size + self.qkv_size)
+
+    def is_cut_by(self, size: int) -> bool:
+        """Whether so many ranks can share it: queries' heads divide; of keys' they get some each, or one."""
+        kv_heads = self.num_kv_heads
+        return self.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+    def for_rank(self, size: int) -> AttentionSpec:
+        """What one of `size` ranks computes of it."""
+        kv_heads = max(1, self.num_kv_heads // size)
+        return replace(self, num_heads=self.num_heads // size, num_kv_heads=kv_heads)
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dense"):
@@ -145,6 +156,15 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ffn_norm: str | None = "post_attention_layernorm"
     ffn_out_norm: str | None = None
     norms_sum: bool = False
+
+    def is_cut_by(self, size: int) -> bool:
+        """Whether so many ranks can share it."""
+        return self.attention.is_cut_by(size) and self.ffn.intermediate_size % size == 0
+
+    def for_rank(self, size: int) -> LayerSpec:
+        """What one of `size` ranks computes of it; experts are cut along their width, each rank has all."""
+        ffn = replace(self.ffn, intermediate_size=self.ffn.intermediate_size // size)
+        return replace(self, attention=self.attention.for_rank(size), ffn=ffn)
 
 
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -274,3 +294,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             + layer.ffn.count_activations(self.hidden_size)
             for layer in self.layers
         )
+
+    def find_tensor_parallel_sizes(self) -> list[int]:
+        """How many ranks can share the model, rising from 1."""
+        most = min(self.vocab_size, *(layer.attention.num_heads for layer in self.layers))
+        return [size for size in range(1, most + 1) if all(layer.is_cut_by(size) for layer in self.layers)]
+
+    def for_rank(self, size: int) -> ModelSpec:
+        """What each of `size` ranks computes between embedding and logits; the vocabulary is as it was.
+
+        `size` is one of `find_tensor_parallel_sizes`. The ranks differ in what they read of the weights only.
+        """
+        return replace(self, layers=tuple(layer.for_rank(size) for layer in self.layers))
