@@ -223,8 +223,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if size not in sizes:
             allowed = f"one of {', '.join(map(str, sizes))}: what divides this model's heads and widths"
             raise ConfigError("tensor_parallel_size", size, allowed)
-        if size > 1 and self.parallel.device == "cuda":
-            raise ConfigError("tensor_parallel_size", size, "1 with device='cuda': ranks are a CPU's")
+        if size > 1 and self.model.dtype == "float16":
+            raise ConfigError("tensor_parallel_size", size, "1 with dtype='float16': ranks add no float16")
 
     @property
     def wants_exact(self) -> bool:

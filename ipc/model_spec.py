@@ -6,6 +6,7 @@ they do not cover. Sizes that others plan with (KV bytes, weights, activations) 
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -79,14 +80,24 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return hidden_size * (self.query_size + self.qkv_size)
 
     def is_cut_by(self, size: int) -> bool:
-        """Whether so many ranks can share it: queries' heads divide; of keys' they get some each, or one."""
-        kv_heads = self.num_kv_heads
-        return self.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+        """Whether so many ranks can share it."""
+        is_even = self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
+        return self.num_heads % size == 0 and (is_even or self.qk_norm != "all_heads")
+
+    def find_rank_heads(self, rank: int, size: int) -> list[int]:
+        """The heads of keys and values that one of `size` ranks has for its heads of queries.
+
+        Each is for equally many of those, one after the other: a head whose queries are in several ranks is
+        in each of them, and where ranks begin within its queries it may be in one of them twice.
+        """
+        num_heads, group = self.num_heads // size, self.num_heads // self.num_kv_heads
+        each = math.gcd(num_heads, group)
+        return [head // group for head in range(rank * num_heads, (rank + 1) * num_heads, each)]
 
     def for_rank(self, size: int) -> AttentionSpec:
         """What one of `size` ranks computes of it."""
-        kv_heads = max(1, self.num_kv_heads // size)
-        return replace(self, num_heads=self.num_heads // size, num_kv_heads=kv_heads)
+        num_kv_heads = len(self.find_rank_heads(0, size))
+        return replace(self, num_heads=self.num_heads // size, num_kv_heads=num_kv_heads)
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dense"):

@@ -139,6 +139,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "=2: 1 with distributed_ex"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, "tensor_parallel_size=2: 1 on a GPU"),
         ({"tensor_parallel_size": 2, "warm_spare": True}, "warm_spare=True: off with tensor_parallel_size"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: one of 1, 2: what divides"),
+        ({"tensor_parallel_size": 2, "dtype": "half"}, "tensor_parallel_size=2: 1 with dtype='float16'"),
         ({"num_threads": 0}, "num_threads=0"),
         ({"seed": -3}, "seed=-3"),
         ({"max_logprobs": -2}, "max_logprobs=-2"),
