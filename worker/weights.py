@@ -3,6 +3,7 @@
 A model asks for each tensor by name and shape and so states what it needs; a source knows nothing of
 models. The frontend has found the files and checked their headers. They are memory-mapped and read tensor by
 tensor, so that no second copy of the weights exists. Only safetensors is read: it holds numbers and no code.
+A rank of several takes a `Cut` of a tensor, and nothing else of the file is copied.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +30,56 @@ _DUMMY_STD = 0.02  # transformers' usual initializer_range: activations stay fin
 _DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, so rows differ
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of stacked tensors: some of their rows, run by run, and some columns; None: all of them."""
+
+    rows: tuple[range, ...] | None = None
+    columns: range | None = None
+
+    def of_vector(self) -> Cut:
+        """The same of a tensor with a number a row."""
+        return replace(self, columns=None)
+
+    @property
+    def first_row(self) -> int:
+        """Where it begins."""
+        return 0 if self.rows is None else self.rows[0].start
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are, of a cut by rows."""
+        assert self.rows is not None
+        return sum(map(len, self.rows))
+
+    def find_pieces(self, stack: Sequence[Tensor]) -> list[Tensor]:
+        """The part as views, in its order, of tensors that lie one after the other."""
+        ends = list(accumulate(len(tensor) for tensor in stack))
+        pieces = [
+            tensor[max(0, rows.start - end + len(tensor)) : rows.stop - end + len(tensor)]
+            for rows in self.rows or (range(ends[-1]),)
+            for tensor, end in zip(stack, ends, strict=True)
+            if rows.start < end and rows.stop > end - len(tensor)
+        ]
+        columns = self.columns
+        return pieces if columns is None else [piece[:, columns.start : columns.stop] for piece in pieces]
+
+
+WHOLE = Cut()
+
+
 class WeightSource(ABC):
     """Named tensors. Every tensor that comes back is the caller's own, on `device` and of `dtype`."""
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor; ModelError when it is missing or of another shape."""
-        return self.take_stacked([name], shape[:1], *shape[1:])
+    def take(self, name: str, shape: Sequence[int], cut: Cut = WHOLE) -> Tensor:
+        """The tensor, or a part of it; ModelError when it is missing or of another shape."""
+        return self.take_stacked([name], shape[:1], *shape[1:], cut=cut)
 
     @abstractmethod
-    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
-        """Several tensors in one, along the first dimension: [sum(sizes), width], or [sum(sizes)]."""
+    def take_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+    ) -> Tensor:
+        """The cut of several tensors in one, along the first dimension: [sum(sizes), width], or a vector."""
 
     def skip(self, name: str) -> None:  # noqa: B027
         """Mark a tensor as known and not needed."""
@@ -70,13 +113,17 @@ class SafetensorsSource(WeightSource):
         self._optional_prefix = optional_prefix
         self._unused = unused
 
-    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
+    def take_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+    ) -> Tensor:
         tail = () if width is None else (width,)
         # First: what config.json calls for may be too large to allocate.
         stored = [self._read(name, (size, *tail)) for name, size in zip(names, sizes, strict=True)]
-        out = torch.empty((sum(sizes), *tail), dtype=self._dtype, device=self._device)
-        for part, tensor in zip(out.split(list(sizes)), stored, strict=True):
-            part.copy_(tensor)
+        pieces = cut.find_pieces(stored)
+        sizes = [len(piece) for piece in pieces]
+        out = torch.empty((sum(sizes), *pieces[0].shape[1:]), dtype=self._dtype, device=self._device)
+        for part, piece in zip(out.split(sizes), pieces, strict=True):
+            part.copy_(piece)
         return out
 
     def skip(self, name: str) -> None:
@@ -137,7 +184,13 @@ class DummySource(WeightSource):
         pool = torch.randn(_DUMMY_POOL, generator=generator) * _DUMMY_STD
         self._pool = pool.to(dtype=dtype, device=device)
 
-    def take_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None = None) -> Tensor:
+    def take_stacked(
+        self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
+    ) -> Tensor:
+        whole = self._make_stacked(names, sizes, width)
+        return whole if cut == WHOLE else torch.cat(cut.find_pieces([whole]))
+
+    def _make_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
         shape = (sum(sizes),) if width is None else (sum(sizes), width)
         out = torch.empty(shape, dtype=self._pool.dtype, device=self._pool.device)
         if names[0].lower().endswith("norm.weight"):

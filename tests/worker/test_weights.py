@@ -13,7 +13,7 @@ from paged import PagedRun
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.errors import ModelError
 from quire.worker.models import load_model
-from quire.worker.weights import DummySource, SafetensorsSource
+from quire.worker.weights import Cut, DummySource, SafetensorsSource, WeightSource
 from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
@@ -253,3 +253,43 @@ def test_the_files_that_are_loaded_are_those_that_were_checked(checkpoint: Check
     save_file({"tok_embeddings.weight": torch.zeros(2)}, checkpoint.folder / "consolidated.safetensors")
     config = EngineArgs(str(checkpoint.folder), skip_tokenizer_init=True).create_engine_config()
     assert torch.equal(logits_of(checkpoint, weight_files=config.model.weight_files), expected)
+
+
+CUT = Cut((range(1, 3), range(4, 6), range(4, 5)), range(1, 3))
+
+
+@pytest.mark.parametrize("source_name", ["files", "dummy"])
+def test_a_cut_is_that_part_of_what_is_stacked(tmp_path: Path, source_name: str) -> None:
+    parts = {name: torch.randn(3, 4) for name in ("a", "b")}
+    save_file(parts, tmp_path / "model.safetensors")
+
+    def make_source() -> WeightSource:
+        if source_name == "dummy":
+            return DummySource(0, torch.float32, CPU)
+        return SafetensorsSource(tmp_path, ["model.safetensors"], torch.float32, CPU)
+
+    whole = make_source().take_stacked(["a", "b"], [3, 3], 4)
+    source = make_source()
+    assert torch.equal(source.take_stacked(["a", "b"], [3, 3], 4, CUT), whole[[1, 2, 4, 5, 4]][:, 1:3])
+    source.finish()  # what was cut counts as read
+    with pytest.raises(ModelError, match=r"a=.* which config.json calls for"):
+        SafetensorsSource(tmp_path, ["model.safetensors"], torch.float32, CPU).take("a", (2, 4), CUT)
+
+
+def test_a_cut_of_a_file_reads_no_other_pages(tmp_path: Path) -> None:
+    rows, width = 1 << 12, 1 << 10  # 16 MiB
+    save_file({"a": torch.ones(rows, width)}, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path, ["model.safetensors"], torch.float32, CPU)
+    before = count_mapped_bytes(tmp_path / "model.safetensors")
+    source.take("a", (rows, width), Cut((range(rows // 4),)))
+    assert 0 < count_mapped_bytes(tmp_path / "model.safetensors") - before <= 6 << 20
+
+
+def count_mapped_bytes(path: Path) -> int:
+    """Of a file, in this process's memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    kib = 0
+    for line in lines:
+        if line.endswith(str(path)):
+            kib += next(int(part.split()[1]) for part in lines if part.startswith("Rss:"))
+    return kib << 10
