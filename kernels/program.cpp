@@ -18,6 +18,7 @@
 #include "paged_attention.h"
 #include "rms_norm.h"
 #include "rotate_and_write.h"
+#include "shared_group.h"
 #include "soft_cap.h"
 #include "thread_pool.h"
 #include "tile.h"
@@ -42,6 +43,16 @@ void gather_rows(const void* from, const int64_t* index, int count, size_t width
     parallel_runs(count, int64_t(count * width) > kMinParallelBytes, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) std::memcpy(target + i * width, source + index[i] * width, width);
     });
+}
+
+// The same of a table that begins with row `first` of num_rows; other rows are 0.
+void gather_slice(const void* from, const int64_t* index, int count, size_t width, int first, int num_rows, char* to) {
+    const char* source = static_cast<const char*>(from);
+    for (int i = 0; i < count; ++i, to += width) {
+        const int64_t row = index[i] - first;
+        if (row >= 0 && row < num_rows) std::memcpy(to, source + row * width, width);
+        else std::memset(to, 0, width);
+    }
 }
 
 void widen_all(const bf16* from, int64_t count, float* to) {
@@ -170,8 +181,10 @@ class Pass {
     }
 
     void run(const QuireOperation* operation, const QuireOperation* end) {
-        for (; operation < end && rows_ > 0; ++operation) run(*operation);
+        for (; operation < end && rows_ > 0 && !has_failed_; ++operation) run(*operation);
     }
+
+    bool has_failed() const { return has_failed_; }
 
   private:
     void run(const QuireOperation& operation) {
@@ -194,6 +207,8 @@ class Pass {
             case QUIRE_ADD: return add(*static_cast<const QuireAdd*>(p));
             case QUIRE_LAYER_NORM: return layer_norm(*static_cast<const QuireLayerNorm*>(p));
             case QUIRE_ADD_ROWS: return add_rows_of(*static_cast<const QuireAddRows*>(p));
+            case QUIRE_ALL_REDUCE: return all_reduce(*static_cast<const QuireAllReduce*>(p));
+            case QUIRE_SHARED_NORM: return norm_of_ranks(*static_cast<const QuireNormOfRanks*>(p));
         }
     }
 
@@ -203,7 +218,11 @@ class Pass {
     }
 
     void embed(const QuireEmbed& op) {
-        gather_rows(op.table, step_.input_ids, rows_, program_.slots[op.y].row_bytes, at(op.y));
+        const size_t width = program_.slots[op.y].row_bytes;
+        if (op.num_rows > 0)
+            gather_slice(op.table, step_.input_ids, rows_, width, op.first, op.num_rows, at<char>(op.y));
+        else
+            gather_rows(op.table, step_.input_ids, rows_, width, at(op.y));
     }
 
     void add_rows_of(const QuireAddRows& op) {
@@ -308,12 +327,22 @@ class Pass {
                       at<float>(op.weights), op.num_experts, op.per_token, op.gate_up, op.down, &scratch, at(op.y));
     }
 
+    void all_reduce(const QuireAllReduce& op) {
+        has_failed_ = quire_all_reduce(op.group, at(op.x), int64_t(rows_) * op.size, program_.is_bf16) != QUIRE_GROUP_OK;
+    }
+
+    void norm_of_ranks(const QuireNormOfRanks& op) {
+        char* x = at<char>(op.x) + size_t(op.first) * (program_.is_bf16 ? sizeof(bf16) : sizeof(float));
+        has_failed_ = quire_shared_norm(program_.is_bf16, &op.norm, x, rows_, op.stride, at<float>(op.squares)) != 0;
+    }
+
     const QuireProgram& program_;
     const QuireStep& step_;
     const int32_t* key_lens_;
     const int first_token_;
     char** slots_;
     int rows_, requests_;
+    bool has_failed_ = false;
     const int32_t *starts_, *lengths_, *tables_;
     int64_t* last_tokens_;
     int32_t *kept_starts_, *kept_lengths_, *kept_tables_;
@@ -342,8 +371,8 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireLinear), sizeof(QuireSlot), sizeof(QuireCache), sizeof(QuireEmbed), sizeof(QuireAngles),
         sizeof(QuireNorm), sizeof(QuireMultiply), sizeof(QuireRotate), sizeof(QuireKeep), sizeof(QuireAttend),
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
-        sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireOperation),
-        sizeof(QuireProgram), sizeof(QuireStep),
+        sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
+        sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireOperation), sizeof(QuireProgram), sizeof(QuireStep),
     };
     return int(sizes[which]);
 }
@@ -359,8 +388,9 @@ extern "C" int64_t quire_program_workspace(const QuireProgram* program, QuireSte
 }
 
 // `out` is slot 0, for all rows of the step. K and V of all T tokens are in the caches afterwards. The workspace is
-// what quire_program_workspace asked for, for this very step.
-extern "C" void quire_program_run(const QuireProgram* program, const QuireStep* step, void* workspace, void* out) {
+// what quire_program_workspace asked for, for this very step. Returns 0, or 1 if the group of ranks has been aborted: then
+// `out` and what the caches have of this step mean nothing.
+extern "C" int quire_program_run(const QuireProgram* program, const QuireStep* step, void* workspace, void* out) {
     const int parts = step->num_parts;
     std::deque<Run> runs;
     for (int i = 0; i < parts; ++i) {
@@ -374,4 +404,5 @@ extern "C" void quire_program_run(const QuireProgram* program, const QuireStep* 
         parallel_for(parts, true, [&](int i) { runs[i].pass.run(first, last); });
         first = last;
     }
+    return std::any_of(runs.begin(), runs.end(), [](const Run& run) { return run.pass.has_failed(); });
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "linear.h"
+#include "shared_norm.h"
 
 #include <cstdint>
 
@@ -26,13 +27,14 @@ struct QuireCache {
 enum QuireKind {
     QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
-    QUIRE_ADD_ROWS,
+    QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM,
 };
 
-// y = rows of the table by token id.
+// y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
+// the row of any other token is 0.
 struct QuireEmbed {
     const void* table;
-    int32_t y, size;
+    int32_t y, size, first, num_rows;
 };
 
 // x += rows of the table by position, or by the token's type.
@@ -132,6 +134,18 @@ struct QuireExperts {
     int32_t num_experts, per_token, activation;
 };
 
+// x = the sum of all ranks' x (quire_all_reduce); their steps have the same tokens.
+struct QuireAllReduce {
+    void* group;
+    int32_t x, size;
+};
+
+// As quire_shared_norm, of the numbers from `first` on in rows of `stride`.
+struct QuireNormOfRanks {
+    QuireSharedNorm norm;
+    int32_t x, first, stride, squares;
+};
+
 struct QuireOperation {
     const void* arguments;  // the struct of its kind
     int32_t kind, padding;
@@ -143,7 +157,7 @@ struct QuireProgram {
     const QuireCache* caches;
     int32_t num_operations, num_slots;
     int32_t is_bf16, block_size;
-    int32_t splits_tokens;  // 1: threads share a step's tokens, 0: they share each operation's work
+    int32_t splits_tokens;  // 1: threads share a step's tokens, 0: they share each operation's work, as with ranks
     int32_t padding;
 };
 
@@ -161,6 +175,6 @@ struct QuireStep {
 
 int quire_program_layout(int which);
 int64_t quire_program_workspace(const QuireProgram* program, QuireStep* step);
-void quire_program_run(const QuireProgram* program, const QuireStep* step, void* workspace, void* out);
+int quire_program_run(const QuireProgram* program, const QuireStep* step, void* workspace, void* out);
 
 }  // extern "C"

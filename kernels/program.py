@@ -25,7 +25,8 @@ OUT = Slot(0)  # the result: what `run_program` is given
 Kind = IntEnum(
     "Kind",
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
-     "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS"],
+     "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
+     "SHARED_NORM"],
     start=0,
 )  # fmt: skip
 
@@ -66,7 +67,7 @@ class CacheTable(_Table):
 
 
 # Arguments of the operations, by kind.
-Embed = _make_struct("table", "y size")
+Embed = _make_struct("table", "y size first num_rows")
 Angles = _make_struct("cos_table sin_table", "cos sin half padding")
 Norm = _make_struct("weight", "x residual y first size stride rounds_normed padding", "eps weight_offset")
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
@@ -88,6 +89,16 @@ Experts = _make_struct(
 Add = _make_struct("", "x residual size")
 LayerNorm = _make_struct("weight bias", "x residual y size adds", "eps")
 AddRows = _make_struct("table", "x size by_type padding")
+AllReduce = _make_struct("group", "x size")
+
+
+class SharedNormTable(_Table):
+    """QuireSharedNorm."""
+
+    _fields_ = _fields("weight group", "size total_size counts rounds_normed", "eps weight_offset")
+
+
+NormOfRanks = _make_struct("", "x first stride squares", first=(("norm", SharedNormTable),))
 
 
 class OperationTable(_Table):
@@ -202,11 +213,12 @@ class Workspace:
 
 def run_program(
     library: ctypes.CDLL, program: ProgramTable, step: StepTable, workspace: Workspace, out: Tensor
-) -> None:
+) -> bool:
     """Compute a step. `out` is contiguous on the CPU and has the rows that the program's slot "out" says.
 
-    All K and V of the step are in the caches afterwards.
+    All K and V of the step are in the caches afterwards. False, with nothing of that, if the group of
+    ranks that compute it has been aborted.
     """
     addresses = ctypes.addressof(program), ctypes.addressof(step)
     size_bytes = library.quire_program_workspace(*addresses)
-    library.quire_program_run(*addresses, workspace.reserve(size_bytes), out.data_ptr())
+    return not library.quire_program_run(*addresses, workspace.reserve(size_bytes), out.data_ptr())

@@ -18,16 +18,21 @@ inline void add_row(const T* x, T* total, int size) {
     for (; i < size; ++i) total[i] = narrow<T>(widen(total[i]) + widen(x[i]));
 }
 
-// y may be x. If rounds_normed, the normed value is rounded to T before offset + weight multiplies it.
 template <typename T>
-inline void norm_row(const T* x, const T* weight, T* y, int size, float eps, float weight_offset = 0.0f,
-                     bool rounds_normed = true) {
+inline float sum_squares(const T* x, int size) {
     Vec squares = Vec{};
     int i = 0;
     for (; i + kLanes <= size; i += kLanes) squares += load(x + i) * load(x + i);
     float total = sum(squares);
     for (; i < size; ++i) total += widen(x[i]) * widen(x[i]);
-    const float factor = 1.0f / std::sqrt(total / float(size) + eps);
+    return total;
+}
+
+// y = x * factor * (offset + weight), and may be x. If rounds_normed, the first product is rounded to T.
+template <typename T>
+inline void scale_row(const T* x, const T* weight, T* y, int size, float factor, float weight_offset,
+                      bool rounds_normed) {
+    int i = 0;
     if (!rounds_normed) {
         for (i = 0; i + kLanes <= size; i += kLanes)
             store(y + i, load(x + i) * factor * (load(weight + i) + weight_offset));
@@ -41,6 +46,18 @@ inline void norm_row(const T* x, const T* weight, T* y, int size, float eps, flo
     }
     for (; i < size; ++i)
         y[i] = narrow<T>(widen(narrow<T>(widen(x[i]) * factor)) * (widen(weight[i]) + weight_offset));
+}
+
+// What numbers are scaled by of which `size` have this sum of squares.
+inline float find_norm_factor(float squares, int size, float eps) {
+    return 1.0f / std::sqrt(squares / float(size) + eps);
+}
+
+// y may be x.
+template <typename T>
+inline void norm_row(const T* x, const T* weight, T* y, int size, float eps, float weight_offset = 0.0f,
+                     bool rounds_normed = true) {
+    scale_row(x, weight, y, size, find_norm_factor(sum_squares(x, size), size, eps), weight_offset, rounds_normed);
 }
 
 }  // namespace quire

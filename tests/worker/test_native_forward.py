@@ -198,9 +198,9 @@ def test_prompt_logprobs_are_scored_where_the_model_has_a_native_pass(checkpoint
 def test_a_piece_without_a_kernel_leaves_the_whole_pass_to_python(checkpoint: Checkpoint) -> None:
     decoder = load(checkpoint.engine_config())
     table, ropes = decoder.embedding.table, decoder.ropes
-    assert make_native_forward(decoder.emit, checkpoint.spec, table, ropes, True) is not None
+    assert make_native_forward(decoder.emit, checkpoint.spec, table, ropes, decoder.head, True) is not None
     decoder.layers[1].attention.o_proj = TorchLinear(torch.zeros(1, 1), None)
-    assert make_native_forward(decoder.emit, checkpoint.spec, table, ropes, True) is None
+    assert make_native_forward(decoder.emit, checkpoint.spec, table, ropes, decoder.head, True) is None
 
 
 def test_structs_of_another_size_than_the_library_knows_are_refused(

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...kernels.choice import choose_kernel
 from ...kernels.gather_rows import gather_rows_reference
 from ...kernels.program import AddRows, Embed, Kind, Program, Scale, Slot
+from .collectives import TableSlice
 from .layer_norm import LayerNorm
 from .norm import RMSNorm
 
@@ -18,7 +19,7 @@ class Embedding:
     """Rows of `table` [vocab, hidden] by token id, multiplied by `scale` where there is one.
 
     Then `norm` of their sum with rows of `types` [types, hidden] and of `positions` [max_model_len, hidden],
-    where a model has them.
+    where a model has them. With `part` the table is a rank's part of the vocabulary's.
     """
 
     def __init__(
@@ -28,16 +29,19 @@ class Embedding:
         positions: Tensor | None = None,
         types: Tensor | None = None,
         norm: LayerNorm | RMSNorm | None = None,
+        part: TableSlice | None = None,
     ) -> None:
         self.table = table
         # Rounded to the table's type, as the models were trained.
         self._scale = None if scale is None else torch.tensor(scale).to(table.dtype).item()
         self._positions, self._types, self._norm = positions, types, norm
+        self._part = part
         self._gather = _choose_kernel(table)
+        self._look_up = self._gather if part is None else part.gather
 
     def __call__(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
         """[T, hidden] for int64 [T] each; without `token_types` all are 0."""
-        rows = self._gather(self.table, input_ids)
+        rows = self._look_up(self.table, input_ids)
         if self._scale is not None:
             rows.mul_(self._scale)
         if self._types is not None:
@@ -48,8 +52,13 @@ class Embedding:
 
     def emit(self, program: Program, y: Slot) -> None:
         """The same as operations."""
-        size = self.table.shape[1]
-        program.add(Kind.EMBED, Embed(table=self.table.data_ptr(), y=y, size=size))
+        size, part = self.table.shape[1], self._part
+        operation = Embed(table=self.table.data_ptr(), y=y, size=size)
+        if part is not None:
+            operation.first, operation.num_rows = part.first, len(self.table)
+        program.add(Kind.EMBED, operation)
+        if part is not None:
+            part.all_reduce.emit(program, y)
         if self._scale is not None:
             program.add(Kind.SCALE, Scale(x=y, size=size, factor=self._scale))
         for table, by_type in ((self._types, 1), (self._positions, 0)):

@@ -10,19 +10,28 @@ from torch import Tensor
 from ...kernels.choice import choose_kernel, native_library
 from ...kernels.program import OUT, Cap, Kind, Program, Slot, Widen
 from ...kernels.soft_cap import launch_soft_cap, soft_cap_reference
+from .collectives import GatheredLogits
 from .linear import Linear
 
 
 @dataclass(eq=False)
 class LogitsHead:
-    """float32 logits, cap * tanh(x / cap) of them where there is a cap."""
+    """float32 logits, cap * tanh(x / cap) of them where there is a cap.
+
+    With `gathered` they are a rank's part of them, and then put together.
+    """
 
     linear: Linear
-    vocab_size: int
+    width: int  # of the vocabulary, or of a rank's part
     soft_cap: float | None
+    gathered: GatheredLogits | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """float32 [S, vocab] for [S, hidden]."""
+        logits = self._compute(hidden)
+        return logits if self.gathered is None else self.gathered(logits)
+
+    def _compute(self, hidden: Tensor) -> Tensor:
         logits = self.linear(hidden.contiguous()).float()
         if self.soft_cap is None:
             return logits
@@ -31,8 +40,8 @@ class LogitsHead:
         return launch_soft_cap(native_library(), logits, self.soft_cap)
 
     def emit(self, program: Program, x: Slot) -> None:
-        """The same as operations, into the program's result. Raises NotNativeError where there are none."""
-        size = self.vocab_size
+        """The same as operations, into the program's result, all but `gathered`. Raises NotNativeError."""
+        size = self.width
         if program.dtype is torch.float32:
             self.linear.emit(program, x, OUT)
         else:

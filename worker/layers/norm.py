@@ -24,26 +24,26 @@ class RMSNorm:
     ) -> None:
         self.weight = weight
         self.size = weight.shape[0]
-        self._numbers = eps, weight_offset, rounds_normed
+        self.numbers = eps, weight_offset, rounds_normed
         self._kernel = _choose_kernel(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._kernel is not None:
-            return self._kernel(x, None, self.weight, *self._numbers, False)
-        return rms_norm_reference(x, self.weight, *self._numbers)
+            return self._kernel(x, None, self.weight, *self.numbers, False)
+        return rms_norm_reference(x, self.weight, *self.numbers)
 
     def normalize_(self, x: Tensor) -> None:
         """Overwrite x [T, D], which may be some columns of a larger tensor, with its norm."""
         if self._kernel is not None:
-            self._kernel(x, None, self.weight, *self._numbers, True)
+            self._kernel(x, None, self.weight, *self.numbers, True)
         else:
-            x.copy_(rms_norm_reference(x, self.weight, *self._numbers))
+            x.copy_(rms_norm_reference(x, self.weight, *self.numbers))
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual). Both arguments may be overwritten."""
         if self._kernel is not None:
-            return self._kernel(x, residual, self.weight, *self._numbers, False), residual
-        return add_rms_norm_reference(x, residual, self.weight, *self._numbers)
+            return self._kernel(x, residual, self.weight, *self.numbers, False), residual
+        return add_rms_norm_reference(x, residual, self.weight, *self.numbers)
 
     def emit(self, program: Program, x: Slot, y: Slot, residual: Slot | None = None) -> Slot:
         """The same as an operation: y = norm(x); with a residual residual += x, y = norm(residual).
@@ -61,7 +61,7 @@ class RMSNorm:
         program.add(Kind.NORM, self._operation(x=x, y=x, first=first, stride=stride))
 
     def _operation(self, **fields: int) -> ctypes.Structure:
-        eps, weight_offset, rounds_normed = self._numbers
+        eps, weight_offset, rounds_normed = self.numbers
         operation = Norm(weight=self.weight.data_ptr(), size=self.size, rounds_normed=rounds_normed, **fields)
         operation.eps, operation.weight_offset = eps, weight_offset
         return operation

@@ -1,4 +1,7 @@
-"""From an EngineConfig to a model with its weights on a device: tensors by name, fused, packed, counted."""
+"""From an EngineConfig to a model with its weights on a device: tensors by name, fused, packed, counted.
+
+Of several ranks each builds what its cuts of the weights give, and what joins the ranks' results.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,19 @@ from torch import Tensor
 from ...ipc.config import EngineConfig, Quantization
 from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
 from ...kernels.native import SWITCH, is_switched_off
+from ...kernels.shared_group import SharedGroup
 from ..attention import AttentionBackend, QKNorm, make_attention
 from ..first_calls import make_first_calls
 from ..layers.activation import GatedActivation
 from ..layers.attention import Attention
+from ..layers.collectives import (
+    AllReduce,
+    GatheredLogits,
+    SharedRMSNorm,
+    SummedFeedForward,
+    SummedLinear,
+    TableSlice,
+)
 from ..layers.embedding import Embedding
 from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
 from ..layers.layer_norm import LayerNorm
@@ -23,28 +35,32 @@ from ..layers.relative_bias import make_position_bias
 from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import load_pooling_head
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
-from ..weights import WeightSource, open_weights
+from ..weights import WHOLE, Cut, WeightSource, open_weights
 from .coverage import check_covered
 from .decoder import Decoder, DecoderLayer, Layer, Norm, SumNormLayer
 from .native_forward import make_native_forward
+from .rank_cuts import RankCuts
 
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
 INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 256"
 
+# A smaller table is in each rank: a sum over ranks less in each step, for no memory to speak of.
+MAX_COPIED_TABLE_BYTES = 32 << 20
 
-def load_model(config: EngineConfig, device: torch.device) -> Decoder:
+
+def load_model(config: EngineConfig, device: torch.device, group: SharedGroup | None = None) -> Decoder:
     """Build what `config.model.spec` says and load its weights (or random ones).
 
-    Raises ModelError: a field of the spec that nothing here computes, or weights that are missing, corrupt or
-    of a wrong shape.
+    With `group` only this rank's part of them; a pass of it is one of all ranks together. Raises ModelError:
+    a field of the spec that nothing here computes, or weights that are missing, corrupt or of a wrong shape.
     """
     spec = config.model.spec
     check_covered(spec)
     make_first_calls()
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     weights = open_weights(config.model, dtype, device)
-    decoder = _Builder(config, weights, dtype, device).build()
+    decoder = _Builder(config, weights, dtype, device, group).build()
     decoder.pooling_head = head = load_pooling_head(config, weights, device)
     decoder.weight_bytes += 0 if head is None else head.size_bytes
     weights.finish()
@@ -55,7 +71,12 @@ class _Builder:
     """Takes tensors by their checkpoint names, fuses what is multiplied together, counts bytes."""
 
     def __init__(
-        self, config: EngineConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device
+        self,
+        config: EngineConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: SharedGroup | None,
     ) -> None:
         self._spec = config.model.spec
         self._max_model_len = config.model.max_model_len
@@ -64,6 +85,9 @@ class _Builder:
         self._weights = weights
         self._dtype = dtype
         self._device = device
+        self._group = group
+        self._cuts = RankCuts() if group is None else RankCuts(group.rank, group.size)
+        self._all_reduce = None if group is None else AllReduce(group, self._spec.hidden_size)
         self._backends: dict[tuple[int, int, int], AttentionBackend] = {}
         self._size_bytes = 0
         self._position_bias: Tensor | None = None
@@ -74,7 +98,7 @@ class _Builder:
         ropes = find_ropes(spec)
         rotaries = [self._rotary(rope) for rope in ropes]
         self._size_bytes += sum(rotary.size_bytes for rotary in rotaries)
-        embedding = self._embedding()
+        embedding, table = self._embedding()
         self._position_bias = self._make_position_bias()
         prefixes = [spec.layer_prefix.format(index) for index in range(spec.num_layers)]
         make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
@@ -85,12 +109,16 @@ class _Builder:
             rope = part.attention.rope or spec.rope
             layer.rope = None if rope.type == "none" else ropes.index(rope)
         norm = NoNorm(spec.hidden_size) if spec.norm is None else self._norm(spec.norm, spec.hidden_size)
-        head = self._logits_head(embedding.table) if spec.has_logits else None
+        head = self._logits_head(table) if spec.has_logits else None
         decoder = Decoder(
             embedding, rotaries, layers, norm, head, self._size_bytes, self._batch_variance_reason
         )
-        splits_tokens = decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
-        decoder.native = make_native_forward(decoder.emit, spec, embedding.table, rotaries, splits_tokens)
+        # Ranks must meet in the same operations, whatever threads each of them has.
+        is_alone, size_bytes = self._group is None, decoder.weight_bytes
+        splits_tokens = is_alone and size_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
+        decoder.native = make_native_forward(
+            decoder.emit, spec, embedding.table, rotaries, head, splits_tokens, self._group
+        )
         return decoder
 
     def _rotary(self, rope: RopeConfig) -> RotaryEmbedding:
@@ -100,19 +128,27 @@ class _Builder:
             rope, head_size, spec.max_position_embeddings, self._max_model_len, self._device
         )
 
-    def _embedding(self) -> Embedding:
+    def _embedding(self) -> tuple[Embedding, Tensor]:
+        """The embedding, and what of its table this rank computes logits with, if the model ties them."""
         spec, names, hidden = self._spec, self._spec.embedding, self._spec.hidden_size
-        table = self._table(names.tokens, spec.vocab_size)
+        cut, part = self._cuts.take_tokens(spec.vocab_size), None
+        if spec.vocab_size * hidden * self._dtype.itemsize <= MAX_COPIED_TABLE_BYTES:
+            table = self._table(names.tokens, spec.vocab_size)
+            tied = table if cut == WHOLE else torch.cat(cut.find_pieces([table]))
+        else:
+            table = tied = self._table(names.tokens, spec.vocab_size, cut)
+            if self._all_reduce is not None:
+                part = TableSlice(cut.first_row, self._all_reduce)
         types = None if names.types is None else self._table(names.types, names.num_types)
         positions = None
         if names.positions is not None:
             count = spec.max_position_embeddings + names.position_offset
             positions = self._table(names.positions, count)[names.position_offset :]
         norm = None if names.norm is None else self._norm(names.norm, hidden)
-        return Embedding(table, spec.embedding_scale, positions, types, norm)
+        return Embedding(table, spec.embedding_scale, positions, types, norm, part), tied
 
-    def _table(self, name: str, num_rows: int) -> Tensor:
-        table = self._weights.take(f"{name}.weight", (num_rows, self._spec.hidden_size))
+    def _table(self, name: str, num_rows: int, cut: Cut = WHOLE) -> Tensor:
+        table = self._weights.take(f"{name}.weight", (num_rows, self._spec.hidden_size), cut)
         self._size_bytes += table.nbytes
         return table
 
@@ -122,7 +158,8 @@ class _Builder:
         if bias is None:
             return None
         num_heads = self._spec.layers[0].attention.num_heads
-        table = self._weights.take(f"{bias.name}.weight", (bias.num_buckets, num_heads))
+        cut = self._cuts.take_columns(num_heads)
+        table = self._weights.take(f"{bias.name}.weight", (bias.num_buckets, num_heads), cut)
         made = make_position_bias(table, bias.max_distance, self._max_model_len)
         self._size_bytes += made.nbytes
         return made
@@ -148,17 +185,18 @@ class _Builder:
             self._layer_norm(prefix, spec.ffn_out_norm),
         )
 
-    def _attention(self, prefix: str, spec: AttentionSpec) -> Attention:
-        hidden, sizes = self._spec.hidden_size, (spec.query_size, spec.kv_size, spec.kv_size)
-        qkv_names = [f"{prefix}.{part}" for part in spec.qkv]
-        return Attention(
-            spec,
-            self._linear(qkv_names, sizes if len(qkv_names) > 1 else (sum(sizes),), hidden, spec.qkv_bias),
-            self._linear([f"{prefix}.{spec.out}"], (hidden,), spec.query_size, spec.o_bias),
-            *self._qk_norms(f"{prefix}.self_attn", spec),
-            self._backend(spec),
-            self._position_bias,
-        )
+    def _attention(self, prefix: str, whole: AttentionSpec) -> Attention:
+        hidden, sizes = self._spec.hidden_size, (whole.query_size, whole.kv_size, whole.kv_size)
+        names, cuts, spec = [f"{prefix}.{part}" for part in whole.qkv], self._cuts, whole
+        if len(names) == 1:
+            sizes = (sum(sizes),)
+        qkv = self._linear(names, sizes, hidden, whole.qkv_bias, cuts.take_heads(whole))
+        cut = cuts.take_columns(whole.query_size)
+        out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.query_size, whole.o_bias, cut)
+        if self._all_reduce is not None:
+            spec, out = whole.for_rank(cuts.size), SummedLinear(out, self._all_reduce)
+        norms, backend = self._qk_norms(f"{prefix}.self_attn", whole), self._backend(spec)
+        return Attention(spec, qkv, out, *norms, backend, self._position_bias)
 
     def _backend(self, spec: AttentionSpec) -> AttentionBackend:
         """One for all layers with the same heads."""
@@ -174,16 +212,22 @@ class _Builder:
         """Norms of each head by itself, and of all queries and all keys; a model has one of them or none."""
         if spec.qk_norm is None:
             return None, ()
-        is_each_head = spec.qk_norm == "each_head"
-        sizes = (spec.head_size, spec.head_size) if is_each_head else (spec.query_size, spec.kv_size)
-        query, key = (
-            self._rms_norm(f"{prefix}.{part}_norm", size) for part, size in zip("qk", sizes, strict=True)
-        )
-        return ((query.weight, key.weight, self._spec.norm_eps), ()) if is_each_head else (None, (query, key))
+        if spec.qk_norm == "each_head":
+            query, key = (self._rms_norm(f"{prefix}.{part}_norm", spec.head_size) for part in "qk")
+            return (query.weight, key.weight, self._spec.norm_eps), ()
+        cuts = self._cuts
+        query = self._rms_norm(f"{prefix}.q_norm", spec.query_size, cuts.take_rows(spec.query_size))
+        key = self._rms_norm(f"{prefix}.k_norm", spec.kv_size, cuts.take_key_heads(spec))
+        if self._group is not None:
+            query = SharedRMSNorm(query, self._group, spec.query_size, counts=True)
+            key = SharedRMSNorm(key, self._group, spec.kv_size, cuts.is_first_of_keys(spec))
+        return None, (query, key)
 
     def _feed_forward(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> FeedForward:
-        if isinstance(spec, DenseSpec):
-            return self._dense(prefix, spec)
+        ffn = self._dense(prefix, spec) if isinstance(spec, DenseSpec) else self._experts(prefix, spec)
+        return ffn if self._all_reduce is None else SummedFeedForward(ffn, self._all_reduce)
+
+    def _experts(self, prefix: str, spec: ExpertsSpec) -> Experts:
         names = [
             [name.format(e) for name in (spec.gate, spec.up, spec.down)] for e in range(spec.num_experts)
         ]
@@ -192,16 +236,15 @@ class _Builder:
         name, shape = f"{prefix}.{spec.router}.weight", (spec.num_experts, self._spec.hidden_size)
         router = self._make_linear(self._weights.take(name, shape), is_quantized=False)
         self._size_bytes += router.size_bytes
-        return Experts(spec, router, experts)
+        return Experts(replace(spec, intermediate_size=experts[0].width), router, experts)
 
     def _dense(self, prefix: str, spec: DenseSpec) -> MLP | PlainMLP:
         if spec.is_gated:
             return self._mlp(prefix, spec)
         hidden, width = self._spec.hidden_size, spec.intermediate_size
-        up = self._linear([f"{prefix}.{spec.up}"], (width,), hidden, spec.bias)
+        up = self._linear([f"{prefix}.{spec.up}"], (width,), hidden, spec.bias, self._cuts.take_rows(width))
         up.activation = spec.activation
-        down = self._linear([f"{prefix}.{spec.down}"], (hidden,), width, spec.has_down_bias)
-        return PlainMLP(up, down, width)
+        return PlainMLP(up, self._down(prefix, spec, spec.has_down_bias), width // self._cuts.size)
 
     def _mlp(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> MLP:
         hidden, width = self._spec.hidden_size, spec.intermediate_size
@@ -211,21 +254,35 @@ class _Builder:
         fused = spec.fused if is_dense else None
         if fused is not None:
             names, sizes = names[:1], (2 * width,)
+        cut = self._cuts.take_rows(width, width)
         return MLP(
-            self._linear(names, sizes, hidden, has_bias, swaps_halves=fused == "up_gate"),
+            self._linear(names, sizes, hidden, has_bias, cut, swaps_halves=fused == "up_gate"),
             GatedActivation(spec.activation, self._dtype, self._device),
-            self._linear([f"{prefix}.{spec.down}"], (hidden,), width, has_down_bias),
-            width,
+            self._down(prefix, spec, has_down_bias),
+            width // self._cuts.size,
         )
 
+    def _down(self, prefix: str, spec: DenseSpec | ExpertsSpec, has_bias: bool) -> Linear:
+        width = spec.intermediate_size
+        cut = self._cuts.take_columns(width)
+        return self._linear([f"{prefix}.{spec.down}"], (self._spec.hidden_size,), width, has_bias, cut)
+
     def _linear(
-        self, names: list[str], sizes: tuple[int, ...], width: int, has_bias: bool, swaps_halves: bool = False
+        self,
+        names: list[str],
+        sizes: tuple[int, ...],
+        width: int,
+        has_bias: bool,
+        cut: Cut,
+        swaps_halves: bool = False,
     ) -> Linear:
         """One layer for projections of the same input, stacked in the order of `names`."""
-        weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width)
-        bias = None
-        if has_bias:
-            bias = self._weights.take_stacked([f"{name}.bias" for name in names], sizes, None)
+        weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
+        bias, bias_names = None, [f"{name}.bias" for name in names]
+        if has_bias and cut.columns is not None and self._cuts.rank > 0:  # rank 0 adds it to the sum
+            self._weights.skip(bias_names[0])
+        elif has_bias:
+            bias = self._weights.take_stacked(bias_names, sizes, None, cut.of_vector())
         if swaps_halves:
             weight = weight.roll(len(weight) // 2, 0)
             bias = None if bias is None else bias.roll(len(bias) // 2)
@@ -255,15 +312,20 @@ class _Builder:
         self._size_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
         return LayerNorm(weight, bias, spec.norm_eps)
 
-    def _rms_norm(self, name: str, size: int) -> RMSNorm:
-        spec, weight = self._spec, self._weights.take(f"{name}.weight", (size,))
+    def _rms_norm(self, name: str, size: int, cut: Cut = WHOLE) -> RMSNorm:
+        spec, weight = self._spec, self._weights.take(f"{name}.weight", (size,), cut)
         self._size_bytes += weight.nbytes
         return RMSNorm(weight, spec.norm_eps, spec.norm_weight_offset, spec.norm_rounds_normed)
 
     def _logits_head(self, table: Tensor) -> LogitsHead:
-        return LogitsHead(self._lm_head(table), self._spec.vocab_size, self._spec.logit_soft_cap)
+        vocab_size, soft_cap = self._spec.vocab_size, self._spec.logit_soft_cap
+        cut = self._cuts.take_tokens(vocab_size)
+        linear = self._lm_head(table, cut)
+        if self._group is None:
+            return LogitsHead(linear, vocab_size, soft_cap)
+        return LogitsHead(linear, cut.num_rows, soft_cap, GatheredLogits(self._group, vocab_size))
 
-    def _lm_head(self, table: Tensor) -> Linear:
+    def _lm_head(self, table: Tensor, cut: Cut) -> Linear:
         """The projection to logits: its own weight, or the embedding's table where config.json ties the two.
 
         A tied checkpoint may hold a second copy, which is not read.
@@ -273,7 +335,7 @@ class _Builder:
             self._weights.skip(name)
             linear = self._make_linear(table)
         else:
-            weight = self._weights.take(name, (self._spec.vocab_size, self._spec.hidden_size))
+            weight = self._weights.take(name, (self._spec.vocab_size, self._spec.hidden_size), cut)
             linear = self._make_linear(weight)
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes

@@ -26,7 +26,9 @@ from ...kernels.program import (
     check_layout,
     run_program,
 )
+from ...kernels.shared_group import SharedGroup
 from ..attention.metadata import AttentionMetadata, KVCaches
+from ..layers.logits import LogitsHead
 from ..layers.rotary import RotaryEmbedding
 
 Int64s = NDArray[np.int64]
@@ -42,11 +44,13 @@ class NativeForward:
         hidden: Program,
         logits: Program | None,
         ropes: list[RotaryEmbedding],
+        head: LogitsHead | None,
         splits_tokens: bool,
+        group: SharedGroup | None,
     ) -> None:
         check_layout(library)
         self.library = library
-        self._hidden_size, self._vocab_size = spec.hidden_size, spec.vocab_size
+        self._hidden_size, self._head, self._group = spec.hidden_size, head, group
         self._programs, self._ropes = (hidden, logits), ropes
         self._caches = (CacheTable * spec.num_layers)()
         self._hidden = hidden.finish(self._caches, splits_tokens)
@@ -87,9 +91,10 @@ class NativeForward:
     def compute_step_logits(self, step: StepTable, kv_caches: KVCaches) -> Tensor:
         """float32 [S, vocab]: logits of each sampling request's last token. Writes K and V of all tokens."""
         assert self._logits is not None
-        out = torch.empty((step.num_sampling, self._vocab_size), dtype=torch.float32)
+        assert self._head is not None
+        out = torch.empty((step.num_sampling, self._head.width), dtype=torch.float32)
         self._run(self._logits, step, kv_caches, out)
-        return out
+        return out if self._head.gathered is None else self._head.gathered(out)
 
     def compute_step_hidden(self, step: StepTable, kv_caches: KVCaches, types: Int64s | None) -> Tensor:
         """[T, hidden] of all tokens. Writes their K and V. `types`: of tokens, None if all are 0."""
@@ -102,7 +107,9 @@ class NativeForward:
     def _run(self, program: ProgramTable, step: StepTable, kv_caches: KVCaches, out: Tensor) -> None:
         if kv_caches is not self._kv_caches:
             self._bind(kv_caches)
-        run_program(self.library, program, step, self._workspace, out)
+        if not run_program(self.library, program, step, self._workspace, out):
+            assert self._group is not None
+            self._group.check()  # raises with the reason
 
     def _bind(self, kv_caches: KVCaches) -> None:
         """Note where the caches are; a model is used with one set of them, but tests make several."""
@@ -119,20 +126,22 @@ def make_native_forward(
     spec: ModelSpec,
     table: Tensor,
     ropes: list[RotaryEmbedding],
+    head: LogitsHead | None,
     splits_tokens: bool,
+    group: SharedGroup | None = None,
 ) -> NativeForward | None:
     """The native pass of the model that `emit` emits, None if some layer of it has no operation.
 
-    `table` is the embedding's, whose type and device are the model's.
+    `table` is the embedding's, whose type and device are the model's. With `group`, of a rank's part of it.
     """
     if choose_kernel("program", table.dtype, table.device) == "torch":
         return None
     hidden = Program(table.dtype, spec.hidden_size, wants_logits=False)
-    logits = Program(table.dtype, spec.vocab_size, wants_logits=True) if spec.has_logits else None
+    logits = None if head is None else Program(table.dtype, head.width, wants_logits=True)
     try:
         emit(hidden)
         if logits is not None:
             emit(logits)
     except NotNativeError:
         return None
-    return NativeForward(native_library(), spec, hidden, logits, ropes, splits_tokens)
+    return NativeForward(native_library(), spec, hidden, logits, ropes, head, splits_tokens, group)

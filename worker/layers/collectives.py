@@ -1,0 +1,133 @@
+"""What joins the ranks' parts of a result: sums of hidden states, and logits side by side.
+
+A layer is built with these only where several ranks share the model. Partial sums are of the model's type, so
+in bfloat16 each is rounded before it is added, as other results of a layer are, for half the bytes.
+Legend: T tokens, S positions to score, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels import program as ops
+from ...kernels.choice import native_library
+from ...kernels.program import Kind, Program, Slot
+from ...kernels.shared_group import SharedGroup
+from ...kernels.shared_norm import launch_shared_norm
+from .feed_forward import FeedForward
+from .linear import Linear
+from .norm import RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Adds up what each rank has of [T, hidden]."""
+
+    group: SharedGroup
+    hidden_size: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The sum, in x's memory."""
+        self.group.all_reduce(x)
+        return x
+
+    def emit(self, program: Program, x: Slot) -> None:
+        """The same as an operation."""
+        program.add(Kind.ALL_REDUCE, ops.AllReduce(group=self.group.handle, x=x, size=self.hidden_size))
+
+
+class SummedLinear(Linear):
+    """A linear layer whose inputs the ranks have shared out: their results are added."""
+
+    def __init__(self, part: Linear, all_reduce: AllReduce) -> None:
+        self._part, self._all_reduce = part, all_reduce
+        self.is_exact = part.is_exact
+
+    @property
+    def size_bytes(self) -> int:
+        return self._part.size_bytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self._all_reduce(self._part.multiply(x))
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        self._part.emit(program, x, y)
+        self._all_reduce.emit(program, y)
+
+
+class SharedRMSNorm(RMSNorm):
+    """The norm of all heads of a token, of which each rank has some. It overwrites them."""
+
+    def __init__(self, part: RMSNorm, group: SharedGroup, total_size: int, counts: bool) -> None:
+        """`counts`: no rank before this one has the same heads."""
+        self.weight, self.size = part.weight, part.size
+        eps, weight_offset, rounds_normed = part.numbers
+        self._group = group
+        self._table = ops.SharedNormTable(
+            weight=self.weight.data_ptr(),
+            group=group.handle,
+            size=self.size,
+            total_size=total_size,
+            counts=counts,
+            rounds_normed=rounds_normed,
+            eps=eps,
+            weight_offset=weight_offset,
+        )
+
+    def normalize_(self, x: Tensor) -> None:
+        launch_shared_norm(native_library(), self._table, self._group, x)
+
+    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int) -> None:
+        squares = program.slot("squares", 1, torch.float32)
+        operation = ops.NormOfRanks(norm=self._table, x=x, first=first, stride=stride, squares=squares)
+        program.add(Kind.SHARED_NORM, operation)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedFeedForward:
+    """A feed-forward layer whose width the ranks have shared out: their results are added."""
+
+    part: FeedForward
+    all_reduce: AllReduce
+    is_capturable = False
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.all_reduce(self.part(hidden))
+
+    def emit(self, program: Program, x: Slot, y: Slot) -> None:
+        self.part.emit(program, x, y)
+        self.all_reduce.emit(program, y)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredLogits:
+    """Puts the ranks' parts of the logits side by side, for rank 0, which samples."""
+
+    group: SharedGroup
+    vocab_size: int
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """float32 [S, V] of this rank's columns of it, in rank 0. In the others nothing, [S, 0]."""
+        if self.group.rank > 0:
+            self.group.gather_slices(part, None)
+            return part[:, :0]
+        out = part.new_empty((len(part), self.vocab_size))
+        self.group.gather_slices(part, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class TableSlice:
+    """Looks tokens up where each rank has some rows of the embedding's table, from `first` on."""
+
+    first: int
+    all_reduce: AllReduce
+
+    def gather(self, table: Tensor, input_ids: Tensor) -> Tensor:
+        """[T, hidden] for int64 [T]: one rank has a token's row, and the others add zeros."""
+        places = input_ids - self.first
+        rows = table[places.clamp(0, len(table) - 1)]
+        return self.all_reduce(rows.masked_fill_(((places < 0) | (places >= len(table)))[:, None], 0))
