@@ -53,7 +53,6 @@ DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
 # vLLM's arguments that scripts carry along, with the values that ask for nothing.
 _VLLM_OFF_VALUES: dict[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (0, 0.0),
-    "data_parallel_size": (1,),
     "disable_custom_all_reduce": (False, True),
     "disable_log_stats": (False, True),
     "download_dir": (None,),
@@ -77,8 +76,11 @@ _UNIT_BYTES = {"": 1, "b": 1} | {
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def _arg(default: Any, group: str, help_text: str, choices: tuple[str, ...] | None = None) -> Any:
-    return field(default=default, metadata={"group": group, "help": help_text, "choices": choices})
+def _arg(
+    default: Any, group: str, help_text: str, choices: tuple[str, ...] | None = None, alias: str = ""
+) -> Any:
+    metadata = {"group": group, "help": help_text, "choices": choices, "alias": alias}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -140,6 +142,9 @@ class EngineArgs:
         None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
     )
     tensor_parallel_size: int = _arg(1, "parallel", "devices that share one model")
+    data_parallel_size: int = _arg(
+        1, "parallel", "engines that share the requests, each with the whole model", alias="--engines"
+    )
     device: str = _arg("auto", "parallel", "where to run; auto takes a GPU if there is one", get_args(Device))
     num_threads: int | None = _arg(None, "parallel", "threads of a CPU worker; default: by model and cores")
     block_size: int = _arg(16, "cache", "tokens in one block of the KV cache")
@@ -412,4 +417,5 @@ def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], t
         options["metavar"] = "N"
     else:
         options["metavar"] = name.rsplit("_", 1)[-1].upper()
-    group.add_argument(f"--{name.replace('_', '-')}", **options)
+    aliases = [metadata["alias"]] if metadata["alias"] else []
+    group.add_argument(f"--{name.replace('_', '-')}", *aliases, **options)

@@ -24,6 +24,7 @@ Quantization = Literal["int8"]  # of weights at load, one scale an output channe
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni"]
 
+MAX_ENGINES = 64  # of one daemon or LLM
 MAX_SIZE_BYTES = 2**63 - 1
 MAX_RANKS = 64
 MIN_READY_TIMEOUT_S = 1.0
@@ -141,6 +142,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     executor_backend: ExecutorBackend = "mp"  # "uni" runs the worker inside the core's process
     tensor_parallel_size: int = 1  # worker processes that share a model, on a CPU
     num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
+    data_parallel_size: int = 1  # engines that share the requests, each with the whole model
 
     def __post_init__(self) -> None:
         _check_choice("device", self.device, get_args(Device))
@@ -150,6 +152,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             self._check_ranks()
         if self.num_threads is not None:
             _check_range("num_threads", self.num_threads, 1, 1024)
+        _check_range("data_parallel_size", self.data_parallel_size, 1, MAX_ENGINES)
+        if self.data_parallel_size > 1 and self.executor_backend == "uni":
+            text = "1 with distributed_executor_backend='uni', whose engine is in this process"
+            raise ConfigError("data_parallel_size", self.data_parallel_size, text)
 
     def _check_ranks(self) -> None:
         size = self.tensor_parallel_size

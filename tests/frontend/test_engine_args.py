@@ -141,6 +141,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"tensor_parallel_size": 2, "warm_spare": True}, "warm_spare=True: off with tensor_parallel_size"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: one of 1, 2: what divides"),
         ({"tensor_parallel_size": 2, "dtype": "half"}, "tensor_parallel_size=2: 1 with dtype='float16'"),
+        ({"data_parallel_size": 0}, "data_parallel_size=0: an integer from 1 to 64"),
+        ({"data_parallel_size": 2, "distributed_executor_backend": "uni"}, "data_parallel_size=2: 1 with"),
         ({"num_threads": 0}, "num_threads=0"),
         ({"seed": -3}, "seed=-3"),
         ({"max_logprobs": -2}, "max_logprobs=-2"),
@@ -206,7 +208,7 @@ def test_the_command_line_offers_every_field_and_gives_the_same_arguments():
     assert parser.parse_args(shlex.split(line)).prompt == ["the", "prompt"]
     assert EngineArgs.from_cli_args(parser.parse_args(shlex.split(line))).logits_processors == ["a:A", "b:B"]
     line = "--model m --max-model-len 5 --no-enable-prefix-caching --kv-cache-memory-bytes 1GiB"
-    line += " --gpu-memory-utilization 0.3 --async-scheduling --scheduling-policy priority"
+    line += " --gpu-memory-utilization 0.3 --async-scheduling --scheduling-policy priority --engines 2"
     given = parser.parse_args(shlex.split(line))
     assert EngineArgs.from_cli_args(given) == EngineArgs(
         model="m",
@@ -216,6 +218,7 @@ def test_the_command_line_offers_every_field_and_gives_the_same_arguments():
         gpu_memory_utilization=0.3,
         async_scheduling=True,
         scheduling_policy="priority",
+        data_parallel_size=2,
     )
 
 
