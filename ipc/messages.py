@@ -35,6 +35,8 @@ MAX_REASON_LENGTH = 65536
 MAX_TENANT_LENGTH = 128
 MAX_CLIENT_WEIGHT = 1000.0
 MAX_TIMEOUT_S = 86400.0 * 7
+MAX_ROSTER_ENTRIES = 1024
+MAX_SOCKET_NAME_LENGTH = 64
 
 # Kinds of clients that only look; they are not counted as clients where people read it.
 OBSERVER_KINDS = frozenset({"supervisor", "ps", "top", "serve"})
@@ -139,6 +141,25 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_token_types: bool = False  # whether EngineCoreRequest.type_start means something to the model
 
 
+class RosterEntry(msgspec.Struct, array_like=True, frozen=True):
+    """One engine of a group. `socket` is the name of its clients' socket in the daemon's run directory."""
+
+    index: Annotated[int, Meta(ge=0)]  # it keeps it, also when it is restarted; nobody else gets it
+    socket: Annotated[str, Meta(max_length=MAX_SOCKET_NAME_LENGTH)]
+    is_draining: bool = False  # nothing new is to go there, and what runs is to be moved
+    is_away: bool = False  # it starts, or is restarted
+
+
+class EngineRoster(msgspec.Struct, array_like=True, frozen=True):
+    """The engines of a group, in the order of their numbers.
+
+    A supervisor tells its cores, on the link that it has to each; a core takes it from nobody else, and tells
+    its clients: in Welcome, and whenever it changes. An engine that is not in it any more is gone for good.
+    """
+
+    engines: Annotated[list[RosterEntry], Meta(max_length=MAX_ROSTER_ENTRIES)]
+
+
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
     """The engine is ready for this client.
 
@@ -150,6 +171,8 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
     epoch: str
     facts: EngineFacts
     number: int = 0
+    engine_index: int = 0  # which one of the roster it is
+    roster: EngineRoster | None = None  # None: there is no other engine
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
@@ -463,7 +486,8 @@ class ProtocolNotice(msgspec.Struct, array_like=True, frozen=True):
     request_id: RequestId | None = None
 
 
-# The first byte of a message -> its type; from 0x11 on they are the engine's.
+# The first byte of a message -> its type; from 0x11 on they are the engine's
+# (EngineRoster also goes from a supervisor to its engine).
 MESSAGE_TYPES: dict[bytes, type[msgspec.Struct]] = {
     b"\x01": Hello,
     b"\x02": EngineCoreRequest,
@@ -480,4 +504,5 @@ MESSAGE_TYPES: dict[bytes, type[msgspec.Struct]] = {
     b"\x16": EngineDead,
     b"\x17": ProtocolNotice,
     b"\x18": LeaseCheck,
+    b"\x19": EngineRoster,
 }

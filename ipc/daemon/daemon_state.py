@@ -18,6 +18,8 @@ JOURNAL_NAME = "deaths.json"
 _STATE_NAME = "daemon.json"
 
 DaemonPhase = Literal["starting", "ready", "restarting", "stopping"]
+# "drained": it has nothing to do, and gets nothing; "lost": it was lost too often, and is not started again.
+EnginePhase = Literal["starting", "ready", "draining", "drained", "restarting", "lost"]
 
 
 class SupervisorArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,17 @@ class SupervisorArgs(msgspec.Struct, frozen=True, kw_only=True):
     ends_with_parent: bool = False
 
 
+class EngineState(msgspec.Struct, kw_only=True):
+    """One engine of a daemon as its supervisor sees it."""
+
+    index: int
+    socket: str  # of its clients: a name in the run directory
+    pid: int | None = None  # of its core
+    state: EnginePhase = "starting"
+    num_restarts: int = 0
+    last_loss: str = ""  # why it was restarted last, or why it is not
+
+
 class DaemonState(msgspec.Struct, kw_only=True):
     """A daemon as its supervisor sees it."""
 
@@ -36,10 +49,11 @@ class DaemonState(msgspec.Struct, kw_only=True):
     pid: int  # of the supervisor
     started_at: float  # wall clock
     state: DaemonPhase = "starting"
-    num_restarts: int = 0
-    core_pid: int | None = None
+    num_restarts: int = 0  # of all engines
+    core_pid: int | None = None  # of the first engine that has one
     last_loss: str = ""  # why the core was restarted last
     fault_hooks: str = ""  # with which it was started
+    engines: list[EngineState] = []
 
 
 class PhaseReport(msgspec.Struct, frozen=True, tag="phase"):
@@ -60,6 +74,12 @@ class FailedReport(msgspec.Struct, frozen=True, tag="failed"):
 
 
 SupervisorReport = PhaseReport | ReadyReport | FailedReport
+
+
+def make_engine_name(name: str, index: int) -> str:
+    """What engine `index` of a daemon calls the file of this name: `core.sock`, then `core1.sock`."""
+    stem, suffix = os.path.splitext(name)
+    return name if index == 0 else f"{stem}{index}{suffix}"
 
 
 def write_state(directory: Path, state: DaemonState) -> None:

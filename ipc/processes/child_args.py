@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ..config import EngineConfig
+from ..messages import EngineRoster
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
@@ -22,6 +23,9 @@ class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     journal_path: str = ""  # where one core tells the next what ran when it died
     package_dir: str = PACKAGE_DIR  # where the starter's quire lies; the child's must be the same
+    engine_index: int = 0
+    roster: EngineRoster | None = None  # of the group that it belongs to; None: there is no other engine
+    owner_identity: bytes = b""  # of the socket from which a changed roster comes; empty: from nowhere
 
 
 class GroupArgs(msgspec.Struct, frozen=True, kw_only=True):
