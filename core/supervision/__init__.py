@@ -1,0 +1,1 @@
+"""A daemon's engines as their supervisor keeps them: started, watched, replaced, drained and ended."""

@@ -1,0 +1,162 @@
+"""SupervisedEngine: one engine of a daemon, from each loss of its core to the next.
+
+It does not know of other engines, and decides nothing for the daemon: what has become of it is in its `state`
+and `failure`, which its owner reads after each turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from ...ipc.client_protocol import ClientProtocol
+from ...ipc.daemon.daemon_state import EngineState, FailedReport
+from ...ipc.due import find_earliest
+from ...ipc.errors import USER_ERRORS, ProtocolError, QuireError
+from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
+from ...ipc.processes.process import EXIT_CORE_LOST, EXIT_START_FAILED
+from .core_link import CoreLink
+
+_log = logging.getLogger(__name__)
+
+_HELLO_RETRY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailure:
+    """Why an engine will not run again. `exit_code` is of a daemon that ends for it."""
+
+    report: FailedReport
+    exit_code: int
+
+
+class SupervisedEngine:
+    """Keeps one engine core running until it is told to stop, or has failed.
+
+    Its sockets and processes are in `poller`; `on_phase` is told what a core does while it starts.
+    """
+
+    def __init__(
+        self,
+        core: CoreChild,
+        state: EngineState,
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+        on_phase: Callable[[str], None],
+    ) -> None:
+        self.state = state
+        self.failure: EngineFailure | None = None
+        self._core = core
+        self._context = context
+        self._poller = poller
+        self._on_phase = on_phase
+        self._link: CoreLink | None = None  # while there is a core
+        self._has_been_ready = False
+        self._final_words: FailedReport | None = None  # why the core will not run again
+        core.start_at = time.monotonic()
+
+    def start_if_due(self, now: float) -> bool:
+        """Start a core when it is time; whether it was."""
+        if not self._core.is_due(now):
+            return False
+        self._core.start()
+        process = self._core.process
+        assert process is not None
+        self._link = CoreLink(self._context, self._core)
+        self._poller.register(self._link.socket, zmq.POLLIN)
+        self._poller.register(process.pid_fd, zmq.POLLIN)
+        self.state.pid = process.pid
+        return True
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When there is something to do though nothing arrives. Monotonic, as all times."""
+        retry_at = None
+        if self._link is not None and not self._link.has_connected:
+            retry_at = time.monotonic() + _HELLO_RETRY_S
+        return find_earliest(self._core.next_check_at, retry_at)
+
+    def follow(self, ready: dict[object, int], now: float) -> None:
+        """Take what its core says, and its end if it has ended. `ready` is what the poller has found."""
+        link = self._link
+        if link is None:
+            return
+        if not link.has_connected:
+            link.connect(now)
+        while self._receive(link, now):
+            pass
+        link.protocol.time_passed(now)
+        link.send_waiting()
+        if self._core.process is not None and self._core.process.pid_fd in ready:
+            self._on_core_lost()
+
+    def restart(self) -> None:
+        """End the core, if there is one, and start another in the next turn."""
+        self._forget_core()
+        self._core.start_at = time.monotonic()
+        self._note_restart()
+
+    def begin_stop(self) -> None:
+        """Ask the core to end, and start no other."""
+        self._core.start_at = None
+        if self._core.process is not None:
+            self._core.process.close_lifeline()
+
+    def stop(self) -> None:
+        """End the core and its worker; waits for that. Idempotent."""
+        self._core.start_at = None
+        self._forget_core()
+
+    def _receive(self, link: CoreLink, now: float) -> bool:
+        """Take one message, False if there is none."""
+        protocol = link.protocol
+        phase = protocol.phase
+        try:
+            if not link.receive(now):
+                return False
+        except ProtocolError as error:
+            _log.warning("from the engine core: %s", error)
+        except QuireError as error:
+            self._note_refusal(protocol, error)
+        if protocol.phase is not None and protocol.phase != phase:
+            self._on_phase(protocol.phase)
+        if protocol.is_open and self.state.state != "ready":
+            self._has_been_ready = True
+            self.state.state = "ready"
+        return True
+
+    def _note_refusal(self, protocol: ClientProtocol, error: QuireError) -> None:
+        """After a good start only what cannot change is final: the model, its options, last words."""
+        kind = type(error).__name__
+        if not self._has_been_ready or kind in USER_ERRORS or protocol.end_reason is not None:
+            self._final_words = FailedReport(str(error), kind)
+
+    def _on_core_lost(self) -> None:
+        reason = self._forget_core()
+        if self._final_words is not None:  # what cannot go on now cannot in a second either
+            self.failure = EngineFailure(self._final_words, EXIT_START_FAILED)
+        elif self._core.replace(reason, time.monotonic()):
+            self.state.last_loss = reason
+            self._note_restart()
+        else:
+            self.failure = EngineFailure(FailedReport(self._core.end_reason or reason), EXIT_CORE_LOST)
+
+    def _note_restart(self) -> None:
+        self.state.num_restarts += 1
+        self.state.state = "restarting"
+
+    def _forget_core(self) -> str:
+        """End the core and its worker, if there are any; returns how it has ended."""
+        link, self._link = self._link, None
+        if link is None or self._core.process is None:
+            return ""
+        self._poller.unregister(link.socket)
+        self._poller.unregister(self._core.process.pid_fd)
+        self.state.pid = None
+        reason = self._core.stop(STOP_GRACE_S)
+        link.socket.close(linger=0)
+        return reason
