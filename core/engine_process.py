@@ -37,6 +37,7 @@ from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.request_price import find_max_frame_bytes
 from ..ipc.sockets import NOBLOCK, bind_router, send_to
 from .clients.client_registry import ClientRegistry
+from .clients.group_roster import GroupRoster
 from .clients.listener import Listener
 from .engine_loop import EngineEnd, EngineLoop
 from .executor import make_executor
@@ -65,7 +66,8 @@ class EngineCoreProcess:
         self._router = bind_router(self._context, args.client_address, max_frame_bytes=max_frame_bytes)
         self._listener = Listener(self._router, args.client_address)
         self._executor = make_executor(config, self._context, args.worker_address)
-        self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send)
+        group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
+        self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd

@@ -20,6 +20,7 @@ from ...ipc.messages import (
     EngineCoreRequest,
     EngineCoreRequests,
     EngineFacts,
+    EngineRoster,
     FrontendCounts,
     Goodbye,
     Hello,
@@ -35,6 +36,7 @@ from ..engine_core import EngineCore
 from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings
 from .clients import Client, LeaseWatch
+from .group_roster import GroupRoster
 from .utility_calls import UtilityCalls
 
 _log = logging.getLogger(__name__)
@@ -50,7 +52,12 @@ class ClientRegistry:
     """Everybody who has said Hello. `core` and `facts` are None until `open`, which welcomes who waits."""
 
     def __init__(
-        self, epoch: str, started_at: float, send: Send, clock: Callable[[], float] = time.monotonic
+        self,
+        epoch: str,
+        started_at: float,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
+        group: GroupRoster | None = None,
     ) -> None:
         """`started_at` is wall clock, `clock` monotonic."""
         self.clients: dict[bytes, Client] = {}
@@ -63,6 +70,7 @@ class ClientRegistry:
         self._send = send
         self._clock = clock
         self._calls = UtilityCalls(clock)
+        self._group = group or GroupRoster()
 
     def note_phase(self, phase: str) -> None:
         """Tell who waits for the start how far it is."""
@@ -86,6 +94,8 @@ class ClientRegistry:
                 self.forget(identity)
             case UtilityCall(method=UtilityMethod.PING) if identity in self.clients:
                 self.reply(identity, UtilityResult(message.call_id))  # also while the engine starts
+            case EngineRoster():
+                self._take_roster(identity, message)
             case EngineCoreRequest() if core is not None:
                 core.add_request(identity, message)
             case EngineCoreRequests(requests=requests) if core is not None:
@@ -180,7 +190,17 @@ class ClientRegistry:
     def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
         hello = self.clients[identity].hello
         core.set_client(identity, hello.weight)
-        self.reply(identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number))
+        group = self._group
+        self.reply(
+            identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number, group.index, group.roster)
+        )
+
+    def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:
+        """Tell the others; who is not welcomed yet is told then."""
+        if self._group.take(identity, roster) and self.core is not None:
+            for client in self.clients:
+                if client != identity:
+                    self.reply(client, roster)
 
     def _on_client_gone(self, identity: bytes) -> None:
         hello = self.clients[identity].hello
