@@ -1,12 +1,13 @@
-"""The supervisor of a daemon: owns its run directory and its engine core; starts another if one is lost.
+"""The supervisor of a daemon: owns its run directory and its engine cores; starts another if one is lost.
 
-It is a client of its own core too, which is how it knows that the core is ready, or why it refuses to start.
+It is a client of its own cores too, which is how it knows that one is ready, or why it refuses to start.
 One thread that blocks in poll; loads neither the core's code nor torch. Signals: SIGTERM and SIGINT end the
-daemon, SIGHUP restarts the core while its clients wait and then go on.
+daemon, SIGHUP restarts the core while its clients wait and then go on, or several one after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -18,11 +19,10 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from ..ipc.daemon.daemon_control import ControlSocket, RestartEngines
 from ..ipc.daemon.daemon_state import (
-    CLIENT_SOCKET_NAME,
     DaemonPhase,
     DaemonState,
-    EngineState,
     FailedReport,
     PhaseReport,
     ReadyReport,
@@ -33,11 +33,11 @@ from ..ipc.daemon.run_dir import RunDirectory
 from ..ipc.due import until_ms
 from ..ipc.errors import EngineStartError, QuireError
 from ..ipc.processes.child_args import CORE_MODULE
-from ..ipc.processes.core_child import CoreChild
 from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
 from ..ipc.processes.process_limits import raise_file_limit
+from .supervision.group_commands import GroupCommands
 from .supervision.reporter import Reporter
-from .supervision.supervised_engine import SupervisedEngine
+from .supervision.supervised_group import SupervisedGroup
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ MAINTENANCE_INTERVAL_S = 0.6  # less than the silence after which an idle core i
 
 
 class Supervisor:
-    """Keeps one engine core running until it is told to end."""
+    """Keeps its engines running until it is told to end, or none is left."""
 
     def __init__(
         self,
@@ -58,7 +58,6 @@ class Supervisor:
         self._args = args
         self._reporter = reporter
         self._run_dir = run_dir
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._has_been_ready = False
         self._exit_code: int | None = None
         self._signals = signals
@@ -70,37 +69,36 @@ class Supervisor:
         self._lifeline_fd = lifeline_fd
         if lifeline_fd is not None:
             self._poller.register(lifeline_fd, zmq.POLLIN)
-        self._engine = SupervisedEngine(
-            CoreChild(run_dir, args.config, CORE_MODULE),
-            EngineState(index=0, socket=CLIENT_SOCKET_NAME),
-            self._context,
-            self._poller,
-            lambda phase: reporter.report(PhaseReport(phase)),
+        self._control = ControlSocket(run_dir.path)
+        self._group = SupervisedGroup(
+            run_dir, args.config, CORE_MODULE, self._poller, lambda phase: reporter.report(PhaseReport(phase))
         )
+        self._commands = GroupCommands(self._group, self._control.answer)
+        self._lost: set[int] = set()  # engines whose loss was said
         self._state = DaemonState(
             name=args.name,
             model=args.config.model.served_model_name,
             pid=os.getpid(),
             started_at=time.time(),
             fault_hooks=args.config.fault_hooks,
-            engines=[self._engine.state],
         )
         self._told = b""  # the state as it was written last
 
     def run(self) -> int:
-        """Supervise; returns the exit code. Every way out ends the core and removes the run directory."""
+        """Supervise; returns the exit code. Every way out ends the cores and removes the run directory."""
         try:
+            self._bind_control()
             while self._exit_code is None:
                 self._turn()
         finally:
-            self._engine.stop()
-            self._context.destroy(linger=0)
+            self._group.stop()
+            self._control.close()
             self._run_dir.remove()
         return self._exit_code
 
     def _turn(self) -> None:
         # 1. Start a core when it is time.
-        if self._engine.start_if_due(time.monotonic()):
+        if self._group.start_due(time.monotonic()):
             self._tell_state()
         # 2. Wait until something arrives.
         ready = dict(self._poller.poll(self._timeout_ms()))
@@ -113,15 +111,33 @@ class Supervisor:
         mark = self._run_dir.mark
         if mark is not None and mark.fileno() in ready:
             mark.answer(msgspec.json.encode(self._state))
+        if self._control.fileno() in ready:
+            for sender, command in self._control.receive():
+                self._commands.start(sender, command)
         self._maintain_run_dir()
-        if self._exit_code is None:
-            self._engine.follow(ready, time.monotonic())
-            self._judge()
-            self._tell_state()
+        if self._exit_code is not None:
+            return
+        # 4. Draw the conclusions.
+        self._group.follow(ready, time.monotonic())
+        self._commands.advance()
+        self._judge()
+        self._group.tell_roster()
+        self._tell_state()
 
     def _timeout_ms(self) -> int | None:
-        wake_at = self._engine.next_check_at
+        wake_at = self._group.next_check_at
         return until_ms(self._maintain_at if wake_at is None else wake_at)
+
+    def _bind_control(self) -> None:
+        """Have the control socket where it belongs."""
+        before = self._control.fileno()
+        try:
+            if self._control.maintain():
+                with contextlib.suppress(KeyError):
+                    self._poller.unregister(before)
+                self._poller.register(self._control.fileno(), zmq.POLLIN)
+        except OSError as error:  # a full disk, for one: tried again
+            _log.error("commands cannot come: %s", error)
 
     def _maintain_run_dir(self) -> None:
         """Put back what a cleaner has taken; the core does so with its socket. End if the name is lost."""
@@ -132,19 +148,28 @@ class Supervisor:
             if self._run_dir.maintain():
                 _log.warning("%s, or a file in it, was removed; it is made again", self._run_dir.path)
                 self._told = b""
+            self._bind_control()
         except EngineStartError as error:  # a full disk, for one: tried again
             _log.error("%s", error)
         except QuireError as error:
             self._fail(FailedReport(str(error), type(error).__name__), EXIT_CORE_LOST)
 
-    # What has become of the engine.
+    # What has become of the engines.
 
     def _judge(self) -> None:
-        """Draw the conclusions from a turn."""
-        engine = self._engine
-        if engine.failure is not None:
-            self._fail(engine.failure.report, engine.failure.exit_code)
-        elif engine.state.state == "ready" and not self._has_been_ready:
+        """One that cannot go on ends the daemon if it never was ready, or if no other is left."""
+        group = self._group
+        for index, engine in group.engines.items():
+            if engine.failure is None:
+                self._lost.discard(index)
+            elif not self._has_been_ready or not group.running:
+                self._fail(engine.failure.report, engine.failure.exit_code)
+                return
+            elif index not in self._lost:
+                self._lost.add(index)
+                left = ", ".join(str(one.state.index) for one in group.running)
+                _log.error("engine %d is lost: %s; left: %s", index, engine.failure.report.reason, left)
+        if not self._has_been_ready and all(engine.is_open for engine in group.engines.values()):
             self._has_been_ready = True
             self._tell_state()  # who is told that it is ready finds it so
             self._reporter.report(ReadyReport())
@@ -155,13 +180,21 @@ class Supervisor:
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
             self._end(EXIT_OK)
         elif signal.SIGHUP in numbers:
-            _log.info("restarting the engine core")
-            self._engine.restart()
+            self._restart()
+
+    def _restart(self) -> None:
+        """One engine at once, several one after the other."""
+        if len(self._group.engines) > 1:
+            self._commands.start("", RestartEngines())
+            return
+        _log.info("restarting the engine core")
+        for engine in self._group.engines.values():
+            engine.restart()
 
     def _end(self, code: int) -> None:
         self._exit_code = code
         self._tell_state()
-        self._engine.begin_stop()
+        self._group.begin_stop()
 
     def _fail(self, report: FailedReport, code: int) -> None:
         """End with one line that says why, which is the last of the log."""
@@ -173,11 +206,12 @@ class Supervisor:
 
     def _tell_state(self) -> None:
         """Bring the state up to date, and write it if it has changed."""
-        state, engine = self._state, self._engine.state
+        state, engines = self._state, self._group.states
         state.state = self._find_phase()
-        state.core_pid = engine.pid
-        state.num_restarts = engine.num_restarts
-        state.last_loss = engine.last_loss
+        state.engines = engines
+        state.core_pid = next((engine.pid for engine in engines if engine.pid is not None), None)
+        state.num_restarts = sum(engine.num_restarts for engine in engines)
+        state.last_loss = self._group.last_loss
         said = msgspec.json.encode(state)
         if said == self._told:
             return
@@ -190,8 +224,10 @@ class Supervisor:
     def _find_phase(self) -> DaemonPhase:
         if self._exit_code is not None:
             return "stopping"
-        phase = self._engine.state.state
-        return "restarting" if phase == "restarting" else "ready" if phase == "ready" else "starting"
+        engines = self._group.running
+        if any(one.is_open for one in engines) and self._has_been_ready:
+            return "ready"
+        return "restarting" if any(one.state.state == "restarting" for one in engines) else "starting"
 
 
 def run_supervisor() -> NoReturn:

@@ -143,6 +143,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tensor_parallel_size: int = 1  # worker processes that share a model, on a CPU
     num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
     data_parallel_size: int = 1  # engines that share the requests, each with the whole model
+    data_parallel_rank: int = 0  # which of the shares of this machine an engine has
 
     def __post_init__(self) -> None:
         _check_choice("device", self.device, get_args(Device))
@@ -241,6 +242,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def watches_core(self) -> bool:
         """Whether the core's owner asks it if it is there. A core that computes itself cannot answer."""
         return self.step_timeout_s > 0 and self.parallel.executor_backend == "mp"
+
+    def for_engine(self, rank: int, num_engines: int) -> EngineConfig:
+        """What engine `rank` of so many is started with."""
+        parallel = msgspec.structs.replace(
+            self.parallel, data_parallel_size=num_engines, data_parallel_rank=rank
+        )
+        return msgspec.structs.replace(self, parallel=parallel)
 
     def for_replacement(self) -> EngineConfig:
         """What a process is started with that takes a lost one's place."""

@@ -17,9 +17,11 @@ from ...ipc.client_protocol import ClientProtocol
 from ...ipc.daemon.daemon_state import EngineState, FailedReport
 from ...ipc.due import find_earliest
 from ...ipc.errors import USER_ERRORS, ProtocolError, QuireError
+from ...ipc.messages import EngineRoster
 from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.process import EXIT_CORE_LOST, EXIT_START_FAILED
 from .core_link import CoreLink
+from .drain_watch import DrainWatch
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class SupervisedEngine:
         on_phase: Callable[[str], None],
     ) -> None:
         self.state = state
+        self.rank = 0  # which share of the machine it has
+        self.lost_at = 0.0  # when it lost a core last, monotonic
         self.failure: EngineFailure | None = None
         self._core = core
         self._context = context
@@ -57,7 +61,42 @@ class SupervisedEngine:
         self._link: CoreLink | None = None  # while there is a core
         self._has_been_ready = False
         self._final_words: FailedReport | None = None  # why the core will not run again
+        self._is_draining = False
+        self._drain: DrainWatch | None = None  # while a core drains
         core.start_at = time.monotonic()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its core serves clients."""
+        return self.state.state in ("ready", "draining", "drained")
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is to go there."""
+        return self._is_draining
+
+    def drain(self) -> None:
+        """Have frontends withdraw from it until `resume`; it is "drained" when it has nothing to do."""
+        self._is_draining = True
+        self._watch_drain()
+
+    def resume(self) -> None:
+        """It takes requests again."""
+        self._is_draining = False
+        self._drain = None
+        self._update_state()
+
+    def tell_roster(self, roster: EngineRoster) -> None:
+        """Have the core know it, and its clients: the one that runs, and those after it."""
+        self._core.set_roster(roster)
+        if self._link is not None:
+            self._link.tell_roster(roster)
+            self._link.send_waiting()
+
+    def set_share(self, rank: int, num_engines: int) -> None:
+        """Of the machine, for the next core."""
+        self.rank = rank
+        self._core.set_share(rank, num_engines)
 
     def start_if_due(self, now: float) -> bool:
         """Start a core when it is time; whether it was."""
@@ -67,6 +106,8 @@ class SupervisedEngine:
         process = self._core.process
         assert process is not None
         self._link = CoreLink(self._context, self._core)
+        if self._is_draining:
+            self._watch_drain()
         self._poller.register(self._link.socket, zmq.POLLIN)
         self._poller.register(process.pid_fd, zmq.POLLIN)
         self.state.pid = process.pid
@@ -78,7 +119,8 @@ class SupervisedEngine:
         retry_at = None
         if self._link is not None and not self._link.has_connected:
             retry_at = time.monotonic() + _HELLO_RETRY_S
-        return find_earliest(self._core.next_check_at, retry_at)
+        look_at = None if self._drain is None else self._drain.next_look_at
+        return find_earliest(self._core.next_check_at, retry_at, look_at)
 
     def follow(self, ready: dict[object, int], now: float) -> None:
         """Take what its core says, and its end if it has ended. `ready` is what the poller has found."""
@@ -89,14 +131,20 @@ class SupervisedEngine:
             link.connect(now)
         while self._receive(link, now):
             pass
+        if self._drain is not None and link.protocol.is_open:
+            self._drain.look(now)
+            self._update_state()
         link.protocol.time_passed(now)
         link.send_waiting()
         if self._core.process is not None and self._core.process.pid_fd in ready:
             self._on_core_lost()
 
     def restart(self) -> None:
-        """End the core, if there is one, and start another in the next turn."""
+        """End the core, if there is one, and start another in the next turn; also after a failure."""
         self._forget_core()
+        if self.failure is not None:
+            self.failure = self._final_words = None
+            self._core.forgive()
         self._core.start_at = time.monotonic()
         self._note_restart()
 
@@ -124,10 +172,21 @@ class SupervisedEngine:
             self._note_refusal(protocol, error)
         if protocol.phase is not None and protocol.phase != phase:
             self._on_phase(protocol.phase)
-        if protocol.is_open and self.state.state != "ready":
+        if protocol.is_open and not self.is_open:
             self._has_been_ready = True
-            self.state.state = "ready"
+            self._update_state()
         return True
+
+    def _watch_drain(self) -> None:
+        if self._link is not None:
+            self._drain = DrainWatch(self._link.protocol)
+            self._update_state()
+
+    def _update_state(self) -> None:
+        """Of a core that serves clients."""
+        if self._link is not None and self._link.protocol.is_open:
+            is_empty = self._drain is not None and self._drain.is_empty
+            self.state.state = "drained" if is_empty else "draining" if self._is_draining else "ready"
 
     def _note_refusal(self, protocol: ClientProtocol, error: QuireError) -> None:
         """After a good start only what cannot change is final: the model, its options, last words."""
@@ -137,13 +196,18 @@ class SupervisedEngine:
 
     def _on_core_lost(self) -> None:
         reason = self._forget_core()
+        self.lost_at = time.monotonic()
         if self._final_words is not None:  # what cannot go on now cannot in a second either
-            self.failure = EngineFailure(self._final_words, EXIT_START_FAILED)
+            self._fail(self._final_words, EXIT_START_FAILED)
         elif self._core.replace(reason, time.monotonic()):
             self.state.last_loss = reason
             self._note_restart()
         else:
-            self.failure = EngineFailure(FailedReport(self._core.end_reason or reason), EXIT_CORE_LOST)
+            self._fail(FailedReport(self._core.end_reason or reason), EXIT_CORE_LOST)
+
+    def _fail(self, report: FailedReport, exit_code: int) -> None:
+        self.failure = EngineFailure(report, exit_code)
+        self.state.state, self.state.last_loss = "lost", report.reason
 
     def _note_restart(self) -> None:
         self.state.num_restarts += 1
@@ -152,6 +216,7 @@ class SupervisedEngine:
     def _forget_core(self) -> str:
         """End the core and its worker, if there are any; returns how it has ended."""
         link, self._link = self._link, None
+        self._drain = None
         if link is None or self._core.process is None:
             return ""
         self._poller.unregister(link.socket)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 
 import msgspec
 
 from ..config import EngineConfig
-from ..daemon.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME
+from ..daemon.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKET_NAME, make_engine_name
 from ..daemon.run_dir import RunDirectory
+from ..messages import EngineRoster
+from ..sockets import IDENTITY_BYTES
 from .child_args import CoreArgs
 from .liveness import ChildWatch
 from .managed_child import ManagedChild
@@ -20,14 +23,17 @@ STOP_GRACE_S = 1.5  # what a core gets to end itself and its worker before it is
 class CoreChild(ManagedChild[ChildProcess]):
     """One core after the other in `run_dir`; those that replace a lost one have the config for that."""
 
-    def __init__(self, run_dir: RunDirectory, config: EngineConfig, module: str) -> None:
-        """`module` is what is run: child_args.py's CORE_MODULE."""
+    def __init__(self, run_dir: RunDirectory, config: EngineConfig, module: str, index: int = 0) -> None:
+        """`module` is what is run: child_args.py's CORE_MODULE. `index` is of the engine in its group."""
         self._module = module
+        self.owner_identity = b"s" + secrets.token_bytes(IDENTITY_BYTES - 1)
         self._args = CoreArgs(
-            client_address=run_dir.address_of(CLIENT_SOCKET_NAME),
-            worker_address=run_dir.address_of(WORKER_SOCKET_NAME),
+            client_address=run_dir.address_of(make_engine_name(CLIENT_SOCKET_NAME, index)),
+            worker_address=run_dir.address_of(make_engine_name(WORKER_SOCKET_NAME, index)),
             config=config,
-            journal_path=str(run_dir.path / JOURNAL_NAME),
+            journal_path=str(run_dir.path / make_engine_name(JOURNAL_NAME, index)),
+            engine_index=index,
+            owner_identity=self.owner_identity,
         )
         self.address = self._args.client_address
         self.is_watched = config.watches_core  # else its owner leaves it alone, for debuggers
@@ -39,6 +45,15 @@ class CoreChild(ManagedChild[ChildProcess]):
         if self.is_watched:
             watch.expect_listening(time.monotonic())
         return watch
+
+    def set_roster(self, roster: EngineRoster | None) -> None:
+        """What the next core is started with; one that runs is told by its owner."""
+        self._args = msgspec.structs.replace(self._args, roster=roster)
+
+    def set_share(self, rank: int, num_engines: int) -> None:
+        """The next core and its worker have one share in so many of the machine."""
+        config = self._args.config.for_engine(rank, num_engines)
+        self._args = msgspec.structs.replace(self._args, config=config)
 
     def _start_core(self) -> ChildProcess:
         args = self._args

@@ -71,3 +71,9 @@ class ManagedChild(Generic[P]):
         _log.error("%s; starting another", reason)
         self.start_at = now + after_s
         return True
+
+    def forgive(self) -> None:
+        """Forget the losses, and that they were too many: somebody wants another one all the same."""
+        assert self._budget is not None
+        self._budget.forgive()
+        self.end_reason = None

@@ -146,5 +146,6 @@ def _find_exit_code(pid_fd: int) -> int | None:
 
 
 def find_spare_path(worker_address: str) -> str:
-    """Where the spare of an engine listens: beside its worker's socket."""
-    return str(Path(worker_address.removeprefix("ipc://")).with_name("spare.sock"))
+    """Where the spare of an engine listens: beside its worker's socket, whose name begins with 'worker'."""
+    path = Path(worker_address.removeprefix("ipc://"))
+    return str(path.with_name(path.name.replace("worker", "spare", 1)))

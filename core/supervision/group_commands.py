@@ -1,0 +1,185 @@
+"""What a daemon does when it is told to: drains, restarts, additions, removals, each over many turns.
+
+A command is a generator that is advanced once a turn, after what has arrived was taken; it yields while it
+waits for an engine. It decides nothing about losses: what is lost meanwhile is replaced as always.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+
+from ...ipc.daemon.daemon_control import (
+    AddEngine,
+    Answer,
+    Command,
+    CommandDone,
+    DrainEngine,
+    RemoveEngine,
+    RestartEngines,
+    ResumeEngine,
+    describe_refused,
+)
+from ...ipc.errors import DaemonError, QuireError
+from .supervised_engine import SupervisedEngine
+from .supervised_group import SupervisedGroup
+
+_log = logging.getLogger(__name__)
+
+# How long a restart waits for an engine's frontends to move away. What still runs then goes on afterwards.
+RESTART_DRAIN_TIMEOUT_S = 30.0
+
+Steps = Generator[None, None, CommandDone]
+
+
+class GroupCommands:
+    """The commands that are being done. `tell` is called with each one's answer."""
+
+    def __init__(self, group: SupervisedGroup, tell: Callable[[str, Answer], None]) -> None:
+        self._group = group
+        self._tell = tell
+        self._running: list[tuple[str, Steps]] = []
+        self._busy: set[int] = set()  # engines with which one of them does something
+        self._is_restarting_all = False
+
+    def start(self, sender: str, command: Command) -> None:
+        """Begin with a command at the next `advance`."""
+        self._running.append((sender, self._make_steps(command)))
+
+    def advance(self) -> None:
+        """Go on with each as far as it can."""
+        for one in list(self._running):
+            sender, steps = one
+            try:
+                next(steps)
+                continue
+            except StopIteration as end:
+                answer: Answer = end.value
+            except QuireError as error:
+                answer = describe_refused(error)
+                _log.warning("%s", error)
+            self._running.remove(one)
+            self._tell(sender, answer)
+
+    def _make_steps(self, command: Command) -> Steps:
+        match command:
+            case DrainEngine(index=index):
+                return self._drain(index)
+            case ResumeEngine(index=index):
+                return self._resume(index)
+            case AddEngine():
+                return self._add()
+            case RemoveEngine(index=index):
+                return self._remove(index)
+            case RestartEngines(index=None):
+                return self._restart_all()
+            case RestartEngines(index=index):
+                return self._restart(index)
+
+    def _drain(self, index: int) -> Steps:
+        engine = self._take(index)
+        self._group.check_others_serve(engine, "drained")
+        _log.info("draining engine %d", index)
+        engine.drain()
+        while engine.state.state != "drained" and engine.is_draining:
+            _check_lives(engine)
+            yield
+        if not engine.is_draining:
+            raise DaemonError(f"engine {index} was resumed before it was drained")
+        return CommandDone()
+
+    def _resume(self, index: int) -> Steps:
+        self._take(index).resume()
+        return CommandDone()
+        yield
+
+    def _restart(self, index: int) -> Steps:
+        engine = self._take(index)
+        yield from self._restart_engine(engine)
+        return CommandDone()
+
+    def _restart_all(self) -> Steps:
+        """One after the other; the first that does not come back ends it, and the others stay as they are."""
+        if self._is_restarting_all:
+            raise DaemonError("the engines are being restarted already")
+        self._is_restarting_all = True
+        try:
+            self._group.set_shares()
+            for index in list(self._group.engines):
+                while index in self._busy:
+                    yield
+                if (engine := self._group.engines.get(index)) is not None:
+                    yield from self._restart_engine(engine)
+        finally:
+            self._is_restarting_all = False
+        return CommandDone()
+
+    def _restart_engine(self, engine: SupervisedEngine) -> Generator[None, None, None]:
+        """Drain it if others can take over, end it, wait until it is ready, and have it as it was before."""
+        index, was_draining = engine.state.index, engine.is_draining
+        self._busy.add(index)
+        try:
+            if engine.is_open and self._group.do_others_serve(engine):
+                engine.drain()
+                deadline = time.monotonic() + RESTART_DRAIN_TIMEOUT_S
+                while engine.state.state != "drained" and time.monotonic() < deadline:
+                    yield
+            _log.info("restarting engine %d", index)
+            engine.restart()
+            if not was_draining:
+                engine.resume()
+            while not engine.is_open:
+                _check_lives(engine)
+                yield
+        finally:
+            self._busy.discard(index)
+            if not was_draining:
+                engine.resume()
+
+    def _add(self) -> Steps:
+        engine = self._group.add()
+        index = engine.state.index
+        _log.info("adding engine %d", index)
+        while not engine.is_open:
+            if engine.failure is not None:
+                self._group.remove(engine)
+                raise DaemonError(f"engine {index} did not start: {engine.failure.report.reason}")
+            yield
+        return CommandDone(index)
+
+    def _remove(self, index: int) -> Steps:
+        engine = self._take(index)
+        if engine.failure is None:
+            yield from self._empty(engine)
+        _log.info("removing engine %d", index)
+        self._group.remove(engine)
+        return CommandDone()
+
+    def _empty(self, engine: SupervisedEngine) -> Generator[None, None, None]:
+        """Drain an engine that is to be removed; it stays if there is nobody else any more."""
+        index = engine.state.index
+        self._group.check_others_serve(engine, "removed")
+        self._busy.add(index)
+        engine.drain()
+        try:
+            while engine.state.state != "drained" and engine.failure is None:
+                yield
+            self._group.check_others_serve(engine, "removed")
+        except DaemonError:
+            engine.resume()
+            raise
+        finally:
+            self._busy.discard(index)
+
+    def _take(self, index: int) -> SupervisedEngine:
+        """An engine with which no other command does something. Raises DaemonError."""
+        engine = self._group.find(index)
+        if index in self._busy:
+            raise DaemonError(f"engine {index} is being restarted or removed already")
+        return engine
+
+
+def _check_lives(engine: SupervisedEngine) -> None:
+    if engine.failure is not None:
+        raise DaemonError(f"engine {engine.state.index} is lost: {engine.failure.report.reason}")

@@ -1,0 +1,158 @@
+"""SupervisedGroup: the engines of a daemon by their numbers, and who is told of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from ...ipc.config import MAX_ENGINES, EngineConfig
+from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, EngineState, make_engine_name
+from ...ipc.daemon.run_dir import RunDirectory
+from ...ipc.due import find_earliest
+from ...ipc.errors import DaemonError
+from ...ipc.messages import EngineRoster, RosterEntry
+from ...ipc.processes.core_child import CoreChild
+from .supervised_engine import SupervisedEngine
+
+_log = logging.getLogger(__name__)
+
+
+class SupervisedGroup:
+    """Starts, follows and ends a daemon's engines. One alone has no roster, and its clients hear of none."""
+
+    def __init__(
+        self,
+        run_dir: RunDirectory,
+        config: EngineConfig,
+        module: str,
+        poller: zmq.Poller,
+        on_phase: Callable[[str], None],
+    ) -> None:
+        """`module` is what a core is (child_args.py). `on_phase` is told how the first start goes."""
+        self.engines: dict[int, SupervisedEngine] = {}
+        self._run_dir = run_dir
+        self._config = config
+        self._module = module
+        self._poller = poller
+        self._on_phase = on_phase
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._next_index = 0
+        self._roster: EngineRoster | None = None  # as all were told last
+        self._num_first = config.parallel.data_parallel_size
+        for _ in range(self._num_first):
+            self.add()
+        self.tell_roster()
+
+    @property
+    def running(self) -> list[SupervisedEngine]:
+        """Those that were not lost for good, in the order of their numbers."""
+        return [engine for engine in self.engines.values() if engine.failure is None]
+
+    @property
+    def states(self) -> list[EngineState]:
+        """Of all engines, those that are lost included."""
+        return [engine.state for engine in self.engines.values()]
+
+    @property
+    def last_loss(self) -> str:
+        """Why a core was lost that was lost last; empty if none was."""
+        latest = max(self.engines.values(), key=lambda engine: engine.lost_at, default=None)
+        return "" if latest is None else latest.state.last_loss
+
+    @property
+    def next_check_at(self) -> float | None:
+        """When there is something to do though nothing arrives. Monotonic, as all times."""
+        return find_earliest(*(engine.next_check_at for engine in self.engines.values()))
+
+    def start_due(self, now: float) -> bool:
+        """Start every core whose time it is; whether there was one."""
+        started = [engine.start_if_due(now) for engine in self.running]
+        return any(started)
+
+    def follow(self, ready: dict[object, int], now: float) -> None:
+        """Take what all cores say. `ready` is what the poller has found."""
+        for engine in self.engines.values():
+            engine.follow(ready, now)
+
+    def tell_roster(self) -> None:
+        """Tell every core who there is, if that has changed."""
+        entries = [
+            RosterEntry(e.state.index, e.state.socket, e.is_draining, not e.is_open) for e in self.running
+        ]
+        roster = EngineRoster(entries)
+        if roster == self._roster or (self._roster is None and len(entries) < 2):
+            return
+        self._roster = roster
+        for engine in self.engines.values():
+            engine.tell_roster(roster)
+
+    def find(self, index: int) -> SupervisedEngine:
+        """An engine by its number. Raises DaemonError that says which there are."""
+        engine = self.engines.get(index)
+        if engine is None:
+            known = ", ".join(map(str, self.engines))
+            raise DaemonError(f"there is no engine {index}; there are {known}")
+        return engine
+
+    def do_others_serve(self, engine: SupervisedEngine) -> bool:
+        """Whether requests have somewhere to go without this engine."""
+        return any(other.is_open and not other.is_draining for other in self.running if other is not engine)
+
+    def check_others_serve(self, engine: SupervisedEngine, wish: str) -> None:
+        """Raise DaemonError if they have not. `wish` is what is to become of the engine."""
+        if not self.do_others_serve(engine):
+            raise DaemonError(f"engine {engine.state.index} cannot be {wish}: no other takes requests")
+
+    def add(self) -> SupervisedEngine:
+        """Start one more, whose number nobody has had. Raises DaemonError if there are too many."""
+        if len(self.engines) >= MAX_ENGINES:
+            raise DaemonError(
+                f"there are {len(self.engines)} engines, and no more than {MAX_ENGINES} are allowed"
+            )
+        index, rank = self._next_index, len(self.running)
+        config = self._config.for_engine(rank, max(self._num_first, rank + 1))
+        core = CoreChild(self._run_dir, config, self._module, index)
+        core.set_roster(self._roster)
+        state = EngineState(index=index, socket=make_engine_name(CLIENT_SOCKET_NAME, index))
+        engine = SupervisedEngine(
+            core, state, self._context, self._poller, lambda phase: self._note_phase(index, phase)
+        )
+        rank = self._find_free_rank()
+        engine.set_share(rank, max(self._num_first, rank + 1))
+        self.engines[index] = engine
+        self._next_index += 1
+        return engine
+
+    def remove(self, engine: SupervisedEngine) -> None:
+        """End it, once all are told; waits for its end."""
+        del self.engines[engine.state.index]
+        self.tell_roster()
+        if self._roster is not None:
+            engine.tell_roster(self._roster)  # its own clients hear it from it, too
+        engine.stop()
+
+    def set_shares(self) -> None:
+        """Divide the machine anew, for the cores that are started from now on."""
+        for rank, engine in enumerate(self.engines.values()):
+            engine.set_share(rank, len(self.engines))
+
+    def begin_stop(self) -> None:
+        """Ask all to end; none is started any more."""
+        for engine in self.engines.values():
+            engine.begin_stop()
+
+    def stop(self) -> None:
+        """End all, and wait for that. Idempotent."""
+        self.begin_stop()
+        for engine in self.engines.values():
+            engine.stop()
+        self._context.destroy(linger=0)
+
+    def _find_free_rank(self) -> int:
+        taken = {engine.rank for engine in self.running}
+        return next(rank for rank in range(len(taken) + 1) if rank not in taken)
+
+    def _note_phase(self, index: int, phase: str) -> None:
+        self._on_phase(phase if len(self.engines) == 1 else f"engine {index}: {phase}")
