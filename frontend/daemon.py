@@ -12,6 +12,16 @@ from pathlib import Path
 import msgspec
 
 from ..ipc.config import EngineConfig
+from ..ipc.daemon.daemon_control import (
+    AddEngine,
+    Command,
+    CommandDone,
+    DrainEngine,
+    RemoveEngine,
+    RestartEngines,
+    ResumeEngine,
+    send_command,
+)
 from ..ipc.daemon.daemon_state import (
     SUPERVISOR_ROLE,
     FailedReport,
@@ -171,14 +181,18 @@ def stop_daemon(name: str) -> None:
     raise DaemonError(f"the daemon {name!r} (pid {pid}) does not end")
 
 
-def restart_engine(name: str, timeout_s: float = 600.0) -> None:
+def restart_engine(name: str, timeout_s: float = 600.0, index: int | None = None) -> None:
     """Restart a daemon's engine; attached clients wait, and their requests go on afterwards.
 
-    Raises DaemonError if there is no daemon of this name, it ends meanwhile, or a signal has stopped it.
+    Of several engines each is drained and restarted in its turn, or only the one of number `index`. Raises
+    DaemonError if there is no daemon of this name, it ends meanwhile, or a signal has stopped it.
     """
     pid = find_daemon(name)
     directory = find_named(name)
     before = read_state(directory)
+    if index is not None or (before is not None and len(before.engines) > 1):
+        _command(name, RestartEngines(index), timeout_s)
+        return
     _check_continued(name, pid)
     with contextlib.suppress(ProcessLookupError):  # which is seen below
         os.kill(pid, signal.SIGHUP)
@@ -188,13 +202,46 @@ def restart_engine(name: str, timeout_s: float = 600.0) -> None:
         has_restarted = state is not None and (before is None or state.num_restarts > before.num_restarts)
         if state is not None and has_restarted and state.state == "ready":
             return
-        if find_owner(directory) != pid:
-            raise DaemonError(
-                f"the daemon {name!r} ended while it was restarted, see quire daemon logs {name}"
-            )
-        _check_continued(name, pid)
+        _check_lives(name, pid)
         time.sleep(_POLL_INTERVAL_S)
     raise DaemonError(f"the daemon {name!r} was not ready again within {timeout_s:g} s")
+
+
+def drain_engine(name: str, index: int, timeout_s: float = 600.0) -> None:
+    """Give an engine of a daemon nothing new, have its requests moved, and wait until it has none.
+
+    This and the calls below raise DaemonError for a daemon or engine that is not there and for what cannot
+    be done. What takes longer than `timeout_s` goes on all the same.
+    """
+    _command(name, DrainEngine(index), timeout_s)
+
+
+def resume_engine(name: str, index: int, timeout_s: float = 600.0) -> None:
+    """Give an engine that was drained, or is being drained, requests again."""
+    _command(name, ResumeEngine(index), timeout_s)
+
+
+def add_engine(name: str, timeout_s: float = 600.0) -> int:
+    """Start one more engine in a daemon, and wait until it is ready; returns its number."""
+    index = _command(name, AddEngine(), timeout_s).index
+    assert index is not None
+    return index
+
+
+def remove_engine(name: str, index: int, timeout_s: float = 600.0) -> None:
+    """Drain an engine of a daemon, and end it."""
+    _command(name, RemoveEngine(index), timeout_s)
+
+
+def _command(name: str, command: Command, timeout_s: float) -> CommandDone:
+    pid = find_daemon(name)
+    return send_command(find_named(name), command, timeout_s, lambda: _check_lives(name, pid))
+
+
+def _check_lives(name: str, pid: int) -> None:
+    if find_owner(find_named(name)) != pid:
+        raise DaemonError(f"the daemon {name!r} ended meanwhile, see quire daemon logs {name}")
+    _check_continued(name, pid)
 
 
 def _check_continued(name: str, pid: int) -> None:

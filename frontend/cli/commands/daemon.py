@@ -1,4 +1,4 @@
-"""`quire daemon start|stop|restart|logs`: engines in the background that frontends come to and leave."""
+"""`quire daemon`: engines in the background that frontends come to and leave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ....ipc.errors import InputError
-from ...daemon import check_name_is_free, find_log, restart_engine, start_daemon, stop_daemon
+from ...daemon import (
+    add_engine,
+    check_name_is_free,
+    drain_engine,
+    find_log,
+    remove_engine,
+    restart_engine,
+    resume_engine,
+    start_daemon,
+    stop_daemon,
+)
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..exit_codes import ExitCode
 from ..parser import Parser, UsageError
@@ -27,6 +37,13 @@ commands:
   stop [NAME]     end one
   restart [NAME]  restart its engine; attached clients wait, and their requests go on
   logs [NAME]     print the last lines of its log
+
+of a daemon with several engines (start --engines N), whose numbers `quire ps` shows:
+  restart [NAME]               one after the other: each one's requests go on at another meanwhile
+  drain [NAME] ENGINE          move its requests elsewhere, and give it nothing new
+  resume [NAME] ENGINE         give it requests again
+  add-engine [NAME]            start one more
+  remove-engine [NAME] ENGINE  drain it, then end it
 
 `quire ps` lists those that run. A NAME that is not given is 'default'.
 Afterwards: quire generate --attach NAME "Once upon a time", LLM(attach="NAME"), quire serve --attach NAME.
@@ -72,9 +89,39 @@ def _stop(argv: Sequence[str]) -> int:
 
 
 def _restart(argv: Sequence[str]) -> int:
-    name = _parse_name("restart", "Restart a daemon's engine; requests that run go on afterwards.", argv)
-    restart_engine(name)
+    parser = _make_name_parser("restart", "Restart a daemon's engines; requests that run go on.")
+    parser.add_argument("--engine", type=int, metavar="N", help="only this one of several")
+    options = parser.parse(argv)
+    name = _choose_name(options)
+    restart_engine(name, index=options.engine)
     print(f"{name}: ready again")
+    return ExitCode.OK
+
+
+def _drain(argv: Sequence[str]) -> int:
+    name, index = _parse_engine("drain", "Move an engine's requests to others; it gets nothing new.", argv)
+    drain_engine(name, index)
+    print(f"{name}: engine {index} is drained")
+    return ExitCode.OK
+
+
+def _resume(argv: Sequence[str]) -> int:
+    name, index = _parse_engine("resume", "Give an engine that was drained requests again.", argv)
+    resume_engine(name, index)
+    print(f"{name}: engine {index} takes requests")
+    return ExitCode.OK
+
+
+def _add_engine(argv: Sequence[str]) -> int:
+    name = _parse_name("add-engine", "Start one more engine in a daemon.", argv)
+    print(f"{name}: engine {add_engine(name)} is ready")
+    return ExitCode.OK
+
+
+def _remove_engine(argv: Sequence[str]) -> int:
+    name, index = _parse_engine("remove-engine", "Drain an engine of a daemon, then end it.", argv)
+    remove_engine(name, index)
+    print(f"{name}: engine {index} is removed")
     return ExitCode.OK
 
 
@@ -94,8 +141,8 @@ def _logs(argv: Sequence[str]) -> int:
     return ExitCode.OK
 
 
-def _make_name_parser(command: str, description: str) -> Parser:
-    parser = Parser(f"quire daemon {command}", description, arguments=" [NAME]")
+def _make_name_parser(command: str, description: str, more: str = "") -> Parser:
+    parser = Parser(f"quire daemon {command}", description, arguments=f" [NAME]{more}")
     # While the options are parsed argparse takes a positional's default away, so no %(default)s in its help.
     parser.add_argument(
         "name", nargs="?", default=DEFAULT_NAME, metavar="NAME", help=f"which one ({DEFAULT_NAME!r})"
@@ -108,6 +155,13 @@ def _parse_name(command: str, description: str, argv: Sequence[str]) -> str:
     return _choose_name(_make_name_parser(command, description).parse(argv))
 
 
+def _parse_engine(command: str, description: str, argv: Sequence[str]) -> tuple[str, int]:
+    parser = _make_name_parser(command, description, " ENGINE")
+    parser.add_argument("engine", type=int, metavar="ENGINE", help="its number, as `quire ps` shows it")
+    options = parser.parse(argv)
+    return _choose_name(options), options.engine
+
+
 def _choose_name(options: Namespace) -> str:
     """'' too: a script whose variable is empty does not mean the default."""
     return options.name if options.name_option is None else options.name_option
@@ -118,4 +172,8 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "stop": _stop,
     "restart": _restart,
     "logs": _logs,
+    "drain": _drain,
+    "resume": _resume,
+    "add-engine": _add_engine,
+    "remove-engine": _remove_engine,
 }
