@@ -72,10 +72,8 @@ class GroupCommands:
                 return self._add()
             case RemoveEngine(index=index):
                 return self._remove(index)
-            case RestartEngines(index=None):
-                return self._restart_all()
             case RestartEngines(index=index):
-                return self._restart(index)
+                return self._restart_all() if index is None else self._restart(index)
 
     def _drain(self, index: int) -> Steps:
         engine = self._take(index)
