@@ -33,6 +33,7 @@ from .messages import (
     EngineCoreRequest,
     EngineDead,
     EngineFacts,
+    EngineRoster,
     FrontendCounts,
     Goodbye,
     Hello,
@@ -49,7 +50,7 @@ from .messages import (
 from .param_fields import make_plain
 from .processes.liveness import ChildWatch
 from .processes.restarts import RestartBudget
-from .request_frames import frame_requests
+from .request_frames import frame_requests, frame_resumed
 from .request_ledger import RequestLedger
 
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
@@ -76,6 +77,8 @@ class ClientProtocol:
         self.outbox: deque[tuple[bytes]] = deque()  # to be sent in order; the driver removes what was sent
         self.answers: dict[int, UtilityResult] = {}  # to utility calls, until `end_call`
         self.facts: EngineFacts | None = None  # from the first Welcome on
+        self.engine_index = 0  # likewise: which one of the roster it is
+        self.roster: EngineRoster | None = None  # as the engine said last; None: there is no other engine
         self.phase: str | None = None  # of the engine's start, as it said last
         self.is_open = False
         self.end_reason: str | None = None  # why there is no engine any more
@@ -129,7 +132,10 @@ class ClientProtocol:
             self.restart_at = now + restart_after_s
 
     def connection_made(self, now: float) -> None:
-        """The engine can be reached, maybe another one: say Hello. No earlier Welcome counts from now on."""
+        """The engine can be reached, maybe another one: say Hello. No earlier Welcome counts from now on.
+
+        On a connection that stands it begins anew: the engine drops what it has of this client.
+        """
         self.connection_lost(now)
         if self._watch is not None:
             self._watch.note_listening()
@@ -160,7 +166,7 @@ class ClientProtocol:
     def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None:
         """Hand requests to the engine, now or when there is one again."""
         for message in frame_requests(requests):
-            self._send(message)
+            self.send(message)
         for request in requests:
             self.ledger.add(request, now, self.is_open)
 
@@ -174,21 +180,21 @@ class ClientProtocol:
         """Ask the engine to end requests; each live one still gets its final output."""
         self.ledger.abort(request_ids)
         for message in make_aborts(request_ids):
-            self._send(message)
+            self.send(message)
 
     def abort_named(self, names: Sequence[str], tenant: str) -> None:
         """Ask the engine to end requests of any client; while it is away this does nothing."""
-        self._send(AbortRequests([], list(names), tenant))
+        self.send(AbortRequests([], list(names), tenant))
 
     def add_counts(self, counts: FrontendCounts) -> None:
         """Tell the engine what was counted here; while it is away this does nothing."""
-        self._send(counts)
+        self.send(counts)
 
     def start_call(self, method: UtilityMethod) -> int:
         """Call the engine; an engine that is resumed meanwhile is called again. The id of its answer."""
         call = UtilityCall(next(self._call_ids), method)
         self._calls[call.call_id] = call
-        self._send(call)
+        self.send(call)
         return call.call_id
 
     def end_call(self, call_id: int) -> None:
@@ -196,8 +202,8 @@ class ClientProtocol:
         self._calls.pop(call_id, None)
         self.answers.pop(call_id, None)
 
-    def _send(self, message: msgspec.Struct) -> None:
-        """Nothing is sent while it is not open: `_open` makes up for it."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Say it. Nothing is sent while it is not open: with a Welcome all is said that is to be known."""
         if self.is_open:
             self.outbox.append(self._codec.encode(message))
 
@@ -233,6 +239,8 @@ class ClientProtocol:
                 self._take_last_words(reason)
             case ProtocolNotice():
                 return self._take_notice(message, now)
+            case EngineRoster():
+                self.roster = message
             case _:
                 pass
         return []
@@ -284,14 +292,13 @@ class ClientProtocol:
         """Bring an engine that knows nothing of this client up to date."""
         is_other_engine = self.facts is not None and welcome.epoch != self._epoch
         self.facts, self._epoch = welcome.facts, welcome.epoch
+        self.engine_index, self.roster = welcome.engine_index, welcome.roster
         self.is_open = True
         self._lost_at = None
         if self._watch is not None:
             self._watch.start(now)
-        messages = self.ledger.resume(now, is_other_engine)
-        requests = [message for message in messages if isinstance(message, EngineCoreRequest)]
-        for message in [*frame_requests(requests), *messages[len(requests) :], *self._calls.values()]:
-            self._send(message)
+        for message in [*frame_resumed(self.ledger.resume(now, is_other_engine)), *self._calls.values()]:
+            self.send(message)
 
     def _take_last_words(self, reason: str) -> None:
         """The engine ends for good, and says why: this counts more than how its process has ended."""

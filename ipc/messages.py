@@ -18,6 +18,7 @@ from msgspec import Meta
 from .beam_search import BeamSearch
 from .config import RecoveryConfig
 from .pooling_params import PoolingParams
+from .prefix_digest import EngineDigest
 from .sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
 from .token_lists import TokenLists
 
@@ -25,6 +26,7 @@ PROTOCOL_VERSION = 3
 
 MAX_REQUEST_ID_LENGTH = 256
 MAX_NAMES = 2  # of a request
+SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
 MAX_CACHE_SALT_LENGTH = 128
 MAX_GRAMMAR_LENGTH = 256 * 1024  # characters
 MAX_PROMPT_BYTES = 64 * 1024 * 1024  # 16 M token ids
@@ -91,6 +93,7 @@ class UtilityMethod(IntEnum):
     CHECK_INTEGRITY = 3  # blocks in = blocks out; the error text lists what is wrong
     SNAPSHOT = 4  # -> EngineSnapshot
     METRICS = 5  # -> EngineMetrics
+    DIGEST = 6  # -> EngineDigest; from the first one on the engine notes which prompts it has had
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -377,6 +380,7 @@ class UtilityResult(msgspec.Struct, array_like=True, frozen=True):
     stats: SchedulerStats | None = None
     snapshot: EngineSnapshot | None = None
     metrics: EngineMetrics | None = None
+    digest: EngineDigest | None = None
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True):

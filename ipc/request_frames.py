@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from .messages import MAX_REQUESTS_PER_FRAME, EngineCoreRequest, EngineCoreRequests
+from .messages import MAX_REQUESTS_PER_FRAME, AbortRequests, EngineCoreRequest, EngineCoreRequests
 from .request_price import find_held_bytes
 
 # Of the requests in a frame beyond the first, by their price; a core decodes so many bytes in some 1 ms.
@@ -24,6 +24,15 @@ def frame_requests(requests: Iterable[EngineCoreRequest]) -> Iterator[EngineCore
         size_bytes += price
     if batch:
         yield _make_message(batch)
+
+
+def frame_resumed(
+    messages: Sequence[EngineCoreRequest | AbortRequests],
+) -> list[EngineCoreRequest | EngineCoreRequests | AbortRequests]:
+    """What a ledger says to an engine, with its requests, which come first, framed."""
+    requests = [message for message in messages if isinstance(message, EngineCoreRequest)]
+    aborts = [message for message in messages if isinstance(message, AbortRequests)]
+    return [*frame_requests(requests), *aborts]
 
 
 def _make_message(batch: list[EngineCoreRequest]) -> EngineCoreRequest | EngineCoreRequests:

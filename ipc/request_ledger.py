@@ -7,11 +7,12 @@ is added again with its tokens and goes on at the next position. Knows no socket
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from .messages import (
+    SUSPECT_ATTEMPTS,
     AbortRequests,
     EngineCoreOutput,
     EngineCoreRequest,
@@ -23,7 +24,9 @@ from .messages import (
 _LEAST_TIMEOUT_S = 1e-3  # what is left of a time-out that passed while there was no engine
 
 
-class _Entry(msgspec.Struct):
+class LedgerEntry(msgspec.Struct):
+    """An unfinished request and what has been received of it."""
+
     request: EngineCoreRequest
     added_at: float
     is_sent: bool  # to an engine, through this or an earlier connection
@@ -37,24 +40,34 @@ class _Entry(msgspec.Struct):
 
     def note_loss(self) -> None:
         """The engine that it was sent to is lost."""
-        got_further = len(self.output) > self.num_output_at_loss
-        self.num_attempts = 1 if got_further else self.num_attempts + 1
+        self.num_attempts = self.num_attempts_after_loss
         self.num_output_at_loss = len(self.output)
+
+    @property
+    def num_attempts_after_loss(self) -> int:
+        """What `num_attempts` becomes with the next loss."""
+        got_further = len(self.output) > self.num_output_at_loss
+        return 1 if got_further else self.num_attempts + 1
 
 
 class RequestLedger:
     """Unfinished requests by id. A call costs in proportion to what it is given, `resume` to what is here."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, LedgerEntry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def ids(self) -> list[str]:
+        """Of all that are here."""
+        return list(self._entries)
+
     def add(self, request: EngineCoreRequest, now: float, is_sent: bool = True) -> None:
         """Enter a request that the engine gets now (`is_sent`), or will get when there is one again."""
         output = array("i", request.output_token_ids)
-        self._entries[request.request_id] = _Entry(request, now, is_sent, output)
+        self._entries[request.request_id] = LedgerEntry(request, now, is_sent, output)
 
     def remove(self, request_id: str) -> None:
         """Forget a request that could not be handed over."""
@@ -105,18 +118,56 @@ class RequestLedger:
 
         `is_other_engine`: it is in the place of one that was lost, perhaps through one of them.
         """
-        aborted = [request_id for request_id, entry in self._entries.items() if entry.is_aborted]
-        messages: list[EngineCoreRequest | AbortRequests] = []
-        for entry in self._entries.values():
-            entry.num_repeated = 0
-            if is_other_engine and entry.is_sent:
-                entry.note_loss()
-            messages.append(_resumed(entry, now))
-            entry.is_sent = True
-        return messages + make_aborts(aborted)
+        if is_other_engine:
+            _note_losses(self._entries.values())
+        return _resume(self._entries.values(), now)
+
+    def release(self, *, is_lost: bool, with_suspects: bool = True) -> list[LedgerEntry]:
+        """Give up requests that another engine's ledger is to `adopt`, in order of their arrival.
+
+        is_lost: the engine that has them is, perhaps through one of them. Without `with_suspects` those stay
+        that are to run alone after this loss: where the first of them brought down one engine, they shall
+        not bring down each of the others.
+        """
+        entries = list(self._entries.values())
+        if not with_suspects:
+            entries = [entry for entry in entries if not _is_suspect_after_loss(entry)]
+        for entry in entries:
+            del self._entries[entry.request.request_id]
+        if is_lost:
+            _note_losses(entries)
+        return entries
+
+    def adopt(
+        self, entries: list[LedgerEntry], now: float, is_open: bool
+    ) -> list[EngineCoreRequest | AbortRequests]:
+        """Enter what another ledger has given up; what the engine must be sent if it `is_open`."""
+        for entry in entries:
+            self._entries[entry.request.request_id] = entry
+        return _resume(entries, now) if is_open else []
 
 
-def _resumed(entry: _Entry, now: float) -> EngineCoreRequest:
+def _is_suspect_after_loss(entry: LedgerEntry) -> bool:
+    return entry.is_sent and entry.num_attempts_after_loss >= SUSPECT_ATTEMPTS
+
+
+def _note_losses(entries: Iterable[LedgerEntry]) -> None:
+    for entry in entries:
+        if entry.is_sent:
+            entry.note_loss()
+
+
+def _resume(entries: Collection[LedgerEntry], now: float) -> list[EngineCoreRequest | AbortRequests]:
+    """The messages that add these, and end those among them that are to end."""
+    messages: list[EngineCoreRequest | AbortRequests] = []
+    for entry in entries:
+        entry.num_repeated = 0
+        messages.append(_resumed(entry, now))
+        entry.is_sent = True
+    return messages + make_aborts([one.request.request_id for one in entries if one.is_aborted])
+
+
+def _resumed(entry: LedgerEntry, now: float) -> EngineCoreRequest:
     request = entry.request
     timeout_s = request.timeout_s
     if timeout_s is not None:
@@ -130,7 +181,7 @@ def _resumed(entry: _Entry, now: float) -> EngineCoreRequest:
     )
 
 
-def _drop_repeated(entry: _Entry, output: EngineCoreOutput) -> EngineCoreOutput:
+def _drop_repeated(entry: LedgerEntry, output: EngineCoreOutput) -> EngineCoreOutput:
     """The output without prompt positions that were delivered before the engine was resumed."""
     block = output.prompt_logprobs
     assert block is not None
@@ -141,7 +192,7 @@ def _drop_repeated(entry: _Entry, output: EngineCoreOutput) -> EngineCoreOutput:
     return msgspec.structs.replace(output, prompt_logprobs=block if block.num_positions else None)
 
 
-def _drop_repeated_vectors(entry: _Entry, pooled: bytes, output: EngineCoreOutput) -> EngineCoreOutput:
+def _drop_repeated_vectors(entry: LedgerEntry, pooled: bytes, output: EngineCoreOutput) -> EngineCoreOutput:
     """The output without vectors that were delivered before."""
     num_known = entry.pooled_bytes - output.pooled_start
     entry.pooled_bytes = max(entry.pooled_bytes, output.pooled_start + len(pooled))

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from enum import Enum, auto
 
+from ...ipc.messages import SUSPECT_ATTEMPTS
 from ..scheduling.request import Request, drop_finished
 from ..scheduling.scheduler import Scheduler
 
 FAILURES_ALONE = 2  # that convict: one may be an accident
-SUSPECT_ATTEMPTS = 2  # lost engine cores in a row after which a request runs alone
 MAX_DEATHS = 64  # without a step that went well; more are not about a request, but the worker's own
 
 

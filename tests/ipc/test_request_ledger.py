@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 from fakes import make_logprobs, make_request
-from quire.ipc.messages import AbortRequests, EngineCoreOutput, EngineCoreRequest, FinishReason
+from quire.ipc.messages import (
+    SUSPECT_ATTEMPTS,
+    AbortRequests,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+)
 from quire.ipc.pooling_params import PoolingParams
 from quire.ipc.request_ledger import RequestLedger
 from quire.ipc.token_ids import decode_token_ids
@@ -181,3 +187,42 @@ def test_vectors_that_come_twice_or_after_a_gap_are_not_delivered() -> None:
     first, second, third = say_vectors(0, b"1111"), say_vectors(4, b"2222"), say_vectors(8, b"3333")
     said = [third, first, first, third, second, first, third]
     assert b"".join(one.pooled or b"" for one in ledger.take(said)) == b"111122223333"
+
+
+def test_what_is_given_up_goes_on_in_another_ledger_with_its_tokens(ledger: RequestLedger) -> None:
+    for name in ("a", "b", "c"):
+        ledger.add(make_request(name, [1], timeout_s=10.0), NOW)
+    ledger.take([EngineCoreOutput("b", 0, [4, 5])])
+    ledger.abort(["c"])
+    other = RequestLedger()
+    messages = other.adopt(ledger.release(is_lost=False), NOW + 4.0, is_open=True)
+    assert (ledger.ids, other.ids) == ([], ["a", "b", "c"])
+    requests = [one for one in messages if isinstance(one, EngineCoreRequest)]
+    assert [decode_token_ids(one.output_token_ids) for one in requests] == [[], [4, 5], []]
+    assert {(one.num_attempts, one.is_resumed, one.timeout_s) for one in requests} == {(0, True, 6.0)}
+    assert messages[3:] == [AbortRequests(["c"])]
+    assert ledger.take([EngineCoreOutput("a", 0, [9])]) == []
+    assert other.take([EngineCoreOutput("b", 1, [5, 6])]) != []
+
+
+def test_what_no_engine_has_is_adopted_without_a_word_and_not_counted_as_lost(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1]), NOW, is_sent=False)
+    other = RequestLedger()
+    assert other.adopt(ledger.release(is_lost=True), NOW, is_open=False) == []
+    (request,) = other.resume(NOW, is_other_engine=True)
+    assert isinstance(request, EngineCoreRequest)
+    assert (request.num_attempts, request.is_resumed) == (0, False)
+
+
+def test_a_request_moves_after_one_lost_engine_and_stays_after_two(ledger: RequestLedger) -> None:
+    for name in ("stuck", "moving"):
+        ledger.add(make_request(name, [1]), NOW)
+    other = RequestLedger()
+    other.adopt(ledger.release(is_lost=True, with_suspects=False), NOW, is_open=True)
+    assert other.ids == ["stuck", "moving"]
+    other.take([EngineCoreOutput("moving", 0, [4])])
+    assert [one.request.request_id for one in other.release(is_lost=True, with_suspects=False)] == ["moving"]
+    assert other.ids == ["stuck"]
+    (resumed,) = other.resume(NOW, is_other_engine=True)
+    assert isinstance(resumed, EngineCoreRequest)
+    assert resumed.num_attempts == SUSPECT_ATTEMPTS
