@@ -33,6 +33,7 @@ from .faults.blame import FAILURES_ALONE, Blame
 from .faults.failures import Failures
 from .kv.block_hash import BlockHasher
 from .kv.block_pool import BlockPool
+from .kv.digests import Digests
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.prefix_misses import PrefixMisses
 from .scheduling.admission import find_refusal
@@ -103,6 +104,7 @@ class EngineCore:
         self._weights: dict[bytes, float] = {}  # of clients that said one
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
+        self.digests = Digests(self._manager, self._requests)
         self._names = RequestNames()
         self._ids_of: dict[bytes, set[str]] = {}  # client -> its live requests; none: no entry
         self._outputs = EngineOutputs(self.counters, self._observations, self._scheduler)
@@ -157,6 +159,8 @@ class EngineCore:
         self._names.add(live)
         self._ids_of.setdefault(client, set()).add(live.request_id)
         self.blame.add(live)
+        if self.digests.are_wanted:
+            self.digests.note(live)
         if live.timeout_at is not None or live.queue_timeout_at is not None:
             self._deadlines.add(live)
         reason = live.find_finish()  # with the tokens that it comes with

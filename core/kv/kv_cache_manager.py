@@ -68,6 +68,10 @@ class KVCacheManager:
             hits.append(block_id)
         return hits
 
+    def hash_prompt(self, request: Request) -> list[bytes]:
+        """The hashes of its blocks that others can find once they are computed."""
+        return self._hasher.extend(request) if self._hasher is not None and self.reads_cache(request) else []
+
     def explain_miss(self, request: Request) -> tuple[PrefixMiss | None, int]:
         """Why not all of an admitted request's prefix was found, None if it was; how many tokens were not."""
         num_hits, max_hits = request.num_computed_tokens // self.block_size, self._max_hits(request)

@@ -136,3 +136,5 @@ def call_utility(core: EngineCore, call: UtilityCall, surroundings: Surroundings
             return UtilityResult(call.call_id, snapshot=core.snapshot(surroundings))
         case UtilityMethod.METRICS:
             return UtilityResult(call.call_id, metrics=core.metrics(len(surroundings.clients)))
+        case UtilityMethod.DIGEST:
+            return UtilityResult(call.call_id, digest=core.digests.make())

@@ -1,0 +1,49 @@
+"""Digests: what frontends choose this engine or another by. Nothing is noted for them before the first one.
+
+The prefix index has names of its own, which are secret. So the beginning of a prompt is kept by a name that
+frontends know too, with its block's hash, and is told for as long as the index finds that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from ...ipc.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_coarse_depths
+from ..scheduling.request import Request
+from .kv_cache_manager import KVCacheManager
+
+MAX_PREFIXES = 4096  # 32 kB of a digest
+
+
+class Digests:
+    """Of an engine's live `requests` and its prefix cache."""
+
+    def __init__(self, manager: KVCacheManager, requests: Mapping[str, Request]) -> None:
+        self.are_wanted = False  # whether `make` was ever called
+        self._manager = manager
+        self._requests = requests
+        self._hashes: OrderedDict[int, bytes] = OrderedDict()  # name -> the block's hash; the newest last
+
+    def note(self, request: Request) -> None:
+        """The engine has taken it on."""
+        hashes, block_size = self._manager.hash_prompt(request), self._manager.block_size
+        depths = list_coarse_depths(min(len(hashes), request.num_prompt_tokens // block_size))
+        names = hash_prefixes(request.prompt_token_ids, request.cache_salt, block_size, depths)
+        for depth, name in zip(depths, names, strict=True):
+            self._hashes.pop(name, None)
+            self._hashes[name] = hashes[depth - 1]
+        while len(self._hashes) > MAX_PREFIXES:
+            self._hashes.popitem(last=False)
+
+    def make(self) -> EngineDigest:
+        """The engine at this moment: 1 ms with as many prefixes as there can be."""
+        self.are_wanted = True
+        find = self._manager.pool.find
+        found = [name for name, block_hash in self._hashes.items() if find(block_hash) is not None]
+        pending = sum(
+            max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            for request in self._requests.values()
+        )
+        packed = b"".join(name.to_bytes(HASH_SIZE_BYTES, "little") for name in found)
+        return EngineDigest(packed, len(self._requests), pending)
