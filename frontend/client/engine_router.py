@@ -1,0 +1,169 @@
+"""EngineRouter: which engine of a group a request goes to. Pure: no socket, no clock, no engine.
+
+What a choice costs is counted in prompt tokens to be computed: those of the request that the engine does
+not have, those that wait there, and a share for each request that runs. So conversations stay where their
+beginning is, unless that engine has so much more to do that it is cheaper to compute it again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from ...ipc.messages import EngineCoreRequest
+from ...ipc.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_depths
+from ...ipc.token_ids import count_token_ids
+
+REQUEST_TOKENS = 32  # what a request that runs delays another one by, in prompt tokens
+MAX_PREFIXES = 65_536  # names that are remembered, of all engines together; 13 MB
+
+
+@dataclass(slots=True)
+class _Engine:
+    index: int
+    mark: int  # a bit in `_owners`; another one after each loss, so that nothing has to be searched for
+    takes_new: bool = True
+    num_requests: int = 0
+    num_pending_tokens: int = 0  # of prompts without an output
+    num_others: int = 0  # other clients' requests, by its last digest
+    num_others_pending: int = 0
+
+    @property
+    def load(self) -> int:
+        """What is to be done there before another request's prompt, in prompt tokens."""
+        pending = self.num_pending_tokens + self.num_others_pending
+        return pending + REQUEST_TOKENS * (self.num_requests + self.num_others)
+
+
+@dataclass(slots=True)
+class _Placed:
+    engine: _Engine
+    num_pending_tokens: int
+
+
+class EngineRouter:
+    """Knows which prompt beginnings it has sent where, and what engines say of themselves."""
+
+    def __init__(self, block_size: int, max_prefixes: int = MAX_PREFIXES) -> None:
+        """block_size: of the engines' KV blocks; 0: they have none, and only load counts."""
+        self._block_size = block_size
+        self._max_prefixes = max_prefixes
+        self._engines: dict[int, _Engine] = {}
+        self._placed: dict[str, _Placed] = {}
+        self._owners: OrderedDict[int, int] = OrderedDict()  # name -> marks; least recently used first
+        self._num_marks = 0
+        self._next_index = 0  # where ties go
+
+    def add_engine(self, index: int) -> None:
+        """There is one more, or one that was lost is back: nothing is known to be there."""
+        known = self._engines.get(index)
+        if known is None:
+            self._engines[index] = _Engine(index, self._make_mark())
+        else:
+            known.mark = self._make_mark()
+            known.num_others = known.num_others_pending = 0
+
+    def remove_engine(self, index: int) -> None:
+        """It is gone for good; its requests have been removed or placed elsewhere."""
+        self._engines.pop(index, None)
+
+    def set_takes_new(self, index: int, takes_new: bool) -> None:
+        """Whether it gets requests while another one that does is there."""
+        self._engines[index].takes_new = takes_new
+
+    def place(self, request: EngineCoreRequest) -> int:
+        """The engine for a request, which counts as its load until `remove`."""
+        num_tokens = count_token_ids(request.prompt_token_ids) + count_token_ids(request.output_token_ids)
+        depths, names = self._name_prefixes(request)
+        cached = self._find_cached(depths, names)
+        best = self._choose(num_tokens, cached)
+        num_cached = cached.get(best.mark, 0) * self._block_size
+        self._remember(names, best.mark)
+        self._enter(request.request_id, best, num_tokens - num_cached)
+        return best.index
+
+    def place_at(self, request_id: str, index: int) -> None:
+        """A request that is at this engine already."""
+        self._enter(request_id, self._engines[index], 0)
+
+    def find(self, request_id: str) -> int | None:
+        """The engine of a request, None if it is not here."""
+        placed = self._placed.get(request_id)
+        return None if placed is None else placed.engine.index
+
+    def remove(self, request_id: str) -> None:
+        """It has ended, or is to be placed again; nothing happens if it is not here."""
+        placed = self._placed.pop(request_id, None)
+        if placed is not None:
+            placed.engine.num_requests -= 1
+            placed.engine.num_pending_tokens -= placed.num_pending_tokens
+
+    def note_output(self, request_id: str) -> None:
+        """Its prompt has been computed."""
+        placed = self._placed.get(request_id)
+        if placed is not None and placed.num_pending_tokens:
+            placed.engine.num_pending_tokens -= placed.num_pending_tokens
+            placed.num_pending_tokens = 0
+
+    def take_digest(self, index: int, digest: EngineDigest) -> None:
+        """What an engine says that it has and does."""
+        engine = self._engines[index]
+        engine.num_others = max(0, digest.num_requests - engine.num_requests)
+        engine.num_others_pending = max(0, digest.num_pending_tokens - engine.num_pending_tokens)
+        data = digest.prefixes
+        starts = range(0, len(data) - HASH_SIZE_BYTES + 1, HASH_SIZE_BYTES)
+        names = [int.from_bytes(data[start : start + HASH_SIZE_BYTES], "little") for start in starts]
+        self._remember(names, engine.mark)
+
+    def _make_mark(self) -> int:
+        self._num_marks += 1
+        return 1 << self._num_marks
+
+    def _enter(self, request_id: str, engine: _Engine, num_pending_tokens: int) -> None:
+        self._placed[request_id] = _Placed(engine, num_pending_tokens)
+        engine.num_requests += 1
+        engine.num_pending_tokens += num_pending_tokens
+
+    def _name_prefixes(self, request: EngineCoreRequest) -> tuple[list[int], list[int]]:
+        params = request.pooling_params or request.sampling_params
+        if not self._block_size or not params.reads_prefix_cache:
+            return [], []
+        # As in the engine, the last token is computed in any case.
+        num_blocks = (count_token_ids(request.prompt_token_ids) - 1) // self._block_size
+        depths = list_depths(num_blocks)
+        return depths, hash_prefixes(request.prompt_token_ids, request.cache_salt, self._block_size, depths)
+
+    def _find_cached(self, depths: list[int], names: list[int]) -> dict[int, int]:
+        """Mark of an engine -> blocks of the longest beginning that it is known to have."""
+        found: dict[int, int] = {}
+        if not names:
+            return found
+        left = sum(engine.mark for engine in self._engines.values())
+        for depth, name in zip(reversed(depths), reversed(names), strict=True):
+            owners = self._owners.get(name, 0) & left
+            left ^= owners
+            while owners:
+                mark = owners & -owners
+                found[mark] = depth
+                owners ^= mark
+            if not left:
+                break
+        return found
+
+    def _choose(self, num_tokens: int, cached: dict[int, int]) -> _Engine:
+        able = [engine for engine in self._engines.values() if engine.takes_new]
+        able = able or list(self._engines.values())
+        # Those from `_next_index` on come first, so that ties go round.
+        able.sort(key=lambda engine: (engine.index < self._next_index, engine.index))
+        best = min(
+            able, key=lambda engine: num_tokens - cached.get(engine.mark, 0) * self._block_size + engine.load
+        )
+        self._next_index = best.index + 1
+        return best
+
+    def _remember(self, names: list[int], mark: int) -> None:
+        owners = self._owners
+        for name in names:
+            owners[name] = owners.pop(name, 0) | mark
+        while len(owners) > self._max_prefixes:
+            owners.popitem(last=False)

@@ -1,0 +1,233 @@
+"""Where requests go: to what an engine has, to what it has to do, and never for ever to the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from fakes import make_config, make_request
+from quire.core.kv.block_hash import BlockHasher
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache_manager import KVCacheManager
+from quire.core.scheduling.request import Request
+from quire.core.scheduling.tenant import Tenant
+from quire.frontend.client.engine_router import EngineRouter
+from quire.ipc.messages import EngineCoreRequest
+from quire.ipc.prefix_digest import (
+    HASH_SIZE_BYTES,
+    EngineDigest,
+    hash_prefixes,
+    list_coarse_depths,
+    list_depths,
+)
+from quire.ipc.token_ids import encode_token_ids
+
+BLOCK = 16
+
+
+def make_router(num_engines: int = 2, block_size: int = BLOCK) -> EngineRouter:
+    router = EngineRouter(block_size)
+    for index in range(num_engines):
+        router.add_engine(index)
+    return router
+
+
+def ask(name: str, prompt: list[int], salt: str = "") -> EngineCoreRequest:
+    return make_request(name, prompt, cache_salt=salt)
+
+
+def text(seed: int, num_tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(1, 1000), k=num_tokens)
+
+
+def make_digest(prompt: list[int], salt: str = "", num_requests: int = 0, pending: int = 0) -> EngineDigest:
+    depths = list_coarse_depths(len(prompt) // BLOCK)
+    names = hash_prefixes(encode_token_ids(prompt), salt, BLOCK, depths)
+    packed = b"".join(name.to_bytes(HASH_SIZE_BYTES, "little") for name in names)
+    return EngineDigest(packed, num_requests, pending)
+
+
+def test_a_prefix_has_one_name_for_each_length_and_salt() -> None:
+    prompt = encode_token_ids(text(1, 2000 * BLOCK))
+    depths = list_depths(2000)
+    assert depths[:66] == [*range(1, 65), 72, 80]
+    assert depths[-1] == 1024
+    names = hash_prefixes(prompt, "", BLOCK, depths)
+    assert len(set(names)) == len(depths)
+    assert hash_prefixes(prompt[: 80 * BLOCK * 4], "", BLOCK, [3, 80])[1] == names[65]
+    assert not set(names) & set(hash_prefixes(prompt, "salt", BLOCK, depths))
+    assert list_coarse_depths(77) == [1, 2, 4, 8, 16, 32, 64, 72]
+    assert list_coarse_depths(0) == []
+
+
+def test_requests_without_anything_in_common_go_round() -> None:
+    router = make_router(3)
+    places: list[int] = []
+    for number in range(9):
+        places.append(router.place(ask(f"r{number}", text(number, 40))))
+        router.remove(f"r{number}")
+    assert places == [0, 1, 2] * 3
+
+
+def test_a_conversation_stays_where_its_beginning_is() -> None:
+    router = make_router(2)
+    history = text(1, 200)
+    first = router.place(ask("turn 0", history))
+    for turn in range(1, 6):
+        router.note_output(f"turn {turn - 1}")
+        router.remove(f"turn {turn - 1}")
+        router.remove(f"other {turn - 1}")
+        router.place(ask(f"other {turn}", text(turn + 10, 30)))  # which moves where ties go
+        history = history + text(turn, 50)
+        assert router.place(ask(f"turn {turn}", history)) == first
+
+
+def test_the_longest_prefix_wins_over_a_shorter_one() -> None:
+    router = make_router(2)
+    system, own = text(1, 64), text(2, 320)
+    router.take_digest(0, make_digest(system))
+    router.take_digest(1, make_digest(system + own))
+    assert router.place(ask("a", system + own + [7] * 20)) == 1
+    router.remove("a")
+    assert router.place(ask("b", system + text(3, 8))) in (0, 1)
+
+
+def test_a_prefix_is_worth_as_much_as_it_saves_and_no_more() -> None:
+    router = make_router(2)
+    shared = text(1, 512)
+    first = router.place(ask("r0", shared))
+    router.note_output("r0")
+    places = [router.place(ask(f"r{number}", [*shared, number])) for number in range(1, 40)]
+    assert places[:15] == [first] * 15
+    assert 1 - first in places  # 512 tokens are computed again rather than waited for behind 17 others
+
+
+def test_prompts_that_wait_count_until_their_first_output() -> None:
+    router = make_router(2)
+    assert router.place(ask("long", text(1, 1000))) == 0
+    assert [router.place(ask(f"r{number}", text(number + 2, 100))) for number in range(3)] == [1, 1, 1]
+    router.note_output("long")
+    assert router.place(ask("next", text(9, 100))) == 0
+
+
+def test_one_that_takes_nothing_new_gets_nothing_while_there_is_another() -> None:
+    router = make_router(2)
+    shared = text(1, 512)
+    at = router.place(ask("a", shared))
+    router.set_takes_new(at, False)
+    assert router.place(ask("b", shared)) == 1 - at
+    router.set_takes_new(1 - at, False)
+    assert router.place(ask("c", shared)) in (0, 1)
+
+
+def test_an_engine_that_was_lost_knows_nothing_until_it_says_so() -> None:
+    router = make_router(2)
+    shared = text(1, 512)
+    at = router.place(ask("a", shared))
+    router.remove("a")
+    router.add_engine(at)  # it is back
+    router.take_digest(1 - at, make_digest(shared))
+    assert router.place(ask("b", [*shared, 5])) == 1 - at
+    router.take_digest(at, make_digest(shared))
+    assert {router.place(ask(f"c{number}", [*shared, 6])) for number in range(2)} == {0, 1}
+
+
+def test_what_other_clients_have_running_counts() -> None:
+    router = make_router(2)
+    router.take_digest(0, EngineDigest(b"", num_requests=5, num_pending_tokens=0))
+    router.take_digest(1, EngineDigest(b"", num_requests=0, num_pending_tokens=100))
+    assert router.place(ask("a", text(1, 10))) == 1
+    assert router.place(ask("b", text(2, 10))) == 1
+    assert router.place(ask("c", text(3, 10))) == 0
+
+
+def test_a_salt_is_part_of_what_is_known() -> None:
+    router = make_router(2)
+    shared = text(1, 512)
+    router.take_digest(1, make_digest(shared, "theirs"))
+    assert router.place(ask("a", shared, "mine")) == 0
+    assert router.place(ask("b", shared, "theirs")) == 1
+
+
+def test_requests_that_read_no_cache_go_by_load() -> None:
+    router = make_router(2, block_size=0)
+    assert [router.place(ask(f"r{number}", text(1, 512))) for number in range(4)] == [0, 1, 0, 1]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    router = EngineRouter(BLOCK, max_prefixes=10)
+    for index in range(2):
+        router.add_engine(index)
+    for number in range(5):
+        router.place(ask(f"r{number}", text(number, 20 * BLOCK)))
+    assert len(router._owners) == 10
+
+
+# The figures that were asked for, with the engines' real block pools.
+
+
+class PlayedEngine:
+    """The KV blocks of an engine, and how many prompt tokens it has found and computed."""
+
+    def __init__(self, num_blocks: int) -> None:
+        hasher = BlockHasher(BLOCK, make_config().model.spec, b"seed")
+        self._manager = KVCacheManager(BlockPool(num_blocks), BLOCK, hasher)
+        self.num_cached = 0
+        self.num_computed = 0
+
+    def add(self, message: EngineCoreRequest) -> Request:
+        request = Request.from_message(message, b"client", Tenant(b"client", 1.0), (0, 0.0, 0), 4096, 0.0)
+        hits = self._manager.find_prefix(request)
+        assert self._manager.allocate(request, hits, 0)
+        self.num_cached += request.num_computed_tokens
+        self.num_computed += request.num_tokens - request.num_computed_tokens
+        request.num_computed_tokens = request.num_tokens
+        self._manager.index_full_blocks(request, [])
+        return request
+
+    def free(self, request: Request) -> None:
+        self._manager.free(request)
+
+
+def run(
+    requests: list[EngineCoreRequest], num_blocks: int, num_at_once: int, choose: Callable[..., int] | None
+) -> list[PlayedEngine]:
+    """Play them over two engines, so many at a time; `choose` None: by a router."""
+    engines = [PlayedEngine(num_blocks) for _ in range(2)]
+    router = make_router(2)
+    running: list[tuple[str, int, Request]] = []
+    for number, request in enumerate(requests):
+        if len(running) == num_at_once:
+            name, at, oldest = running.pop(0)
+            engines[at].free(oldest)
+            router.remove(name)
+        index = router.place(request) if choose is None else choose(number)
+        running.append((request.request_id, index, engines[index].add(request)))
+        router.note_output(request.request_id)
+    return engines
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_conversations_over_shared_prefixes_find_far_more_than_by_turns(seed: int) -> None:
+    rng = random.Random(seed)
+    prefixes = [text(1000 + number, 512) for number in range(16)]
+    conversations = [(number % 16, text(2000 + number, 24)) for number in range(64)]
+    asked: list[EngineCoreRequest] = []
+    for turn in range(8):
+        for number, (prefix, own) in enumerate(rng.sample(conversations, 64)):
+            asked.append(ask(f"{turn}/{number}", prefixes[prefix] + own + [turn + 1] * 8))
+    num_blocks = 8 * 512 // BLOCK + 8 * 4  # half of the prefixes, and what runs
+    by_turns = sum(one.num_cached for one in run(asked, num_blocks, 8, lambda number: number % 2))
+    routed = sum(one.num_cached for one in run(asked, num_blocks, 8, None))
+    assert routed >= 1.8 * by_turns, (routed, by_turns)
+
+
+def test_random_prompts_are_spread_as_evenly_as_by_turns() -> None:
+    rng = random.Random(1)
+    asked = [ask(str(number), text(number, rng.randint(20, 600))) for number in range(600)]
+    by_turns = run(asked, 2000, 8, lambda number: number % 2)
+    routed = run(asked, 2000, 8, None)
+    longest = max(one.num_computed for one in routed)
+    assert longest <= 1.03 * max(one.num_computed for one in by_turns)
+    assert longest <= 1.03 * sum(one.num_computed for one in routed) / 2
