@@ -1,0 +1,187 @@
+"""EngineGroup: the engines of one client as one. Pure: a driver has the connections, and tells the time.
+
+Every request is in one engine's ledger. As long as an engine is there that takes new requests, one that is
+lost or draining keeps none: they are added elsewhere with the tokens they have, at once. Only a request that
+two engines were lost with in a row stays where it is, and runs alone when that engine is back (blame.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ...ipc.client_protocol import ClientProtocol
+from ...ipc.messages import EngineCoreOutput, EngineCoreRequest, FrontendCounts, UtilityMethod
+from ...ipc.request_frames import frame_resumed
+from ...ipc.request_ledger import LedgerEntry
+from .engine_router import EngineRouter
+
+DIGEST_INTERVAL_S = 1.0  # while requests come
+
+_log = logging.getLogger(__name__)
+
+
+class RequestTarget(Protocol):
+    """Where requests are handed to: the protocol of the only engine, or a group."""
+
+    def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None: ...
+    def withdraw_requests(self, request_ids: list[str]) -> None: ...
+    def abort_requests(self, request_ids: list[str]) -> None: ...
+    def abort_named(self, names: Sequence[str], tenant: str) -> None: ...
+    def add_counts(self, counts: FrontendCounts) -> None: ...
+
+
+class _Member:
+    def __init__(self, protocol: ClientProtocol) -> None:
+        self.protocol = protocol
+        self.is_draining = False
+        self.was_open = False  # when `settle` looked last
+        self.digest_call: int | None = None
+
+    @property
+    def takes_new(self) -> bool:
+        return self.protocol.is_open and not self.is_draining
+
+
+class EngineGroup:
+    """ClientProtocols by the number of their engine. `settle` after anything has happened to one of them."""
+
+    def __init__(self, block_size: int) -> None:
+        """As EngineRouter."""
+        self.router = EngineRouter(block_size)
+        self._members: dict[int, _Member] = {}
+        self._is_settled = True
+        self._next_digest_at = 0.0
+
+    def add_engine(self, index: int, protocol: ClientProtocol) -> None:
+        """There is one more, with the requests that are in its ledger."""
+        member = self._members[index] = _Member(protocol)
+        self.router.add_engine(index)
+        for request_id in protocol.ledger.ids:
+            self.router.place_at(request_id, index)
+        self.router.set_takes_new(index, member.takes_new)
+
+    def remove_engine(self, index: int, now: float) -> None:
+        """It is gone for good: its requests go on elsewhere. It must not be the last."""
+        member = self._members.pop(index)
+        self.router.set_takes_new(index, False)
+        self._place_again(member.protocol.ledger.release(is_lost=True), now)
+        self.router.remove_engine(index)
+
+    def set_draining(self, index: int, is_draining: bool) -> None:
+        """Whether nothing new is to go there, and what is there is to go on elsewhere."""
+        member = self._members[index]
+        if member.is_draining != is_draining:
+            member.is_draining = is_draining
+            self.router.set_takes_new(index, member.takes_new)
+            self._is_settled = False
+
+    # What the client wants, as ClientProtocol has it.
+
+    def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None:
+        """Hand each to the engine that is best for it."""
+        batches: dict[int, list[EngineCoreRequest]] = {}
+        for request in requests:
+            batches.setdefault(self.router.place(request), []).append(request)
+        for index, batch in batches.items():
+            self._members[index].protocol.add_requests(batch, now)
+        if now >= self._next_digest_at:
+            self._next_digest_at = now + DIGEST_INTERVAL_S
+            self._ask_digests(self._members.values())
+
+    def withdraw_requests(self, request_ids: list[str]) -> None:
+        """Forget requests whose handing over was broken off."""
+        for index, ids in self._find_places(request_ids).items():
+            self._members[index].protocol.withdraw_requests(ids)
+        for request_id in request_ids:
+            self.router.remove(request_id)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Ask the engines to end requests."""
+        for index, ids in self._find_places(request_ids).items():
+            self._members[index].protocol.abort_requests(ids)
+
+    def abort_named(self, names: Sequence[str], tenant: str) -> None:
+        """Ask each engine that is there to end requests of any client."""
+        for member in self._members.values():
+            member.protocol.abort_named(names, tenant)
+
+    def add_counts(self, counts: FrontendCounts) -> None:
+        """Tell one engine what was counted here: readers add up what they say."""
+        for member in self._members.values():
+            if member.protocol.is_open:
+                member.protocol.add_counts(counts)
+                return
+
+    # What the engines say, and what becomes of them.
+
+    def note_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """What one of them has sent and its ledger has let through."""
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.router.remove(output.request_id)
+            else:
+                self.router.note_output(output.request_id)
+
+    def settle(self, now: float) -> bool:
+        """Move what is to be moved; True if something is to be sent."""
+        for index, member in self._members.items():
+            protocol = member.protocol
+            if protocol.is_open != member.was_open:
+                self._note_change(index, member)
+            if member.digest_call is not None and (result := protocol.answers.get(member.digest_call)):
+                protocol.end_call(member.digest_call)
+                member.digest_call = None
+                if result.digest is not None:
+                    self.router.take_digest(index, result.digest)
+        if not self._is_settled and any(member.takes_new for member in self._members.values()):
+            self._is_settled = True
+            self._move_all(now)
+        return any(member.protocol.outbox for member in self._members.values())
+
+    def _note_change(self, index: int, member: _Member) -> None:
+        """An engine is there, or is not any more."""
+        member.was_open = member.protocol.is_open
+        self.router.set_takes_new(index, member.takes_new)
+        self._is_settled = False
+        if member.was_open:
+            self.router.add_engine(index)
+            self._ask_digests([member])
+
+    def _ask_digests(self, members: Iterable[_Member]) -> None:
+        for member in members:
+            if member.protocol.is_open and member.digest_call is None:
+                member.digest_call = member.protocol.start_call(UtilityMethod.DIGEST)
+
+    def _move_all(self, now: float) -> None:
+        for index, member in self._members.items():
+            protocol = member.protocol
+            if member.takes_new or not protocol.ledger:
+                continue
+            if protocol.is_open:  # it drains: nobody is to blame
+                entries = protocol.ledger.release(is_lost=False)
+                protocol.connection_made(now)  # Hello again: it drops them without an answer
+            else:
+                entries = protocol.ledger.release(is_lost=True, with_suspects=False)
+            if entries:
+                _log.info("%d requests of engine %d go on elsewhere", len(entries), index)
+                self._place_again(entries, now)
+
+    def _place_again(self, entries: list[LedgerEntry], now: float) -> None:
+        batches: dict[int, list[LedgerEntry]] = {}
+        for entry in entries:
+            self.router.remove(entry.request.request_id)
+            batches.setdefault(self.router.place(entry.request), []).append(entry)
+        for index, batch in batches.items():
+            protocol = self._members[index].protocol
+            for message in frame_resumed(protocol.ledger.adopt(batch, now, protocol.is_open)):
+                protocol.send(message)
+
+    def _find_places(self, request_ids: Iterable[str]) -> dict[int, list[str]]:
+        places: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            index = self.router.find(request_id)
+            if index is not None:
+                places.setdefault(index, []).append(request_id)
+        return places

@@ -1,0 +1,249 @@
+"""A client's engines as one: with real protocols, whose messages are played, and time that is a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from fakes import make_request
+from frontend_fakes import make_facts
+from quire.frontend.client.engine_group import DIGEST_INTERVAL_S, EngineGroup
+from quire.ipc.client_protocol import ClientProtocol
+from quire.ipc.codec import make_client_codec
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequests,
+    FinishReason,
+    FrontendCounts,
+    Hello,
+    UtilityCall,
+    UtilityMethod,
+    UtilityResult,
+    Welcome,
+)
+from quire.ipc.prefix_digest import EngineDigest
+from quire.ipc.token_ids import decode_token_ids
+
+CODEC = make_client_codec()
+NOW = 100.0
+
+
+@dataclass
+class Played:
+    """An engine: what its client has said to it, and how it is."""
+
+    protocol: ClientProtocol = field(default_factory=ClientProtocol)
+    num_lives: int = 0
+
+    def hear(self) -> list[msgspec.Struct]:
+        messages = [CODEC.decode(frames) for frames in self.protocol.outbox]
+        self.protocol.outbox.clear()
+        return [
+            one
+            for message in messages
+            for one in (message.requests if isinstance(message, EngineCoreRequests) else [message])
+        ]
+
+    def say(self, message: msgspec.Struct) -> list[EngineCoreOutput]:
+        return self.protocol.frames_received(list(CODEC.encode(message)), NOW)
+
+    def connect(self) -> None:
+        self.num_lives += 1
+        self.protocol.connection_made(NOW)
+        self.welcome()
+
+    def welcome(self) -> None:
+        (hello,) = [one for one in self.hear() if isinstance(one, Hello)]
+        self.say(Welcome(PROTOCOL_VERSION, f"life {self.num_lives}", make_facts(), hello.number))
+
+
+class Group:
+    """A group of `num_engines` that are there."""
+
+    def __init__(self, num_engines: int = 2) -> None:
+        self.group = EngineGroup(block_size=16)
+        self.engines = [Played() for _ in range(num_engines)]
+        for index, engine in enumerate(self.engines):
+            engine.connect()
+            self.group.add_engine(index, engine.protocol)
+        self.group.settle(NOW)
+
+    def add(self, *names: str) -> None:
+        self.group.add_requests([make_request(name, [len(name)]) for name in names], NOW)
+
+    def requests_at(self, index: int) -> dict[str, EngineCoreRequest]:
+        heard = self.engines[index].hear()
+        return {one.request_id: one for one in heard if isinstance(one, EngineCoreRequest)}
+
+    def say(self, index: int, *outputs: EngineCoreOutput) -> list[EngineCoreOutput]:
+        engine = self.engines[index]
+        kept = engine.say(EngineCoreOutputs(list(outputs), f"life {engine.num_lives}"))
+        self.group.note_outputs(kept)
+        return kept
+
+    def lose(self, index: int) -> None:
+        self.engines[index].protocol.connection_lost(NOW)
+        self.group.settle(NOW)
+
+    def come_back(self, index: int) -> None:
+        self.engines[index].connect()
+        self.group.settle(NOW)
+
+
+@pytest.fixture
+def two() -> Group:
+    return Group()
+
+
+def test_requests_are_spread_and_ended_where_they_are(two: Group) -> None:
+    two.add("a", "b", "c", "d")
+    assert [list(two.requests_at(index)) for index in range(2)] == [["a", "c"], ["b", "d"]]
+    two.group.abort_requests(["a", "b", "d", "unknown"])
+    assert two.engines[0].hear() == [AbortRequests(["a"])]
+    assert two.engines[1].hear() == [AbortRequests(["b", "d"])]
+    two.group.withdraw_requests(["c"])
+    assert two.engines[0].hear() == [AbortRequests(["c"])]
+    assert two.engines[0].protocol.ledger.ids == ["a"]
+
+
+def test_a_lost_engines_requests_go_on_elsewhere_at_once_with_their_tokens(two: Group) -> None:
+    two.add("a", "b")
+    assert list(two.requests_at(0)) == ["a"]
+    assert two.say(0, EngineCoreOutput("a", 0, [5, 6])) != []
+    two.lose(0)
+    moved = two.requests_at(1)["a"]
+    assert (decode_token_ids(moved.output_token_ids), moved.num_attempts, moved.is_resumed) == (
+        [5, 6],
+        1,
+        True,
+    )
+    assert two.say(0, EngineCoreOutput("a", 2, [7])) == []  # what it said before it was lost
+    assert [one.new_token_ids for one in two.say(1, EngineCoreOutput("a", 2, [7]))] == [[7]]
+    two.group.abort_requests(["a"])
+    assert two.engines[1].hear() == [AbortRequests(["a"])]
+    two.come_back(0)
+    assert two.requests_at(0) == {}  # it is told of nothing that is elsewhere
+    two.add("c")
+    assert list(two.requests_at(0)) == ["c"]
+
+
+def test_with_every_engine_away_requests_wait_for_the_first_that_is_back(two: Group) -> None:
+    two.add("a", "b")
+    two.lose(0)
+    two.lose(1)
+    two.add("new")
+    two.come_back(1)
+    heard = two.requests_at(1)
+    assert sorted(heard) == ["a", "b", "new"]
+    assert heard["new"].is_resumed is False
+
+
+def test_a_request_that_two_engines_were_lost_with_waits_for_the_second_and_is_moved_no_more(
+    two: Group,
+) -> None:
+    two.add("poison", "b")
+    two.lose(0)
+    two.come_back(0)
+    two.say(1, EngineCoreOutput("b", 0, [1]))
+    two.engines[1].hear()
+    two.lose(1)
+    assert list(two.requests_at(0)) == ["b"]
+    two.come_back(1)
+    assert {name: one.num_attempts for name, one in two.requests_at(1).items()} == {"poison": 2}
+    two.lose(1)
+    two.come_back(1)
+    assert {name: one.num_attempts for name, one in two.requests_at(1).items()} == {"poison": 3}
+    two.say(1, EngineCoreOutput("poison", 0, [1]))
+    two.lose(1)
+    assert list(two.requests_at(0)) == ["poison"]  # it has got further
+
+
+def test_a_draining_engine_gives_up_what_it_has_and_drops_it_unanswered(two: Group) -> None:
+    two.add("a", "b")
+    two.requests_at(0)
+    two.say(0, EngineCoreOutput("a", 0, [5]))
+    two.group.set_draining(0, True)
+    two.group.settle(NOW)
+    assert [type(one) for one in two.engines[0].hear()] == [Hello]
+    moved = two.requests_at(1)["a"]
+    assert (decode_token_ids(moved.output_token_ids), moved.num_attempts) == ([5], 0)
+    assert two.say(0, EngineCoreOutput("a", 1, [6])) == []
+    two.add("c", "d")
+    assert two.requests_at(0) == {}
+    two.engines[0].protocol.connection_made(NOW)
+    two.engines[0].welcome()
+    two.group.settle(NOW)
+    assert two.requests_at(0) == {}
+    two.group.set_draining(0, False)
+    two.group.settle(NOW)
+    two.add("e")
+    assert list(two.requests_at(0)) == ["e"]
+
+
+def test_what_the_last_engine_has_stays_with_it_while_it_drains(two: Group) -> None:
+    two.lose(1)
+    two.add("a")
+    two.group.set_draining(0, True)
+    two.group.settle(NOW)
+    assert two.engines[0].protocol.ledger.ids == ["a"]
+    two.come_back(1)
+    assert list(two.requests_at(1)) == ["a"]
+
+
+def test_an_engine_that_is_gone_for_good_leaves_its_suspects_too(two: Group) -> None:
+    two.add("a", "b")
+    two.lose(0)
+    two.come_back(0)
+    two.lose(1)
+    assert two.engines[1].protocol.ledger.ids == ["a"]
+    two.group.remove_engine(1, NOW)
+    assert two.requests_at(0)["a"].num_attempts == 2
+    two.group.settle(NOW)
+
+
+def test_one_that_joins_brings_what_is_in_its_ledger(two: Group) -> None:
+    third = Played()
+    third.protocol.add_requests([make_request("own", [1])], NOW)
+    third.connect()
+    two.group.add_engine(2, third.protocol)
+    two.group.settle(NOW)
+    two.group.abort_requests(["own"])
+    assert AbortRequests(["own"]) in third.hear()
+
+
+def test_names_are_ended_everywhere_and_counts_told_once(two: Group) -> None:
+    for index in range(2):
+        two.engines[index].hear()
+    two.group.abort_named(["x"], "t")
+    two.group.add_counts(FrontendCounts(1))
+    assert two.engines[0].hear() == [AbortRequests([], ["x"], "t"), FrontendCounts(1)]
+    assert two.engines[1].hear() == [AbortRequests([], ["x"], "t")]
+
+
+def test_engines_are_asked_what_they_have_when_they_come_and_then_while_requests_come(two: Group) -> None:
+    engine = two.engines[0]
+    (call,) = [one for one in engine.hear() if isinstance(one, UtilityCall)]
+    assert call.method is UtilityMethod.DIGEST
+    two.add("a")
+    assert not [one for one in engine.hear() if isinstance(one, UtilityCall)]  # it owes an answer
+    engine.say(UtilityResult(call.call_id, digest=EngineDigest(b"", 9, 0)))
+    two.group.settle(NOW)
+    assert engine.protocol.answers == {}
+    two.add("b", "c", "d")
+    assert list(two.requests_at(0)) == []  # another client's nine
+    later = NOW + DIGEST_INTERVAL_S
+    two.group.add_requests([make_request("later", [1])], later)
+    assert [one.method for one in engine.hear() if isinstance(one, UtilityCall)] == [UtilityMethod.DIGEST]
+
+
+def test_a_request_that_has_ended_counts_no_more(two: Group) -> None:
+    two.add("a", "b")
+    for index, name in enumerate("ab"):
+        two.say(index, EngineCoreOutput(name, 0, [1], finish_reason=FinishReason.LENGTH))
+    assert two.group.router.find("a") is None
+    assert two.group.router.find("b") is None
