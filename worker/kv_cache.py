@@ -170,7 +170,8 @@ def _count_blocks(config: EngineConfig, device: torch.device, free_bytes: int) -
         )
         return num_blocks
     wanted = config.scheduler.max_num_seqs * config.max_blocks_per_request
-    budget = min(_MAX_AUTO_CPU_BYTES, int(free_bytes * _MAX_AUTO_CPU_FRACTION))
+    num_engines = config.parallel.data_parallel_size  # which take theirs of the same memory
+    budget = min(_MAX_AUTO_CPU_BYTES, int(free_bytes * _MAX_AUTO_CPU_FRACTION) // num_engines)
     num_blocks = min(wanted, max(0, budget) // block_bytes)
     _check_one_request(config, num_blocks, "kv_cache_memory_bytes", None)
     return num_blocks

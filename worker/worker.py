@@ -12,10 +12,12 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from ..ipc.config import EngineConfig
+from ..ipc.config import EngineConfig, ParallelConfig
+from ..ipc.engine_shares import find_share
 from ..ipc.errors import ConfigError
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.processes.child_args import GroupArgs
+from ..ipc.rank_cores import list_cores
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
@@ -59,7 +61,9 @@ class Worker:
         self._on_phase("set up device")
         check_switch()
         config, parallel = self._config, self._config.parallel
-        device = resolve_device(parallel.device)
+        device = resolve_device(parallel.device, parallel.data_parallel_rank)
+        if device.type == "cpu":
+            _take_engine_share(parallel)
         torch.set_grad_enabled(False)
         num_threads = parallel.num_threads
         if self._group_args is not None:
@@ -189,11 +193,23 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError."""
+def _take_engine_share(parallel: ParallelConfig) -> None:
+    """Keep this process to its engine's cores, which are counted from here on; not if threads were chosen."""
+    if parallel.data_parallel_size > 1 and parallel.num_threads is None:
+        share = find_share(list_cores(), parallel.data_parallel_rank, parallel.data_parallel_size)
+        os.sched_setaffinity(0, [core.processor for core in share])
+
+
+def resolve_device(name: str, engine_rank: int = 0) -> torch.device:
+    """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError.
+
+    Of several engines each takes the next GPU.
+    """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise ConfigError("device", name, "cpu or auto: torch finds no CUDA device here")
     if name == "cpu" or not has_cuda:
         return torch.device("cpu")
+    if engine_rank:
+        torch.cuda.set_device(engine_rank % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())

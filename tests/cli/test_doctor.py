@@ -15,6 +15,7 @@ from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.daemon.daemon_state import DaemonState
+from quire.ipc.rank_cores import Core
 from tool_template import PLAIN_TEMPLATE, TEMPLATE
 
 
@@ -115,3 +116,16 @@ def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
     assert "calls: llama3_json; thoughts: none (as chosen by --tool-call-parser" in capsys.readouterr().out
     assert doctor.run([str(folder / "none")]) == 1
     assert "missing model  model=" in capsys.readouterr().out
+
+
+def test_the_plan_of_several_engines_says_which_cores_each_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_PARTS", {})
+    monkeypatch.setattr(doctor, "list_cores", lambda: [Core(0, 0), Core(0, 1)])
+    assert doctor.run(["--engines", "2"]) == 0
+    assert "ok      engines  2 engines with 1 thread each (cores 0, 1)" in capsys.readouterr().out
+    assert doctor.run(["--engines", "3"]) == 0
+    assert "note    engines  3 engines with 1 thread each" in capsys.readouterr().out
+    assert doctor.run(["--engines", "65"]) == 1
+    assert "data_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out

@@ -16,9 +16,12 @@ from typing import Any
 
 import msgspec
 
+from ....ipc.config import ParallelConfig
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
+from ....ipc.engine_shares import describe_shares
 from ....ipc.errors import QuireError
+from ....ipc.rank_cores import list_cores
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format
@@ -76,6 +79,8 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire doctor`."""
     options = _make_parser().parse(argv)
     parts = _PARTS
+    if options.engines is not None:
+        parts = parts | {"engines": functools.partial(check_engines, options.engines)}
     if options.model is not None:
         parts = parts | {"model": functools.partial(check_model, options)}
     checks = [check for name, part in parts.items() for check in _run_part(name, part)]
@@ -102,6 +107,14 @@ def check_system() -> Iterator[Check]:
     memory = psutil.virtual_memory()
     detail = f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f} GiB"
     yield Check("memory", Status.OK if memory.available >= LOW_MEMORY_BYTES else Status.NOTE, detail)
+
+
+def check_engines(num_engines: int) -> Iterator[Check]:
+    """What each of several engines would compute on."""
+    ParallelConfig(data_parallel_size=num_engines)  # says what is allowed
+    cores = list_cores()
+    status = Status.OK if num_engines <= len(cores) else Status.NOTE
+    yield Check("engines", status, describe_shares(cores, num_engines))
 
 
 def check_packages() -> Iterator[Check]:
@@ -216,6 +229,7 @@ def _make_parser() -> Parser:
         "model", nargs="?", metavar="MODEL", help="a model to look at, too: a folder or hub name"
     )
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    parser.add_argument("--engines", type=int, metavar="N", help="say what each of N engines would run on")
     for name in ("--tool-call-parser", "--reasoning-parser"):
         parser.add_argument(name, metavar="NAME", help="as `quire serve` takes it, for MODEL")
     return parser
