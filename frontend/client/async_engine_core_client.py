@@ -1,4 +1,4 @@
-"""AsyncMPClient: the EngineCoreClient of an event loop, with an engine of its own or a daemon's.
+"""AsyncMPClient: the EngineCoreClient of an event loop, with engines of its own or a daemon's.
 
 A ZeroMQ socket's descriptor is edge-triggered, and every call on the socket, also a send, may swallow the
 edge. So one rule holds here: nothing but `_pump` touches the socket, and it goes on until both ways are dry.
@@ -15,84 +15,90 @@ from collections import deque
 from collections.abc import Sequence
 
 from ...ipc.config import EngineConfig
-from ...ipc.errors import EngineDeadError, EngineStartError
+from ...ipc.errors import EngineDeadError, EngineStartError, QuireError
 from ...ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineFacts,
+    EngineRoster,
     FrontendCounts,
     UtilityMethod,
     UtilityResult,
 )
 from ...ipc.sockets import POLLIN, POLLOUT
-from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
+from .engine_connection import PhaseCallback
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
-from .engines import DaemonEngine, Engine, EngineProcess
+from .engine_links import EngineLink, EngineLinks
+from .engines import Engine, find_engines, start_engines
 
 _MAX_INBOX = 64  # messages read ahead of the consumer; more stay in the socket, whose limit the engine sees
 
 
 async def make_async_client(config: EngineConfig, on_phase: PhaseCallback | None = None) -> AsyncMPClient:
-    """Start a private engine and wait until it is ready. Raises ModelError, ConfigError, EngineStartError.
+    """Start private engines and wait until they are ready. Raises ModelError, ConfigError, EngineStartError.
 
-    The engine core is a process of its own in every case.
+    An engine core is a process of its own in every case.
     """
-    client = AsyncMPClient(EngineProcess(config))
+    client = AsyncMPClient(start_engines(config))
     await client.wait_until_ready(config.ready_timeout_s, on_phase)
     return client
 
 
 async def attach_async_client(name: str, client_kind: str, weight: float = 1.0) -> AsyncMPClient:
     """Attach to a running daemon. Raises DaemonError when there is none of this name."""
-    client = AsyncMPClient(DaemonEngine(name), client_kind=client_kind, weight=weight)
+    client = AsyncMPClient(find_engines(name), client_kind=client_kind, weight=weight)
     await client.wait_until_ready(ATTACH_TIMEOUT_S)
     return client
 
 
 class AsyncMPClient(EngineCoreClient):
-    """Used from one event loop. Its engine may be replaced by another: client_protocol.py says how."""
+    """Used from one event loop. An engine may be replaced by another: client_protocol.py says how."""
 
-    def __init__(self, engine: Engine, *, client_kind: str = "private", weight: float = 1.0) -> None:
-        self._engine = engine
-        self._socket = EngineSocket(engine.address)
-        self._finalizer = weakref.finalize(self, close_connection, engine, self._socket)
-        self._connection = EngineConnection(engine, self._socket, client_kind, weight)
-        self._protocol = self._connection.protocol
-        self._inbox: deque[list[bytes]] = deque()
+    def __init__(
+        self, engines: Sequence[Engine], *, client_kind: str = "private", weight: float = 1.0
+    ) -> None:
+        self._links = EngineLinks(engines, client_kind, weight)
+        self._finalizer = weakref.finalize(self, self._links.close)
+        self._inbox: deque[tuple[EngineLink, list[bytes]]] = deque()
         self._unsent: list[EngineCoreRequest] = []  # of this turn of the loop
-        self._is_behind = False  # more has come than the inbox takes
-        self._has_news = asyncio.Event()  # the inbox has grown, or the engine has ended
-        self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
+        self._behind: set[EngineLink] = set()  # of which more has come than the inbox takes
+        self._has_news = asyncio.Event()  # the inbox has grown, or an engine has ended
+        self._calls: dict[tuple[EngineLink, int], asyncio.Future[UtilityResult]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fd, self._pump)
-        self._loop.add_reader(self._socket.monitor_fd, self._follow_connection)
-        self._loop.add_reader(engine.exit_fd, self._on_engine_exit)
-        self._follow_connection()
+        for link in self._links:
+            self._watch(link)
 
     @property
     def is_connected(self) -> bool:
-        """False while the engine is being restarted; requests wait and go on afterwards."""
-        return self._protocol.is_open
+        """False while every engine is being restarted; requests wait and go on afterwards."""
+        return self._links.are_open
+
+    @property
+    def engines(self) -> dict[int, EngineFacts]:
+        """What each engine that is there says of itself, by its number; one alone is 0."""
+        return self._links.facts
 
     async def wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None = None) -> None:
-        """Start-up's other half. Raises like `make_async_client`, and then has ended the engine."""
+        """Start-up's other half. Raises like `make_async_client`, and then has ended the engines."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._protocol.is_open:
-                    self._take(await self._receive(), on_phase)
+                while not self._links.are_ready:
+                    self._take(*await self._receive(), on_phase)
         except TimeoutError:
             self.close()
             raise EngineStartError(f"the engine was not ready within {timeout_s:g} s") from None
         except BaseException:
             self.close()
             raise
-        self.startup = self._engine.measure_startup(self.facts)
+        self._links.form_group()
+        self.startup = self._links.first.engine.measure_startup(self.facts)
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         self.check_usable()
-        self._protocol.add_requests(requests, time.monotonic())
-        self._pump()
+        self._links.target.add_requests(requests, time.monotonic())
+        self._pump_all()
 
     def add_requests_soon(self, requests: Sequence[EngineCoreRequest]) -> None:
         """As `add_requests`, in one message with whatever else is added in this turn of the loop.
@@ -105,30 +111,30 @@ class AsyncMPClient(EngineCoreClient):
         self._unsent += requests
 
     def _send_unsent(self) -> None:
-        if self._unsent and self._protocol.end_reason is None:
+        if self._unsent and not self._links.have_ended:
             requests, self._unsent = self._unsent, []
-            self._protocol.add_requests(requests, time.monotonic())
-            self._pump()
+            self._links.target.add_requests(requests, time.monotonic())
+            self._pump_all()
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
             self.check_usable()
             self._send_unsent()
-            self._protocol.abort_requests(request_ids)
-            self._pump()
+            self._links.target.abort_requests(request_ids)
+            self._pump_all()
 
     def abort_named(self, names: Sequence[str], tenant: str) -> None:
         """As AsyncLLM's."""
         self.check_usable()
         self._send_unsent()
-        self._protocol.abort_named(names, tenant)
-        self._pump()
+        self._links.target.abort_named(names, tenant)
+        self._pump_all()
 
     def add_counts(self, counts: FrontendCounts) -> None:
         """As AsyncLLM's."""
         self.check_usable()
-        self._protocol.add_counts(counts)
-        self._pump()
+        self._links.target.add_counts(counts)
+        self._pump_all()
 
     async def get_outputs(self) -> list[EngineCoreOutput]:
         """Wait for outputs; called by one task only, which also resolves utility calls.
@@ -136,35 +142,39 @@ class AsyncMPClient(EngineCoreClient):
         Raises EngineDeadError with the cause when the engine has ended; so does every call that still waits.
         """
         try:
-            while not (outputs := self._take(await self._receive())):
-                for call_id, result in self._protocol.answers.items():
-                    if not self._calls[call_id].done():
-                        self._calls[call_id].set_result(result)
-            return outputs
+            while True:
+                link, frames = await self._receive()
+                if outputs := self._take(link, frames):
+                    return outputs
+                for call_id, result in link.protocol.answers.items():
+                    answer = self._calls.get((link, call_id))
+                    if answer is not None and not answer.done():
+                        answer.set_result(result)
         except Exception as error:
             self._end(str(error))
             raise
 
-    async def call_utility(self, method: UtilityMethod) -> UtilityResult:
-        """Call the engine; the answer comes through the task that runs `get_outputs`."""
+    async def call_utility(self, method: UtilityMethod, engine: int | None = None) -> UtilityResult:
+        """Call an engine, None: any; the answer comes through the task that runs `get_outputs`."""
         self.check_usable()
-        call_id = self._protocol.start_call(method)
-        answer = self._calls[call_id] = self._loop.create_future()
+        link = self._links.find(engine)
+        call_id = link.protocol.start_call(method)
+        answer = self._calls[link, call_id] = self._loop.create_future()
         try:
-            self._pump()
+            self._pump(link)
             async with asyncio.timeout(UTILITY_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             raise make_call_timeout(method, UTILITY_TIMEOUT_S) from None
         finally:
-            self._protocol.end_call(call_id)
-            del self._calls[call_id]
+            link.protocol.end_call(call_id)
+            del self._calls[link, call_id]
 
     def close(self) -> None:
         if self._finalizer.alive:
             with contextlib.suppress(RuntimeError):  # the loop may be closed already
-                for fd in (self._socket.fd, self._socket.monitor_fd, self._engine.exit_fd):
-                    self._loop.remove_reader(fd)
+                for link in self._links:
+                    self._unwatch(link)
                 if self._timer is not None:
                     self._timer.cancel()
         with contextlib.suppress(RuntimeError):  # as above: then nobody waits any more
@@ -172,64 +182,127 @@ class AsyncMPClient(EngineCoreClient):
         self._finalizer()
 
     def check_usable(self) -> None:
-        self._engine.check_owner()
-        self._protocol.check()
+        self._links.check()
 
     def _end(self, reason: str) -> None:
         """No output and no answer will come any more."""
-        self._protocol.end(reason)
+        self._links.end(reason)
         self._has_news.set()
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(reason))
 
-    async def _receive(self) -> list[bytes]:
-        """The next message's frames. Raises why there will be none."""
+    async def _receive(self) -> tuple[EngineLink, list[bytes]]:
+        """The next message's frames, and whose it is. Raises why there will be none."""
         while not self._inbox:
             self.check_usable()
             self._has_news.clear()
             await self._has_news.wait()
-        frames = self._inbox.popleft()
-        if self._is_behind and not self._inbox:
-            self._pump()
-        return frames
+        received = self._inbox.popleft()
+        if self._behind and not self._inbox:
+            for link in list(self._behind):
+                self._pump(link)
+        return received
 
-    def _take(self, frames: list[bytes], on_phase: PhaseCallback | None = None) -> list[EngineCoreOutput]:
-        was_open = self._protocol.is_open
+    def _take(
+        self, link: EngineLink, frames: list[bytes], on_phase: PhaseCallback | None = None
+    ) -> list[EngineCoreOutput]:
+        was_open = link.protocol.is_open
         try:
-            return self._connection.take(frames, time.monotonic(), on_phase)
+            outputs = link.connection.take(frames, time.monotonic(), on_phase)
+        except QuireError:
+            if not self._links.can_lose(link) or link.protocol.end_reason is None:
+                raise
+            self._lose(link)
+            return []
         finally:
-            if self._protocol.outbox:
-                self._pump()
-            if self._protocol.facts is not None and not was_open:
-                self.facts = self._protocol.facts
+            if link.protocol.outbox:
+                self._pump(link)
+            if link.protocol.facts is not None and not was_open and self._links.shows_facts_of(link):
+                self.facts = link.protocol.facts
+        if self._links.group is not None:
+            self._links.group.note_outputs(outputs)
+            self._settle()
+        if (roster := self._links.find_news(link)) is not None:
+            self._follow(roster)
+        return outputs
 
-    def _follow_connection(self) -> None:
-        self._connection.follow_connection(time.monotonic())
-        self._pump()
+    # The engines.
 
-    def _pump(self) -> None:
+    def _watch(self, link: EngineLink) -> None:
+        """Follow what happens to an engine from now on."""
+        self._loop.add_reader(link.socket.fd, self._pump, link)
+        self._loop.add_reader(link.socket.monitor_fd, self._follow_connection, link)
+        self._loop.add_reader(link.engine.exit_fd, self._on_engine_exit, link)
+        self._follow_connection(link)
+
+    def _unwatch(self, link: EngineLink) -> None:
+        self._behind.discard(link)
+        for fd in (link.socket.fd, link.socket.monitor_fd, link.engine.exit_fd):
+            self._loop.remove_reader(fd)
+
+    def _follow(self, roster: EngineRoster) -> None:
+        """The group has changed."""
+        added, gone = self._links.follow(roster)
+        for link in added:
+            self._watch(link)
+        for link in gone:
+            if self._links.can_lose(link):
+                self._lose(link)
+        self._settle()
+
+    def _lose(self, link: EngineLink) -> None:
+        """It has ended for good, and others go on."""
+        self._links.lose(link, time.monotonic())
+        self._unwatch(link)
+        link.close()
+        self.facts = self._links.first.protocol.facts or self.facts
+        for (called, _), answer in self._calls.items():
+            if called is link and not answer.done():
+                answer.set_exception(EngineDeadError(link.protocol.end_reason))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Move what a lost engine has to others, and send it to them."""
+        if self._links.group is not None and self._links.group.settle(time.monotonic()):
+            for link in list(self._links):
+                if link.protocol.outbox:
+                    self._pump(link)
+
+    def _follow_connection(self, link: EngineLink) -> None:
+        link.connection.follow_connection(time.monotonic())
+        self._pump(link)
+        self._settle()
+
+    def _pump_all(self) -> None:
+        for link in self._links:
+            self._pump(link)
+
+    def _pump(self, link: EngineLink) -> None:
         """Send and receive until neither goes on: only then does the socket raise its edge again."""
-        if not self._finalizer.alive:
+        if not self._finalizer.alive or link.is_gone:
             return
-        connection, inbox, outbox = self._connection, self._inbox, self._protocol.outbox
+        connection, socket, inbox, outbox = link.connection, link.socket, self._inbox, link.protocol.outbox
         now = time.monotonic()
         while True:
             connection.send_waiting(now)
-            events = self._socket.events
+            events = socket.events
             if events & POLLIN and len(inbox) < _MAX_INBOX:
                 if (frames := connection.receive(now)) is not None:
-                    inbox.append(frames)
+                    inbox.append((link, frames))
             elif not (events & POLLOUT and outbox):
                 break
-        self._is_behind = bool(events & POLLIN)
-        if inbox or self._protocol.end_reason is not None:
+        if events & POLLIN:
+            self._behind.add(link)
+        else:
+            self._behind.discard(link)
+        if inbox or link.protocol.end_reason is not None:
             self._has_news.set()
-        self._set_timer()
+        self._set_timer(link)
 
-    def _set_timer(self) -> None:
-        """While something is awaited, the protocol is told the time when it asks for it."""
-        at = None if self._protocol.is_idle else self._protocol.next_deadline
+    def _set_timer(self, link: EngineLink) -> None:
+        """While something is awaited, the protocols are told the time when they ask for it."""
+        at = None if link.protocol.is_idle else link.protocol.next_deadline
         if at is None or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
@@ -240,21 +313,26 @@ class AsyncMPClient(EngineCoreClient):
     def _on_deadline(self) -> None:
         self._timer = None
         now = time.monotonic()
-        if self._inbox:
-            self._protocol.note_heard(now)  # it is this side that is slow
-        self._protocol.time_passed(now)
-        if self._connection.is_restart_due(now):
-            self._loop.remove_reader(self._engine.exit_fd)
-            self._connection.start_engine()
-            self._loop.add_reader(self._engine.exit_fd, self._on_engine_exit)
-        self._pump()
+        for link in list(self._links):
+            if self._inbox:
+                link.protocol.note_heard(now)  # it is this side that is slow
+            link.protocol.time_passed(now)
+            if link.connection.is_restart_due(now):
+                self._loop.remove_reader(link.engine.exit_fd)
+                link.connection.start_engine()
+                self._loop.add_reader(link.engine.exit_fd, self._on_engine_exit, link)
+            self._pump(link)
+        self._settle()
 
-    def _on_engine_exit(self) -> None:
-        self._loop.remove_reader(self._engine.exit_fd)
-        self._loop.call_later(self._engine.last_words_ms / 1000, self._on_engine_gone)
+    def _on_engine_exit(self, link: EngineLink) -> None:
+        self._loop.remove_reader(link.engine.exit_fd)
+        self._loop.call_later(link.engine.last_words_ms / 1000, self._on_engine_gone, link)
 
-    def _on_engine_gone(self) -> None:
-        if self._finalizer.alive:
-            self._pump()
-            self._connection.look_at_engine(time.monotonic())
-            self._pump()
+    def _on_engine_gone(self, link: EngineLink) -> None:
+        if self._finalizer.alive and not link.is_gone:
+            self._pump(link)
+            link.connection.look_at_engine(time.monotonic())
+            if link.protocol.end_reason is not None and self._links.can_lose(link):
+                self._lose(link)
+            self._pump(link)
+            self._settle()

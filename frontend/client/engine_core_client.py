@@ -18,18 +18,20 @@ import zmq
 
 from ...ipc.config import EngineConfig
 from ...ipc.due import until_ms
-from ...ipc.errors import EngineDeadError, EngineStartError
+from ...ipc.errors import EngineDeadError, EngineStartError, QuireError
 from ...ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineFacts,
+    EngineRoster,
     UtilityCall,
     UtilityMethod,
     UtilityResult,
 )
 from ...ipc.sockets import POLLIN
-from .engine_connection import EngineConnection, EngineSocket, PhaseCallback, close_connection
-from .engines import DaemonEngine, Engine, EngineProcess
+from .engine_connection import PhaseCallback
+from .engine_links import EngineLink, EngineLinks
+from .engines import Engine, find_engines, start_engines
 from .wakeup import Wakeup
 
 UTILITY_TIMEOUT_S = 30.0
@@ -99,9 +101,16 @@ class SyncClient(EngineCoreClient):
     def wake(self) -> None:
         """End a `wait`, from any thread."""
 
+    @property
+    def engines(self) -> dict[int, EngineFacts]:
+        """What each engine that is there says of itself, by its number; one alone is 0."""
+        return {0: self.facts}
+
     @abstractmethod
-    def start_call(self, method: UtilityMethod) -> int:
-        """Call the engine; `find_answer` has the answer after some `read`. To be ended with `end_call`."""
+    def start_call(self, method: UtilityMethod, engine: int | None = None) -> int:
+        """Call an engine, None: any; `find_answer` has the answer after some `read`. To be ended with
+        `end_call`.
+        """
 
     @abstractmethod
     def find_answer(self, call_id: int) -> UtilityResult | None:
@@ -124,10 +133,12 @@ class SyncClient(EngineCoreClient):
             self.wait(left_s)
         return outputs
 
-    def call_utility(self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S) -> UtilityResult:
-        """Call the engine and wait for the answer. Outputs that arrive meanwhile stay for `get_outputs`."""
+    def call_utility(
+        self, method: UtilityMethod, timeout_s: float = UTILITY_TIMEOUT_S, engine: int | None = None
+    ) -> UtilityResult:
+        """Call an engine and wait for the answer. Outputs that arrive meanwhile stay for `get_outputs`."""
         deadline = time.monotonic() + timeout_s
-        call_id = self.start_call(method)
+        call_id = self.start_call(method, engine)
         try:
             while True:
                 outputs = self.read()
@@ -149,11 +160,11 @@ def make_call_timeout(method: UtilityMethod, timeout_s: float) -> EngineDeadErro
 
 
 def make_sync_client(config: EngineConfig, on_phase: PhaseCallback | None = None) -> SyncClient:
-    """Start a private engine and wait until it is ready. Raises ModelError, ConfigError or
+    """Start private engines and wait until they are ready. Raises ModelError, ConfigError or
     EngineStartError."""
     if config.parallel.executor_backend == "uni":
         return InprocClient(config, on_phase)
-    return SyncMPClient(EngineProcess(config), config.ready_timeout_s, on_phase)
+    return SyncMPClient(start_engines(config), config.ready_timeout_s, on_phase)
 
 
 def attach_sync_client(
@@ -165,15 +176,15 @@ def attach_sync_client(
 ) -> SyncClient:
     """Come to a running daemon. Raises DaemonError when there is none of this name, EngineStartError when
     its engine does not answer in time."""
-    return SyncMPClient(DaemonEngine(name), timeout_s, on_phase, client_kind=client_kind, weight=weight)
+    return SyncMPClient(find_engines(name), timeout_s, on_phase, client_kind=client_kind, weight=weight)
 
 
 class SyncMPClient(SyncClient):
-    """Speaks with its own core or a daemon's. Another may replace it: client_protocol.py says how."""
+    """Speaks with its own cores or a daemon's. Another may replace one: client_protocol.py says how."""
 
     def __init__(
         self,
-        engine: Engine,
+        engines: Sequence[Engine],
         ready_timeout_s: float,
         on_phase: PhaseCallback | None = None,
         *,
@@ -181,57 +192,60 @@ class SyncMPClient(SyncClient):
         weight: float = 1.0,
     ) -> None:
         super().__init__()
-        self._engine = engine
-        self._socket = EngineSocket(engine.address)
-        self._finalizer = weakref.finalize(self, close_connection, engine, self._socket)
+        self._links = EngineLinks(engines, client_kind, weight)
+        self._finalizer = weakref.finalize(self, self._links.close)
+        self._calls: dict[int, tuple[EngineLink, int]] = {}  # id -> the engine, and its protocol's id
+        self._call_ids = itertools.count(1)
         self._wakeup = Wakeup()
-        self._ready_fds = {self._socket.monitor_fd}  # by the last `wait`
+        self._ready_fds = {link.socket.monitor_fd for link in self._links}  # by the last `wait`
         try:
-            self._connection = EngineConnection(engine, self._socket, client_kind, weight)
-            self._protocol = self._connection.protocol
             self._wait_until_ready(ready_timeout_s, on_phase)
         except BaseException:
             self._finalizer()
             raise
-        self.startup = engine.measure_startup(self.facts)
+        self.startup = self._links.first.engine.measure_startup(self.facts)
+
+    @property
+    def engines(self) -> dict[int, EngineFacts]:
+        return self._links.facts
 
     def check_usable(self) -> None:
-        self._engine.check_owner()
-        self._protocol.check()
+        self._links.check()
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         self.check_usable()
-        self._protocol.add_requests(requests, time.monotonic())
+        self._links.target.add_requests(requests, time.monotonic())
         try:
             self._send_all()
         except BaseException:
-            self._protocol.withdraw_requests([request.request_id for request in requests])
+            self._links.target.withdraw_requests([request.request_id for request in requests])
             raise
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
             self.check_usable()
-            self._protocol.abort_requests(request_ids)
+            self._links.target.abort_requests(request_ids)
             self._send_all()
 
     def read(self) -> list[EngineCoreOutput]:
         self.check_usable()
-        while (frames := self._receive()) is not None:
-            if outputs := self._take(frames):
-                return outputs
+        for link in self._links.take_turns():
+            while not link.is_gone and (frames := self._receive(link)) is not None:
+                if outputs := self._take(link, frames):
+                    return outputs
         return []
 
     def wait(self, timeout_s: float | None = None) -> None:
         # Not the sockets but their descriptors are asked, which many threads may do.
         timeouts = [] if timeout_s is None else [until_ms(time.monotonic() + timeout_s)]
-        if (deadline := self._protocol.next_deadline) is not None:
-            timeouts.append(until_ms(deadline))
-        if self._protocol.outbox:
-            timeouts.append(_SEND_RETRY_MS)
         poller = select.poll()
-        exit_fd = -1 if self._protocol.restart_at is not None else self._engine.exit_fd
-        for fd in (self._socket.fd, self._socket.monitor_fd, self._wakeup.fd, exit_fd):
-            if fd >= 0:
+        poller.register(self._wakeup.fd, select.POLLIN)
+        for link in self._links:
+            if (deadline := link.protocol.next_deadline) is not None:
+                timeouts.append(until_ms(deadline))
+            if link.protocol.outbox:
+                timeouts.append(_SEND_RETRY_MS)
+            for fd in link.list_fds():
                 poller.register(fd, select.POLLIN)
         self._ready_fds = {fd for fd, _ in poller.poll(min(timeouts, default=None))}
         if self._wakeup.fd in self._ready_fds:
@@ -239,91 +253,142 @@ class SyncMPClient(SyncClient):
 
     @property
     def has_news(self) -> bool:
-        protocol = self._protocol
-        if protocol.end_reason is not None or not protocol.is_open or protocol.outbox:
-            return True
-        return bool(self._socket.events & POLLIN)
+        return any(link.has_news for link in self._links)
 
     def wake(self) -> None:
         self._wakeup.set()
 
-    def start_call(self, method: UtilityMethod) -> int:
+    def start_call(self, method: UtilityMethod, engine: int | None = None) -> int:
         self.check_usable()
-        call_id = self._protocol.start_call(method)
+        link, call_id = self._links.find(engine), next(self._call_ids)
+        self._calls[call_id] = link, link.protocol.start_call(method)
         self._send_all()
         return call_id
 
     def find_answer(self, call_id: int) -> UtilityResult | None:
-        return self._protocol.answers.get(call_id)
+        link, own_id = self._calls[call_id]
+        if link.protocol.end_reason is not None and own_id not in link.protocol.answers:
+            return UtilityResult(own_id, error=link.protocol.end_reason)
+        return link.protocol.answers.get(own_id)
 
     def end_call(self, call_id: int) -> None:
-        self._protocol.end_call(call_id)
+        if (found := self._calls.pop(call_id, None)) is not None:
+            link, own_id = found
+            link.protocol.end_call(own_id)
 
     def close(self) -> None:
-        self._protocol.end("the engine was closed")
+        self._links.end("the engine was closed")
         self._finalizer()
 
     def _wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self._protocol.is_open:
-            if (frames := self._receive()) is not None:
-                self._take(frames, on_phase)
-                continue
+        while not self._links.are_ready:
+            has_received = False
+            for link in self._links.take_turns():
+                if (frames := self._receive(link)) is not None:
+                    self._take(link, frames, on_phase)
+                    has_received = True
             left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 and not self._links.are_ready:
                 raise EngineStartError(f"the engine was not ready within {timeout_s:g} s")
-            self.wait(left_s)
+            if not has_received:
+                self.wait(left_s)
+        self._links.form_group()
 
     def _send_all(self) -> None:
-        """Send what waits to be sent, however long the engine's queue is full. Raises EngineDeadError."""
-        while True:
-            now = time.monotonic()
-            self._connection.send_waiting(now)
-            if self._protocol.is_open and not self._protocol.outbox:
-                return
-            self._protocol.time_passed(now)
-            self._look_after_engine(now)
-            if not self._protocol.is_open:  # `read` goes on once there is an engine
-                return
-            self._socket.poll(_SEND_RETRY_MS, zmq.POLLOUT)
+        """Send what waits to be sent, however long an engine's queue is full. Raises EngineDeadError."""
+        for link in self._links.take_turns():
+            self._send_all_to(link)
 
-    def _receive(self) -> list[bytes] | None:
-        """The next message; None if there is none, after a look at the connection and the engine."""
+    def _send_all_to(self, link: EngineLink) -> None:
         while True:
             now = time.monotonic()
-            if (frames := self._connection.receive(now)) is not None:
+            link.connection.send_waiting(now)
+            if link.protocol.is_open and not link.protocol.outbox:
+                return
+            link.protocol.time_passed(now)
+            self._look_after_engine(link, now)
+            self._settle(now)
+            if not link.protocol.is_open:  # `read` goes on once there is an engine
+                return
+            link.socket.poll(_SEND_RETRY_MS, zmq.POLLOUT)
+
+    def _receive(self, link: EngineLink) -> list[bytes] | None:
+        """The next message; None if there is none, after a look at the connection and the engine."""
+        protocol, socket = link.protocol, link.socket
+        while True:
+            now = time.monotonic()
+            if (frames := link.connection.receive(now)) is not None:
                 return frames
-            ready, self._ready_fds = self._ready_fds, set[int]()
-            if self._socket.monitor_fd in ready:
-                self._connection.follow_connection(now)
-            self._protocol.time_passed(now)
-            self._connection.send_waiting(now)
-            if self._socket.events & POLLIN:  # a send may take the edge of what has arrived meanwhile
+            is_connection_news = socket.monitor_fd in self._ready_fds
+            has_ended = link.engine.exit_fd in self._ready_fds
+            self._ready_fds.difference_update((socket.monitor_fd, link.engine.exit_fd))
+            if is_connection_news:
+                link.connection.follow_connection(now)
+            protocol.time_passed(now)
+            link.connection.send_waiting(now)
+            if socket.events & POLLIN:  # a send may take the edge of what has arrived meanwhile
                 continue
-            has_ended = self._engine.exit_fd in ready
             # What an ended engine said last may still be on its way.
-            if has_ended and self._socket.poll(self._engine.last_words_ms, zmq.POLLIN):
+            if has_ended and socket.poll(link.engine.last_words_ms, zmq.POLLIN):
                 continue
-            if has_ended or not self._protocol.is_open:
-                self._look_after_engine(now)
+            if has_ended or not protocol.is_open:
+                self._look_after_engine(link, now)
+            self._settle(now)
             return None
 
-    def _take(self, frames: list[bytes], on_phase: PhaseCallback | None = None) -> list[EngineCoreOutput]:
-        now, was_open = time.monotonic(), self._protocol.is_open
+    def _take(
+        self, link: EngineLink, frames: list[bytes], on_phase: PhaseCallback | None = None
+    ) -> list[EngineCoreOutput]:
+        now, was_open = time.monotonic(), link.protocol.is_open
         try:
-            return self._connection.take(frames, now, on_phase)
+            outputs = link.connection.take(frames, now, on_phase)
+        except QuireError:
+            if not self._links.can_lose(link) or link.protocol.end_reason is None:
+                raise
+            self._lose(link, now)
+            return []
         finally:
-            if self._protocol.outbox:
-                self._connection.send_waiting(now)
-            if self._protocol.facts is not None and not was_open:
-                self.facts = self._protocol.facts
+            if link.protocol.outbox:
+                link.connection.send_waiting(now)
+            if link.protocol.facts is not None and not was_open and self._links.shows_facts_of(link):
+                self.facts = link.protocol.facts
+        if self._links.group is not None:
+            self._links.group.note_outputs(outputs)
+        if (roster := self._links.find_news(link)) is not None:
+            self._follow(roster, now)
+        return outputs
 
-    def _look_after_engine(self, now: float) -> None:
+    def _look_after_engine(self, link: EngineLink, now: float) -> None:
         """If the engine has ended, start another if this client may and it is time, else raise."""
-        self._connection.look_at_engine(now)
-        self._protocol.check()
-        if self._connection.is_restart_due(now):
-            self._connection.start_engine()
+        link.connection.look_at_engine(now)
+        if link.protocol.end_reason is not None and self._links.can_lose(link):
+            self._lose(link, now)
+            return
+        link.protocol.check()
+        if link.connection.is_restart_due(now):
+            link.connection.start_engine()
+
+    def _settle(self, now: float) -> None:
+        """Move what a lost engine has to others, and send it to them as far as they take it."""
+        if self._links.group is not None and self._links.group.settle(now):
+            for link in self._links:
+                link.connection.send_waiting(now)
+
+    def _follow(self, roster: EngineRoster, now: float) -> None:
+        added, gone = self._links.follow(roster)
+        self._ready_fds |= {link.socket.monitor_fd for link in added}
+        for link in gone:
+            if self._links.can_lose(link):
+                self._lose(link, now)
+        self._settle(now)
+
+    def _lose(self, link: EngineLink, now: float) -> None:
+        """It has ended for good, and others go on."""
+        self._links.lose(link, now)
+        link.close()
+        self.facts = self._links.first.protocol.facts or self.facts
+        self._settle(now)
 
 
 class InprocClient(SyncClient):
@@ -364,7 +429,8 @@ class InprocClient(SyncClient):
     def wake(self) -> None:
         """Nobody waits."""
 
-    def start_call(self, method: UtilityMethod) -> int:
+    def start_call(self, method: UtilityMethod, engine: int | None = None) -> int:
+        assert engine in (None, 0), "there is one engine"
         call_id = next(self._call_ids)
         self._answers[call_id] = self._engine.call_utility(UtilityCall(call_id, method))
         return call_id

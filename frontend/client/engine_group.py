@@ -62,6 +62,10 @@ class EngineGroup:
             self.router.place_at(request_id, index)
         self.router.set_takes_new(index, member.takes_new)
 
+    def has_engine(self, index: int) -> bool:
+        """Whether there is one of this number."""
+        return index in self._members
+
     def remove_engine(self, index: int, now: float) -> None:
         """It is gone for good: its requests go on elsewhere. It must not be the last."""
         member = self._members.pop(index)

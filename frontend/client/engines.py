@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ipc.config import EngineConfig
-from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME
+from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, make_engine_name
 from ...ipc.daemon.run_dir import RunDirectory, find_daemon, find_named
 from ...ipc.errors import DaemonError, EngineDeadError, QuireError
-from ...ipc.messages import EngineFacts
+from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.processes.child_args import CORE_MODULE
 from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.liveness import ChildWatch
@@ -45,6 +45,8 @@ class Engine(ABC):
     exit_fd: int
     started_at: float  # wall clock, when this client asked for it
     linger_ms: int  # how long what was sent last may take to leave
+    index: int = 0  # in its group
+    is_own: bool = False  # it was started by this client and ends with it
     watch: ChildWatch | None = None  # of an engine that this client may kill
 
     @abstractmethod
@@ -64,6 +66,10 @@ class Engine(ABC):
         """It has ended: how this client starts another, None if it is gone for good."""
         return None
 
+    def make_sibling(self, entry: RosterEntry) -> Engine:
+        """Another engine of its group. Raises DaemonError or ConfigError if it cannot be reached."""
+        raise DaemonError(f"engine {entry.index} is not of a daemon")
+
     @abstractmethod
     def stop(self) -> None:
         """Let go of it; a private one ends. Idempotent."""
@@ -82,9 +88,12 @@ class EngineProcess(Engine):
     """A private core and its run directory. One lost after it was ready is replaced, within limits."""
 
     linger_ms = 0
+    is_own = True
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, index: int = 0) -> None:
         self.started_at = time.time()
+        self.index = index
+        self._ends_at: float | None = None  # when it is killed if it has not ended by itself
         self.run_dir = RunDirectory.create_private()
         self._core = CoreChild(self.run_dir, config, CORE_MODULE)
         self.address = self._core.address
@@ -113,11 +122,18 @@ class EngineProcess(Engine):
             return None
         return PlannedRestart(self._core.start_at - now, self._start_again)
 
+    def ask_to_end(self) -> None:
+        """Let it end by itself meanwhile; its time to do so runs from here to `stop`."""
+        if os.getpid() == self._owner_pid:
+            self.process.close_lifeline()
+            self._ends_at = time.monotonic() + STOP_GRACE_S
+
     def stop(self) -> None:
         """End everything, unless this is a fork of the owner: what it inherited is not its own."""
         if os.getpid() != self._owner_pid:
             return
-        self.process.stop(STOP_GRACE_S)
+        ends_at = self._ends_at or time.monotonic() + STOP_GRACE_S
+        self.process.stop(max(0.0, ends_at - time.monotonic()))
         self.run_dir.remove()
 
     def _start_again(self) -> None:
@@ -144,9 +160,10 @@ class DaemonEngine(Engine):
 
     linger_ms = 200
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, index: int = 0, socket_name: str = CLIENT_SOCKET_NAME) -> None:
         """Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs."""
         self.started_at = time.time()
+        self.index = index
         self._name = name
         self._owner_pid = os.getpid()
         directory = find_named(name)
@@ -155,7 +172,10 @@ class DaemonEngine(Engine):
             self.exit_fd = os.pidfd_open(self._pid)
         except ProcessLookupError:
             raise DaemonError(f"the daemon {name!r} has just ended") from None
-        self.address = make_ipc_address(str(directory / CLIENT_SOCKET_NAME))
+        self.address = make_ipc_address(str(directory / socket_name))
+
+    def make_sibling(self, entry: RosterEntry) -> Engine:
+        return DaemonEngine(self._name, entry.index, entry.socket)
 
     def check_owner(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -171,3 +191,38 @@ class DaemonEngine(Engine):
         if self.exit_fd >= 0:
             os.close(self.exit_fd)
             self.exit_fd = -1
+
+
+def start_engines(config: EngineConfig) -> list[Engine]:
+    """As many private engines as the config says, which start at the same time."""
+    count = config.parallel.data_parallel_size
+    engines: list[Engine] = []
+    try:
+        for rank in range(count):
+            own = config if count == 1 else config.for_engine(rank, count)
+            engines.append(EngineProcess(own, rank))
+    except BaseException:
+        for engine in engines:
+            engine.stop()
+        raise
+    return engines
+
+
+def find_engines(name: str) -> list[Engine]:
+    """The engines of a running daemon, as far as their sockets lie there: its roster says which there are.
+
+    Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs.
+    """
+    first = DaemonEngine(name)
+    stem, _, suffix = CLIENT_SOCKET_NAME.partition(".")
+    found = {path.stem.removeprefix(stem) for path in find_named(name).glob(f"{stem}*.{suffix}")}
+    numbers = sorted(int(number) for number in found if number.isdecimal())
+    others: list[Engine] = [first.make_sibling(_name_entry(number)) for number in numbers]
+    if others and "" not in found:
+        first.stop()
+        return others
+    return [first, *others]
+
+
+def _name_entry(index: int) -> RosterEntry:
+    return RosterEntry(index, make_engine_name(CLIENT_SOCKET_NAME, index))

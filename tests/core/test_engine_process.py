@@ -281,7 +281,7 @@ def test_a_closed_client_says_so() -> None:
 def test_close_ends_the_core_and_removes_its_files() -> None:
     client = make_sync_client(CONFIG)
     pid = client.facts.pids["core"]
-    run_dir = client._engine.run_dir.path
+    run_dir = client._links.first.engine.run_dir.path
     client.add_request(make_request("r", [1], max_tokens=None))
     began = time.monotonic()
     client.close()
@@ -308,7 +308,7 @@ def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: SyncMPC
     request = make_request("r-1", [5, 6], max_tokens=100)
     client.add_request(request)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stranger = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
+    stranger = connect_dealer(context.socket(zmq.DEALER), client._links.first.engine.address)
 
     def ask(*frames: bytes) -> object:
         stranger.send_multipart(frames)
@@ -327,7 +327,7 @@ def test_junk_costs_its_sender_a_notice_and_nobody_else_anything(client: SyncMPC
 def test_a_second_client_gets_its_own_outputs_only(client: SyncMPClient) -> None:
     codec = make_client_codec()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    other = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
+    other = connect_dealer(context.socket(zmq.DEALER), client._links.first.engine.address)
     other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
     assert isinstance(codec.decode(other.recv_multipart()), Welcome)
     mine, theirs = make_request("mine", [1, 2], max_tokens=30), make_request("theirs", [3], max_tokens=30)
@@ -348,7 +348,7 @@ def test_a_reader_that_stops_reading_blocks_nobody_and_loses_nothing(client: Syn
     client.add_request(sleeper)  # nothing is read from `client` while another one works
     codec = make_client_codec()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    other = connect_dealer(context.socket(zmq.DEALER), client._engine.address)
+    other = connect_dealer(context.socket(zmq.DEALER), client._links.first.engine.address)
     other.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, "test", 1)))
     assert other.poll(5000)
     other.recv_multipart()
@@ -457,7 +457,7 @@ def test_an_async_start_that_fails_raises_the_workers_error() -> None:
 def test_a_frame_that_the_core_cannot_read_ends_no_client(client: SyncMPClient) -> None:
     request = make_request("well", [1, 2, 3], max_tokens=20)
     client.add_request(request)
-    client._socket.send((b"\x02junk",))
+    client._links.first.socket.send((b"\x02junk",))
     tokens: dict[int, int] = {}
     reason = None
     while reason is None:

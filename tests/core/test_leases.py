@@ -460,7 +460,7 @@ def test_half_a_handshake_and_half_a_message_disturb_nobody(daemon: Daemon, clie
 
 def test_a_client_whose_frame_is_not_read_goes_on(daemon: Daemon) -> None:
     with contextlib.closing(attach_sync_client(daemon.name, "test")) as client:
-        client._socket.send((b"\x02junk",))
+        client._links.first.socket.send((b"\x02junk",))
         request = make_request("after", [1, 2, 3], max_tokens=5)
         client.add_request(request)
         tokens: dict[int, int] = {}

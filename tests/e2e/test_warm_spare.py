@@ -23,8 +23,8 @@ def generate(llm: LLM) -> list[list[int]]:
 def find_engine(llm: LLM) -> EngineProcess:
     client = llm.llm_engine._client
     assert isinstance(client, SyncMPClient)
-    assert isinstance(client._engine, EngineProcess)
-    return client._engine
+    assert isinstance(client._links.first.engine, EngineProcess)
+    return client._links.first.engine
 
 
 def find_spare(core_pid: int, others: tuple[int, ...]) -> int | None:

@@ -256,7 +256,8 @@ class FakeSyncClient(SyncClient):
     def wake(self) -> None:
         """Nobody waits."""
 
-    def start_call(self, method: UtilityMethod) -> int:
+    def start_call(self, method: UtilityMethod, engine: int | None = None) -> int:
+        assert engine in (None, 0)
         self.check_usable()
         call_id = len(self.answers) + 1
         self.answers[call_id] = UtilityResult(

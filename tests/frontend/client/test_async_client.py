@@ -62,7 +62,7 @@ class Core:
 
     async def connect(self) -> AsyncMPClient:
         """A client that has been welcomed."""
-        client = AsyncMPClient(PlayedEngine(self.address))
+        client = AsyncMPClient([PlayedEngine(self.address)])
         ready = asyncio.create_task(client.wait_until_ready(TIMEOUT_S))
         hello = await self.receive()
         assert isinstance(hello, Hello)

@@ -1,0 +1,211 @@
+"""The engines of one client, each with its socket and protocol: one, or a group of them.
+
+Both clients drive this, each with its own way to wait. With one engine there is neither group nor router.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from ...ipc.errors import QuireError
+from ...ipc.messages import EngineFacts, EngineRoster
+from ...ipc.sockets import POLLIN
+from .engine_connection import EngineConnection, EngineSocket, close_connection
+from .engine_group import EngineGroup, RequestTarget
+from .engines import Engine, EngineProcess
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLink:
+    """One engine, and what is said to it."""
+
+    def __init__(self, engine: Engine, client_kind: str, weight: float) -> None:
+        """Raises ConfigError for a weight that the engine would not take."""
+        self.engine = engine
+        self.is_gone = False  # for good; its socket is closed, or will be
+        self.socket = EngineSocket(engine.address)
+        try:
+            self.connection = EngineConnection(engine, self.socket, client_kind, weight)
+        except BaseException:
+            self.socket.close(0)
+            raise
+        self.protocol = self.connection.protocol
+
+    @property
+    def index(self) -> int:
+        """Its number in its group."""
+        return self.engine.index
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a thread that waits for its descriptors must look again."""
+        protocol = self.protocol
+        if protocol.end_reason is not None or not protocol.is_open or protocol.outbox:
+            return True
+        return bool(self.socket.events & POLLIN)
+
+    def list_fds(self) -> list[int]:
+        """The descriptors by which something happens to it."""
+        fds = [self.socket.fd, self.socket.monitor_fd]
+        if self.protocol.restart_at is None and self.engine.exit_fd >= 0:
+            fds.append(self.engine.exit_fd)
+        return fds
+
+    def close(self) -> None:
+        """Leave the engine, or end it if it is private. Idempotent."""
+        close_connection(self.engine, self.socket)
+
+
+class EngineLinks:
+    """`target` takes requests: the protocol of the only engine, or the `group` of several."""
+
+    target: RequestTarget
+
+    def __init__(self, engines: Sequence[Engine], client_kind: str, weight: float) -> None:
+        """Takes the engines over: they end if this raises ConfigError for the weight."""
+        self._kind, self._weight = client_kind, weight
+        self._roster: EngineRoster | None = None
+        self._links: list[EngineLink] = []
+        self._turn = 0
+        self.group: EngineGroup | None = None
+        try:
+            for engine in engines:
+                self._links.append(EngineLink(engine, client_kind, weight))
+        except BaseException:
+            for engine in engines:
+                engine.stop()
+            self.close()
+            raise
+        self.target = self._links[0].protocol
+
+    def __iter__(self) -> Iterator[EngineLink]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    @property
+    def first(self) -> EngineLink:
+        """The one whose facts are the client's."""
+        return self._links[0]
+
+    def shows_facts_of(self, link: EngineLink) -> bool:
+        """Whether the client's facts are those of this engine: of the first, at the start of any."""
+        return link is self.first or self.group is None
+
+    @property
+    def facts(self) -> dict[int, EngineFacts]:
+        """What each engine that is there says of itself, by its number."""
+        opened = [link for link in self._links if link.protocol.is_open]
+        return {link.index: link.protocol.facts for link in opened if link.protocol.facts is not None}
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether requests are taken: every engine that this client has started is there, of others one."""
+        opened = [link.protocol.is_open for link in self._links]
+        return all(opened) if self.first.engine.is_own else any(opened)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether an engine is there."""
+        return any(link.protocol.is_open for link in self._links)
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether none is left."""
+        return all(link.protocol.end_reason is not None for link in self._links)
+
+    def find(self, index: int | None) -> EngineLink:
+        """The engine of this number; None: one that is there, if there is any. KeyError if there is none."""
+        for link in self._links:
+            if link.index == index or (index is None and link.protocol.is_open):
+                return link
+        if index is None:
+            return self.first
+        raise KeyError(index)
+
+    def take_turns(self) -> list[EngineLink]:
+        """All of them; another one is the first the next time."""
+        links = list(self._links)
+        if len(links) > 1:
+            self._turn = (self._turn + 1) % len(links)
+            links = links[self._turn :] + links[: self._turn]
+        return links
+
+    def check(self) -> None:
+        """Raise EngineDeadError when no engine is left, or in a fork of the process that they belong to."""
+        self.first.engine.check_owner()
+        if len(self._links) == 1:
+            self.first.protocol.check()
+
+    def end(self, reason: str) -> None:
+        """Nothing more is expected of any."""
+        for link in self._links:
+            link.protocol.end(reason)
+
+    def form_group(self) -> None:
+        """All are ready for the first time: requests go to them as to one."""
+        if self.group is None and len(self._links) > 1:
+            facts = next(link.protocol.facts for link in self._links if link.protocol.facts is not None)
+            block_size = facts.block_size if facts.num_gpu_blocks else 0
+            self.group = self.target = EngineGroup(block_size)
+            for link in self._links:
+                self.group.add_engine(link.index, link.protocol)
+
+    def can_lose(self, link: EngineLink) -> bool:
+        """Whether others go on if this one has ended for good. At the start each must come."""
+        return self.group is not None and len(self._links) > 1 and link in self._links
+
+    def lose(self, link: EngineLink, now: float) -> None:
+        """It has ended for good: what it had goes on elsewhere. The caller closes it."""
+        assert self.group is not None
+        self._links.remove(link)
+        link.is_gone = True
+        link.protocol.connection_lost(now)
+        link.protocol.end(f"engine {link.index} is gone")
+        _log.error("%s; %d others go on", link.protocol.end_reason, len(self._links))
+        self.group.remove_engine(link.index, now)
+
+    def find_news(self, link: EngineLink) -> EngineRoster | None:
+        """What this engine says of the group, if it is not what was said last."""
+        roster = link.protocol.roster
+        if roster is None or roster is self._roster:
+            return None
+        has_changed = roster != self._roster
+        self._roster = roster
+        return roster if has_changed else None
+
+    def follow(self, roster: EngineRoster) -> tuple[list[EngineLink], list[EngineLink]]:
+        """Connect to engines that are new in a roster. Those links, and those of engines that are not in it:
+        gone for good, as `lose` has it.
+        """
+        known = {link.index: link for link in self._links}
+        added: list[EngineLink] = []
+        for entry in roster.engines:
+            if entry.index not in known:
+                try:
+                    engine = self.first.engine.make_sibling(entry)
+                    added.append(EngineLink(engine, self._kind, self._weight))
+                except QuireError as error:
+                    _log.error("engine %d of the group cannot be reached: %s", entry.index, error)
+        self._links += added
+        self.form_group()
+        listed = {entry.index: entry for entry in roster.engines}
+        if self.group is not None:
+            for link in added:
+                if not self.group.has_engine(link.index):
+                    self.group.add_engine(link.index, link.protocol)
+            for link in self._links:
+                if link.index in listed:
+                    self.group.set_draining(link.index, listed[link.index].is_draining)
+        return added, [link for link in self._links if link.index not in listed]
+
+    def close(self) -> None:
+        """Leave all engines; private ones end, all at the same time. Idempotent."""
+        for link in self._links:
+            if isinstance(link.engine, EngineProcess):
+                link.engine.ask_to_end()
+        for link in self._links:
+            link.close()

@@ -1,0 +1,200 @@
+"""Clients of two private engines, whose cores are real processes with FakeWorkers, and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from fakes import expected_output, make_config, make_request
+from quire.frontend.client import engines
+from quire.frontend.client.async_engine_core_client import make_async_client
+from quire.frontend.client.engine_core_client import SyncClient, make_sync_client
+from quire.ipc.config import EngineConfig, ParallelConfig, RecoveryConfig
+from quire.ipc.errors import EngineDeadError, ModelError
+from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, UtilityMethod
+from quire.ipc.processes.process import wait_readable
+
+TIMEOUT_S = 30.0
+Outputs = dict[str, list[EngineCoreOutput]]
+
+
+@pytest.fixture(autouse=True)
+def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
+    monkeypatch.setattr(engines, "CORE_MODULE", "fake_core")
+
+
+def make_pair(name: str = "paced", **recovery: int) -> EngineConfig:
+    config = make_config(max_model_len=500)
+    return msgspec.structs.replace(
+        config,
+        model=msgspec.structs.replace(config.model, served_model_name=name),
+        parallel=ParallelConfig(data_parallel_size=2),
+        recovery=RecoveryConfig(**recovery),
+    )
+
+
+@pytest.fixture
+def client() -> Iterator[SyncClient]:
+    client = make_sync_client(make_pair())
+    yield client
+    client.close()
+
+
+def make_requests(prefix: str, count: int, max_tokens: int = 100) -> list[EngineCoreRequest]:
+    return [make_request(f"{prefix}-{i}", [i + 1, 2, 3], max_tokens=max_tokens) for i in range(count)]
+
+
+def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
+    outputs = {} if outputs is None else outputs
+    ended = {name for name, own in outputs.items() if own[-1].finish_reason is not None}
+    live = ids - ended
+    deadline = time.monotonic() + TIMEOUT_S
+    while live:
+        assert time.monotonic() < deadline, f"waiting for {sorted(live)}"
+        for output in client.get_outputs(timeout_s=1.0):
+            outputs.setdefault(output.request_id, []).append(output)
+            if output.finish_reason is not None:
+                live.remove(output.request_id)
+    return outputs
+
+
+def collect_some(client: SyncClient, num_outputs: int) -> Outputs:
+    """The first outputs, so that what comes then comes in the middle."""
+    outputs: Outputs = {}
+    while sum(map(len, outputs.values())) < num_outputs:
+        for output in client.get_outputs(timeout_s=TIMEOUT_S):
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def assert_undisturbed(requests: list[EngineCoreRequest], outputs: Outputs) -> None:
+    """Merged by position, every request has the tokens of an undisturbed run, and one end."""
+    for request in requests:
+        merged: list[int] = []
+        own = outputs[request.request_id]
+        for output in own:
+            assert output.start <= len(merged), f"{request.request_id} has a gap"
+            num_known = len(merged) - output.start
+            assert merged[output.start :] == output.new_token_ids[:num_known], "a token has changed"
+            merged += output.new_token_ids[num_known:]
+        tokens, reason = expected_output(request, 500)
+        assert merged == tokens
+        assert [output.finish_reason for output in own if output.finish_reason is not None] == [reason]
+
+
+def count_generated(client: SyncClient) -> dict[int, int]:
+    """Engine -> tokens that it has generated since it started."""
+    found = {index: client.call_utility(UtilityMethod.STATS, engine=index).stats for index in client.engines}
+    return {index: stats.generation_tokens_total for index, stats in found.items() if stats is not None}
+
+
+def kill_core(client: SyncClient, index: int) -> None:
+    os.kill(client.engines[index].pids["core"], signal.SIGKILL)
+
+
+def test_requests_are_shared_and_end_with_their_tokens(client: SyncClient) -> None:
+    requests = make_requests("r", 40, max_tokens=20)
+    client.add_requests(requests)
+    assert_undisturbed(requests, collect(client, {request.request_id for request in requests}))
+    assert count_generated(client) == {0: 400, 1: 400}
+    client.add_request(make_request("long", [1, 2], max_tokens=400))
+    client.abort_requests(["long"])
+    assert str(collect(client, {"long"})["long"][-1].finish_reason) == "abort"
+
+
+def test_a_killed_engines_requests_go_on_in_the_other_and_it_is_used_again(client: SyncClient) -> None:
+    requests = make_requests("r", 40)
+    client.add_requests(requests)
+    outputs = collect_some(client, 200)
+    kill_core(client, 1)
+    assert_undisturbed(requests, collect(client, {request.request_id for request in requests}, outputs))
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(client.engines) < 2:
+        assert time.monotonic() < deadline
+        client.get_outputs(timeout_s=0.1)
+    more = make_requests("more", 20, max_tokens=10)
+    client.add_requests(more)
+    assert_undisturbed(more, collect(client, {request.request_id for request in more}))
+    assert count_generated(client)[1] == 100
+
+
+def test_a_request_that_kills_cores_is_convicted_after_as_many_as_with_one_engine(
+    client: SyncClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    requests = make_requests("r", 20, max_tokens=50)
+    client.add_requests([*requests, make_request("crash-1", [55, 66, 77])])
+    outputs = collect(client, {request.request_id for request in requests} | {"crash-1"})
+    assert outputs["crash-1"][-1].error_code is ErrorCode.POISON_REQUEST
+    assert_undisturbed(requests, outputs)
+    errors = capfd.readouterr().err.splitlines()
+    (line,) = [line for line in errors if "poison request" in line]
+    assert json.loads(line.partition("poison request ")[2])["num_attempts"] == 4
+
+
+def test_an_engine_that_is_lost_for_good_leaves_the_others_until_the_last() -> None:
+    client = make_sync_client(make_pair(max_core_restarts=0))
+    try:
+        requests = make_requests("r", 20)
+        client.add_requests(requests)
+        outputs = collect_some(client, 100)
+        kill_core(client, 0)
+        assert_undisturbed(requests, collect(client, {request.request_id for request in requests}, outputs))
+        assert list(client.engines) == [1]
+        client.add_request(make_request("last", [1], max_tokens=300))
+        kill_core(client, 1)
+        with pytest.raises(EngineDeadError, match="once in 60 s"):
+            collect(client, {"last"})
+    finally:
+        client.close()
+
+
+def test_one_that_does_not_start_fails_the_start() -> None:
+    with pytest.raises(ModelError, match="model='missing'"):
+        make_sync_client(make_pair("missing"))
+
+
+def test_closing_ends_them_all(client: SyncClient) -> None:
+    fds = [os.pidfd_open(facts.pids["core"]) for facts in client.engines.values()]
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 2.0
+    for fd in fds:
+        assert wait_readable(fd, TIMEOUT_S)
+        os.close(fd)
+
+
+def test_an_event_loops_client_loses_nothing_either() -> None:
+    async def run() -> tuple[Outputs, int]:
+        client = await make_async_client(make_pair())
+        try:
+            outputs: Outputs = {}
+            client.add_requests(requests)
+            num_ended, was_killed = 0, False
+            async with asyncio.timeout(TIMEOUT_S):
+                while num_ended < len(requests):
+                    for output in await client.get_outputs():
+                        outputs.setdefault(output.request_id, []).append(output)
+                        num_ended += output.finish_reason is not None
+                    if not was_killed and sum(map(len, outputs.values())) > 200:
+                        was_killed = True
+                        os.kill(client.engines[0].pids["core"], signal.SIGKILL)
+            reader = asyncio.create_task(client.get_outputs())
+            stats = (await client.call_utility(UtilityMethod.STATS, engine=1)).stats
+            reader.cancel()
+            assert stats is not None
+            return outputs, stats.generation_tokens_total
+        finally:
+            client.close()
+
+    requests = make_requests("r", 40)
+    outputs, num_generated = asyncio.run(run())
+    assert_undisturbed(requests, outputs)
+    assert num_generated > 2000  # its own twenty, and what was left of the others
