@@ -4,8 +4,9 @@ Tokens: the tenant whose counter (fair_accounts.py) is least is next, within it 
 Prompts of running and of waiting requests stand in one order, and each part is charged at once, so long
 prompts of one tenant do not take a step from others' prompts. What is computed again after a preemption is
 not charged again.
-Time: while newcomers come, tenants with many more rows give way (step_pacer.py). Of the prompts of one tenant
-a step in which others decode has no more tokens, however many they are, than of one long prompt.
+Time: while newcomers come, tenants with many more rows give way (step_pacer.py). Of the prompts of one
+tenant a step for which others' decodes wait, in it or left out of it, has no more tokens, however many they
+are, than of one long prompt.
 Rows and blocks: who has more than its share is preempted for who has less (fair_preemption.py). Whoever
 causes a preemption decodes or begins in that step: some request always gets on.
 """
@@ -157,7 +158,7 @@ class FairPolicy(Policy[FairQueue]):
         heapq.heapify(running)
         first = self.waiting.peek()
         if len(self._holders) > 1 or (first is not None and account_of(first) not in self._holders):
-            step.policy_data.decoding = frozenset(map(account_of, step.sampled))
+            step.policy_data.decoding = self._find_decoding(step)
         may_admit = True
         while step.token_budget and (running or may_admit):
             if running and running[0][0] != account_of(running[0][2]).key:
@@ -173,6 +174,12 @@ class FairPolicy(Policy[FairQueue]):
                 yield head
                 may_admit = head.row is not None or self._may_pass_over(head)
         self.waiting.put_back()
+
+    def _find_decoding(self, step: Step) -> frozenset[Account]:
+        """The tenants whose next tokens wait for the end of this step: those left out of it, too."""
+        paced: PacedStep = step.policy_data
+        decoding = frozenset(map(account_of, step.sampled))
+        return decoding | paced.limited if paced.is_exclusive else decoding
 
     def _may_pass_over(self, head: Request) -> bool:
         """Let other tenants' requests go before one that does not fit now, if it was not passed too often."""

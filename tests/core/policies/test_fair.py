@@ -417,3 +417,26 @@ def test_prompts_of_one_tenant_take_whole_steps_beside_its_own_decodes() -> None
     for i in range(6):
         engine.add(make_request(f"more{i}", [i, 5, 9] * 14, max_tokens=4), b"only")
     assert sum(count for count in work_of(engine).values() if count > 1) > 64
+
+
+def make_streaming(num_streams: int) -> FakeEngine:
+    """Streams of one tenant that decode, and then long prompts of another one, which holds no row yet."""
+    engine = make_engine(
+        600, max_model_len=1024, verify=False, max_num_seqs=32, max_num_batched_tokens=1024, caching=False
+    )
+    flood(engine, b"streams", num_streams, 8, 500)
+    for _ in range(3):
+        engine.turn()
+    flood(engine, b"long", 20, 900, 100)
+    return engine
+
+
+def count_tokens(work: dict[str, int], tenant: str) -> int:
+    return sum(count for name, count in work.items() if name.startswith(tenant))
+
+
+def test_a_step_that_leaves_out_others_decodes_has_no_more_prompt_tokens_than_one_with_them() -> None:
+    engine = make_streaming(16)
+    work = work_of(engine)
+    assert count_tokens(work, "streams") == 0
+    assert 0 < count_tokens(work, "long") <= engine.config.scheduler.max_prompt_tokens_beside_decodes
