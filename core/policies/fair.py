@@ -4,9 +4,9 @@ Tokens: the tenant whose counter (fair_accounts.py) is least is next, within it 
 Prompts of running and of waiting requests stand in one order, and each part is charged at once, so long
 prompts of one tenant do not take a step from others' prompts. What is computed again after a preemption is
 not charged again.
-Time: while newcomers come, tenants with many more rows give way (step_pacer.py). Of the prompts of one
-tenant a step for which others' decodes wait, in it or left out of it, has no more tokens, however many they
-are, than of one long prompt.
+Time: while newcomers come, tenants with many more rows that were served no less give way (step_pacer.py). Of
+the prompts of one tenant a step for which others' decodes wait, in it or left out of it, has no more tokens,
+however many they are, than of one long prompt.
 Rows and blocks: who has more than its share is preempted for who has less (fair_preemption.py). Whoever
 causes a preemption decodes or begins in that step: some request always gets on.
 """
@@ -88,7 +88,7 @@ class FairPolicy(Policy[FairQueue]):
         expected = self._pacer.find_newcomer()
         if expected is None:
             return self.batch.requests
-        in_excess = frozenset(one for one in self._holders if is_in_excess(one.share, expected))
+        in_excess = frozenset(one for one in self._holders if is_in_excess(one, expected))
         paced.limited = in_excess
         chosen: list[Request] = []
         limited: list[Request] = []
@@ -139,7 +139,7 @@ class FairPolicy(Policy[FairQueue]):
         num_others = len(self._holders) - (head is None or account_of(head) in self._holders)
         if num_others <= 0:
             return None  # nobody to be beside: the usual case
-        greatest = max(account.share for account in self._holders)
+        greatest = max(self._holders, key=lambda account: account.share)
         for account in dict.fromkeys(map(account_of, self._prefilling)):
             if is_in_excess(greatest, account):
                 return account

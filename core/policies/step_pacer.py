@@ -1,10 +1,10 @@
 """StepPacer: keeps steps short while newcomers come, so that their first tokens come about as soon as alone.
 
 A newcomer is a request with a prompt to compute whose tenant runs few requests beside another tenant that
-runs many. Long steps would make it wait, and so would a next step that was formed before it came. So, until
-WINDOW_S after the last newcomer, tenants with many more rows ("in excess") get only so many tokens in a step
-that it lasts about as long as a newcomer's first step does, as learned from steps before; and the next step
-is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
+runs many and was served no less ("in excess"). Long steps would make it wait, and so would a next step that
+was formed before it came. So, until WINDOW_S after the last newcomer, tenants in excess get only so many tokens
+in a step that it lasts about as long as a newcomer's first step does, as learned from steps before; and the
+next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
 """
 
 from __future__ import annotations
@@ -111,9 +111,13 @@ class StepPacer:
         return max(step.policy_data.launched_at, self._ended_at)
 
 
-def is_in_excess(share: float, newcomer: Account) -> bool:
-    """True of a share that is so much greater than the newcomer's that its holder gives way."""
-    return share > EXCESS * (newcomer.num_rows + 1) / newcomer.weight
+def is_in_excess(tenant: Account, newcomer: Account) -> bool:
+    """True of a tenant that gives way: its share is so much greater, and it was served no less.
+
+    Else a tenant of few long prompts would stop the streams of all who have more rows.
+    """
+    has_more = tenant.share > EXCESS * (newcomer.num_rows + 1) / newcomer.weight
+    return has_more and tenant.counter >= newcomer.counter
 
 
 def _size_of(step: Step) -> tuple[int, int]:

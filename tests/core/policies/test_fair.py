@@ -440,3 +440,9 @@ def test_a_step_that_leaves_out_others_decodes_has_no_more_prompt_tokens_than_on
     work = work_of(engine)
     assert count_tokens(work, "streams") == 0
     assert 0 < count_tokens(work, "long") <= engine.config.scheduler.max_prompt_tokens_beside_decodes
+
+
+def test_who_was_served_more_stops_no_streams_though_it_has_fewer_rows() -> None:
+    engine = make_streaming(16)
+    decodes = [count_tokens(work_of(engine), "streams") for _ in range(20)]
+    assert decodes == [0] + [16] * 19  # once for a newcomer's first step
