@@ -2,9 +2,9 @@
 
 A newcomer is a request with a prompt to compute whose tenant runs few requests beside another tenant that
 runs many and was served no less ("in excess"). Long steps would make it wait, and so would a next step that
-was formed before it came. So, until WINDOW_S after the last newcomer, tenants in excess get only so many tokens
-in a step that it lasts about as long as a newcomer's first step does, as learned from steps before; and the
-next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
+was formed before it came. So, until WINDOW_S after the last newcomer, tenants in excess get only so many
+tokens in a step that it lasts about as long as a newcomer's first step does, as learned from steps before;
+and the next step is not formed while one runs, but SUBMIT_MARGIN_S before that one is expected to end.
 """
 
 from __future__ import annotations
