@@ -1,0 +1,147 @@
+"""The ranks of a worker start, answer and end as one, whatever happens to which of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from daemons import fake_modules, runtime_folders, wait_for_end
+from fakes import make_config
+from quire.core import executor as executor_module
+from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
+from quire.ipc.config import EngineConfig, ParallelConfig
+from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime() -> Iterator[Path]:
+    with runtime_folders() as folder, fake_modules(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor_module, "WORKER_MODULE", "fake_rank")
+        yield folder
+
+
+@pytest.fixture
+def start(runtime: Path) -> Iterator[Callable[..., Ranks]]:
+    """Starts ranks with a configuration; they are stopped at the end."""
+    started: list[Ranks] = []
+
+    def start(**changes: object) -> Ranks:
+        config = make_config()
+        model = msgspec.structs.replace(config.model, served_model_name=changes.pop("name", "fake"))
+        parallel = ParallelConfig(tensor_parallel_size=SIZE)
+        config = msgspec.structs.replace(config, model=model, parallel=parallel, **changes)
+        started.append(Ranks(config, f"ipc://{runtime}/ranks"))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.stop()
+
+
+class Ranks:
+    """An executor with its ranks, and the core's poll."""
+
+    def __init__(self, config: EngineConfig, address: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.executor = ProcessExecutor(config, self._context, address)
+        self.poller = zmq.Poller()
+        self.executor.register(self.poller)
+        self.seen: list[ExecutorEvent] = []
+        self.executor.start()
+
+    def follow(self, kind: type[ExecutorEvent], timeout_s: float = 10.0) -> ExecutorEvent:
+        """The next event of this kind; all on the way there are in `seen`."""
+        deadline = time.monotonic() + timeout_s
+        while (now := time.monotonic()) < deadline:
+            look_at = min(deadline, self.executor.next_check_at or deadline)
+            self.poller.poll(1 + max(0, int(1000 * (look_at - now))))
+            events = self.executor.receive()
+            self.seen += events
+            for event in events:
+                if isinstance(event, kind):
+                    return event
+        raise AssertionError(f"no {kind.__name__} within {timeout_s:g} s")
+
+    def step(self, step_id: int) -> None:
+        self.executor.submit(SchedulerOutput(step_id, [0, 1], [1, 1]))
+
+    def lose(self) -> str:
+        event = self.follow(WorkerLost)
+        assert isinstance(event, WorkerLost)
+        return event.reason
+
+    def stop(self) -> None:
+        self.executor.stop(0.0)
+        self._context.destroy(linger=0)
+
+
+def test_all_ranks_must_be_ready_and_compute_but_only_rank_0_is_heard(start: Callable[..., Ranks]) -> None:
+    ranks = start()
+    ready = ranks.follow(WorkerReady)
+    assert isinstance(ready, WorkerReady)
+    assert ready.num_gpu_blocks == 100 - (SIZE - 1), "as many as the least that a rank has"
+    assert [event.phase for event in ranks.seen if isinstance(event, WorkerProgress)] == ["start rank 0"]
+    assert list(ranks.executor.pids) == ["worker-0", "worker-1", "worker-2"]
+    for step_id in range(3):
+        ranks.step(step_id)
+    for step_id in range(3):  # rank 0 waits for the others: who is answered has been computed by all
+        assert ranks.follow(ModelRunnerOutput) == ModelRunnerOutput(step_id, [0, 1], [0, 0])
+
+
+@pytest.mark.parametrize("rank", range(SIZE))
+def test_a_killed_rank_is_the_end_of_all_and_others_take_their_places(
+    start: Callable[..., Ranks], rank: int
+) -> None:
+    ranks = start()
+    ranks.follow(WorkerReady)
+    pids = ranks.executor.pids
+    os.kill(pids[f"worker-{rank}"], signal.SIGKILL)
+    assert ranks.lose() == f"worker-{rank} (pid {pids[f'worker-{rank}']}) was killed by SIGKILL"
+    for pid in pids.values():
+        wait_for_end(pid, 0.0)
+    ranks.executor.start()
+    ranks.follow(WorkerReady)
+    ranks.step(7)
+    assert ranks.follow(ModelRunnerOutput) == ModelRunnerOutput(7, [0, 1], [0, 0])
+
+
+def test_a_stopped_rank_is_named_though_rank_0_owes_the_answer(start: Callable[..., Ranks]) -> None:
+    ranks = start()
+    ranks.follow(WorkerReady)
+    os.kill(ranks.executor.pids["worker-2"], signal.SIGSTOP)
+    ranks.step(1)
+    reason = ranks.lose()
+    assert reason.startswith("worker-2 ")
+    assert reason.endswith("SIGKILL: it is stopped")
+
+
+def test_the_rank_that_hangs_in_a_step_is_named(start: Callable[..., Ranks]) -> None:
+    ranks = start(fault_hooks="worker.execute#1:hang@2", step_timeout_s=0.3)
+    ranks.follow(WorkerReady)
+    ranks.step(1)
+    ranks.step(2)
+    reason = ranks.lose()
+    assert "step 2 took longer than step_timeout_s=0.3" in reason
+    assert reason.endswith("; rank 1 was behind the others")
+
+
+def test_a_rank_that_ends_in_its_start_is_the_end_of_the_start(start: Callable[..., Ranks]) -> None:
+    ranks = start(fault_hooks="worker.start#2:exit")
+    assert ranks.lose().startswith("worker-2 ")
+    assert not any(isinstance(event, WorkerReady) for event in ranks.seen)
+
+
+def test_ranks_that_have_loaded_other_weights_are_refused_by_name(start: Callable[..., Ranks]) -> None:
+    failed = start(name="odd").follow(WorkerFailed)
+    assert isinstance(failed, WorkerFailed)
+    assert failed.kind == "ModelError"
+    assert failed.reason.startswith("rank 1 sees other weights or another configuration than rank 0")
+    assert "weights-1, not weights-0" in failed.reason
