@@ -21,7 +21,7 @@ from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.engine_shares import describe_shares
 from ....ipc.errors import QuireError
-from ....ipc.rank_cores import list_cores
+from ....ipc.rank_cores import describe_plan, list_cores, plan_ranks
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format
@@ -81,6 +81,8 @@ def run(argv: Sequence[str]) -> int:
     parts = _PARTS
     if options.engines is not None:
         parts = parts | {"engines": functools.partial(check_engines, options.engines)}
+    if options.tensor_parallel_size is not None:
+        parts = parts | {"ranks": functools.partial(check_ranks, options.tensor_parallel_size)}
     if options.model is not None:
         parts = parts | {"model": functools.partial(check_model, options)}
     checks = [check for name, part in parts.items() for check in _run_part(name, part)]
@@ -186,10 +188,19 @@ def check_daemons() -> Iterator[Check]:
         yield Check("daemons", Status.NOTE if len(names) > 1 else Status.OK, shown)
 
 
+def check_ranks(size: int) -> Iterator[Check]:
+    """Which cores each rank of a tensor parallel group would compute on."""
+    parallel = ParallelConfig(tensor_parallel_size=size)  # raises what no machine has
+    cores = list_cores()
+    has_own = plan_ranks(cores, parallel.tensor_parallel_size) is not None
+    yield Check("ranks", Status.OK if has_own else Status.NOTE, describe_plan(size, cores))
+
+
 def check_model(options: argparse.Namespace) -> Iterator[Check]:
     """A model's folder: whether it can be served, and how its thoughts and tool calls would be read."""
     given = {name: getattr(options, name) for name in ("model", "tool_call_parser", "reasoning_parser")}
-    config = EngineArgs(**given).create_engine_config().model
+    ranks = {"tensor_parallel_size": options.tensor_parallel_size or 1}
+    config = EngineArgs(**given, **ranks).create_engine_config().model
     yield Check("model", Status.OK, f"{config.spec.architecture}, {config.dtype}, in {config.model}")
     tokenizer = load_tokenizer(config.tokenizer)
     known = choose_output_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -230,6 +241,12 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     parser.add_argument("--engines", type=int, metavar="N", help="say what each of N engines would run on")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        help="which cores N ranks would have, and whether MODEL can be cut for them",
+    )
     for name in ("--tool-call-parser", "--reasoning-parser"):
         parser.add_argument(name, metavar="NAME", help="as `quire serve` takes it, for MODEL")
     return parser
