@@ -78,7 +78,7 @@ class Site:
             core_pids = _find_children(self.supervisor.pid, "engine-core")
             if role == "core" or not core_pids:
                 return core_pids
-            return _find_children(core_pids[0], "worker") or self._find_adopted_workers()
+            return _find_workers(core_pids[0]) or self._find_adopted_workers()
         return []
 
     def _find_adopted_workers(self) -> list[int]:
@@ -199,11 +199,11 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(
-    attach: str | None, broken: list[str], recovery: RecoveryConfig | None = None
+    attach: str | None, broken: list[str], recovery: RecoveryConfig | None = None, num_ranks: int = 1
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
-    `recovery` is the own engine's; None takes the defaults.
+    `recovery` and `num_ranks` are the own engine's; None takes the defaults.
     """
     if attach is not None:
         with contextlib.closing(Site(attach)) as site:
@@ -218,6 +218,7 @@ def open_site(
             logits_processors=[NO_REPEAT],
             runner="generate",
             convert="embed",
+            tensor_parallel_size=num_ranks,
         )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         start_daemon(OWN_NAME, config)
@@ -276,6 +277,12 @@ def is_running(pid: int) -> bool:
 
 def _find_children(pid: int, role: str) -> list[int]:
     return sorted(child for name, child in _list_children(pid) if name == role)
+
+
+def _find_workers(core_pid: int) -> list[int]:
+    """Of an engine; of one with several ranks, all of them."""
+    children = _list_children(core_pid)
+    return sorted(pid for role, pid in children if role == "worker" or role.startswith("worker-"))
 
 
 def _list_children(pid: int) -> list[tuple[str, int]]:

@@ -65,6 +65,7 @@ class StressOptions:
     kill_interval_s: float
     has_noise: bool
     warm_spare: bool  # of its own engine
+    num_ranks: int  # likewise
     json_path: str | None
     plot_path: str | None
 
@@ -78,7 +79,8 @@ def run_stress(options: StressOptions) -> int:
         options.seed, options.roles, options.methods, options.kill_interval_s, options.duration_s
     )
     left: list[str] = []
-    with open_site(options.attach, left, RecoveryConfig(warm_spare=options.warm_spare)) as site:
+    recovery = RecoveryConfig(warm_spare=options.warm_spare)
+    with open_site(options.attach, left, recovery, options.num_ranks) as site:
         check_kills(options.roles, site.recovery)
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
         pool = add_odd(pool, options.seed, site.has_processor)

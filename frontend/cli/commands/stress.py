@@ -49,10 +49,15 @@ def run(argv: Sequence[str]) -> int:
     if options.reproduce is not None:
         if options.attach is not None:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
+        if options.tensor_parallel_size != 1:
+            raise InputError("tensor_parallel_size", options.tensor_parallel_size, "1 with --reproduce")
         return run_reproduction(options.reproduce, options.max_tokens, options.seed, options.warm_spare)
     if options.attach is not None:
         if options.warm_spare:
             raise InputError("warm_spare", True, "not given with --attach: the daemon's engine has its own")
+        if options.tensor_parallel_size != 1:
+            size = options.tensor_parallel_size
+            raise InputError("tensor_parallel_size", size, "not given with --attach: the daemon has its own")
         _check_victims_of_others(options, set(names))
     if options.plot is not None:
         from ....tools.bench.serve_plot import check_plot
@@ -71,6 +76,7 @@ def run(argv: Sequence[str]) -> int:
             kill_interval_s=options.kill_interval,
             has_noise=options.noise,
             warm_spare=options.warm_spare,
+            num_ranks=options.tensor_parallel_size,
             json_path=options.json,
             plot_path=options.plot,
         )
@@ -89,9 +95,9 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
 
 def _run_hostile(options: argparse.Namespace) -> int:
     """Its daemon and server are its own, since it takes all that they have and deletes their files."""
-    for field in ("attach", "reproduce", "kills", "plot", "warm_spare"):
+    for field in ("attach", "reproduce", "kills", "plot", "warm_spare", "tensor_parallel_size"):
         value = getattr(options, field)
-        if value not in (None, False):
+        if value not in (None, False, 1):
             raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
     from ....tools.stress.hostile.attacks import ATTACKS
     from ....tools.stress.hostile.run import HostileOptions, run_hostile
@@ -157,6 +163,8 @@ def _make_parser() -> Parser:
     text = "storms of broken connections, and junk to every socket (on)"
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
+    text = "ranks of the engine, each of which may be the worker that is killed (1)"
+    add("--tensor-parallel-size", type=int, default=1, metavar="N", help=text)
     add(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
     )
