@@ -63,7 +63,7 @@ class WorkerGroup:
         for rank in self._ranks:
             if rank.watch is not None:
                 rank.watch.look(now)
-        if self._late_rank is None and self.is_given_up:
+        if self._fd is not None and self._late_rank is None and self.is_given_up:
             self._late_rank = self._find_late_rank()
 
     @property

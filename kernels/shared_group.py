@@ -46,19 +46,17 @@ class SharedGroup:
         rank: int,
         size: int,
         slot_bytes: int = DEFAULT_SLOT_BYTES,
-        spin_us: int | None = None,
+        spin_us: int = SPIN_US,
     ) -> None:
         """Open the file at `path`, which all ranks share and the first makes as large as it must be.
 
         `slot_bytes` is the same in all ranks. `spin_us`: how long an operation looks for the others before it
-        sleeps; None: not at all where there are fewer cores than ranks. Raises RuntimeError without the
-        native kernels, and OSError.
+        sleeps; 0 where there are fewer cores than ranks. Raises RuntimeError without the native kernels, and
+        OSError.
         """
         library = load_library()
         if library is None:
             raise RuntimeError("a group of ranks needs the native CPU kernels")
-        if spin_us is None:
-            spin_us = SPIN_US if (os.cpu_count() or 1) >= size else 0
         self.rank, self.size = rank, size
         self._library = library
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -14,7 +14,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.processes.child_args import GroupArgs
 from ..ipc.rank_cores import describe_plan, list_cores, plan_ranks
 from ..kernels import native
-from ..kernels.shared_group import SharedGroup
+from ..kernels.shared_group import SPIN_US, SharedGroup
 
 _log = logging.getLogger(__name__)
 
@@ -22,10 +22,11 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a weight file's contents
 
 
 def join_group(args: GroupArgs, rank: int) -> SharedGroup:
-    """Meet the others. Raises ConfigError where the kernels that it takes are not to be had."""
+    """Meet the others, before `take_cores`. Raises ConfigError where the kernels for it are not to be had."""
     if native.load_library() is None:
         raise ConfigError("tensor_parallel_size", args.size, "1 without the native CPU kernels")
-    return SharedGroup(args.path, rank, args.size)
+    has_own_cores = plan_ranks(list_cores(), args.size) is not None
+    return SharedGroup(args.path, rank, args.size, spin_us=SPIN_US if has_own_cores else 0)
 
 
 def take_cores(rank: int, size: int) -> int:
