@@ -58,15 +58,17 @@ def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError("max_model_len", config.model.max_model_len, text)
 
 
-def plan_memory(config: EngineConfig, device: torch.device, weight_bytes: int) -> MemoryPlan:
-    """Divide the device's memory after the weights have been loaded.
+def plan_memory(
+    config: EngineConfig, device: torch.device, weight_bytes: int, num_ranks: int = 1
+) -> MemoryPlan:
+    """Divide the device's memory, which `num_ranks` share, after the weights have been loaded.
 
     Raises ConfigError if not even one request of max_model_len fits (or more is asked for than there is), and
     names the number to change.
     """
     activation_bytes = estimate_activation_bytes(config)
     reserve_bytes = _CUDA_RESERVE_BYTES if device.type == "cuda" else 0
-    free_bytes = _free_bytes(device) - activation_bytes - reserve_bytes
+    free_bytes = _free_bytes(device) // num_ranks - activation_bytes - reserve_bytes
     num_blocks = _count_blocks(config, device, free_bytes)
     ledger = [
         LedgerEntry("weights", weight_bytes),

@@ -299,7 +299,7 @@ class GPUModelRunner:
         target_ids = to_device(targets, self._device)
         return join_logprobs(
             [
-                compute_logprobs(
+                self._find_logprobs(
                     self._model.compute_logits(hidden[start : start + size]),
                     target_ids[start : start + size],
                     num_alternatives,
@@ -307,6 +307,9 @@ class GPUModelRunner:
                 for start in range(0, len(targets), size)
             ]
         )
+
+    def _find_logprobs(self, logits: Tensor, token_ids: Tensor, num_others: int) -> LogprobsTensors:
+        return compute_logprobs(logits, token_ids, num_others)
 
     def _sample(self, row_ids: Int64s, logits: Tensor) -> SampledTokens:
         if len(row_ids) == 0:

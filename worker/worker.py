@@ -28,6 +28,7 @@ from .kv_cache import allocate_kv_caches, check_max_model_len, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
 from .rank import compute_weights_id, join_group, take_cores
+from .rank_runners import make_runner
 from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
 
@@ -69,19 +70,20 @@ class Worker:
         if self._group_args is not None:
             num_threads = self._meet_group(self._group_args, device)
         native.set_num_threads(num_threads or count_cores())
-        check_max_model_len(config, device)
+        part = config.for_rank()
+        check_max_model_len(part, device)
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
-        model = load_model(config, device)
+        model = load_model(config, device, self._group)
         if device.type == "cpu":
-            num_active_params = config.model.spec.num_active_params
+            num_active_params = part.model.spec.num_active_params
             self._threads = ThreadRule(num_threads, model.weight_bytes, num_active_params)
         if config.exact and model.batch_variance_reason:
             raise ConfigError("exact", True, f"not here, since {model.batch_variance_reason}")
         self._on_phase("allocate KV cache")
-        plan = plan_memory(config, device, model.weight_bytes)
-        kv_caches = allocate_kv_caches(config, plan.num_blocks, device)
-        self._runner = GPUModelRunner(config, model, kv_caches, device)
+        plan = plan_memory(part, device, model.weight_bytes, config.parallel.tensor_parallel_size)
+        kv_caches = allocate_kv_caches(part, plan.num_blocks, device)
+        self._runner = make_runner(part, model, kv_caches, device, self._group)
         self._on_phase("warm up")
         self._warm_up()
         if processors:  # after the warm-up, whose request is nobody's
