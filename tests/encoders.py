@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,17 @@ import torch
 import transformers
 from checkpoints import Checkpoint
 from quire.frontend.families import read_model_spec
+from quire.ipc.config import EngineConfig
+from quire.worker.attention.metadata import AttentionMetadata
 from quire.worker.first_calls import make_first_calls
+from quire.worker.kv_cache import allocate_kv_caches
+from quire.worker.models import Decoder
+from torch import Tensor
 
+CPU = torch.device("cpu")
+# Around the borders of blocks (16), of tiles (256 keys) and of ModernBERT's window; where type 1 begins.
+LENGTHS = (1, 16, 45, 300, 7)
+TYPE_STARTS = (1, 5, 45, 120, 0)
 _SIZES: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 64,
@@ -62,3 +72,58 @@ def make_encoder(folder: Path, name: str, head: str = "Model", **more: Any) -> C
     model.save_pretrained(folder)
     spec = read_model_spec(json.loads((folder / "config.json").read_text()))
     return Checkpoint(folder, spec, model)
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(2, 131, (length,), generator=generator) for length in LENGTHS]
+
+
+def find_types(checkpoint: Checkpoint, which: int) -> Tensor:
+    """Token types of a prompt; all 0 for a model that has fewer than two."""
+    positions = torch.arange(LENGTHS[which])
+    has_types = checkpoint.spec.embedding.num_types > 1
+    return (positions >= TYPE_STARTS[which]).long() * has_types
+
+
+class EncoderStep:
+    """Prompts one after the other, in the scratch that a worker would have."""
+
+    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+        self.model = model
+        self._block_size = config.cache.block_size
+        self._caches = allocate_kv_caches(config, 0, CPU)
+        for cache in {id(part): part for layer in self._caches for part in layer}.values():
+            cache.fill_(torch.nan)  # a read outside a prompt's own tokens would show
+
+    def compute(self, checkpoint: Checkpoint, which: list[int]) -> list[Tensor]:
+        """Hidden states [length, hidden] of each of these prompts, computed together."""
+        ids = [prompts()[index] for index in which]
+        lengths = [len(each) for each in ids]
+        counts = [-(-length // self._block_size) for length in lengths]
+        tables = torch.full((len(ids), max(counts)), 1 << 30, dtype=torch.int32)
+        slots: list[Tensor] = []
+        for row, (first, count) in enumerate(zip(accumulate([0, *counts]), counts, strict=False)):
+            tables[row, :count] = torch.arange(first, first + count)
+            slots.append(torch.arange(lengths[row]) + first * self._block_size)
+        metadata = AttentionMetadata(
+            query_starts=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            block_tables=tables,
+            slot_mapping=torch.cat(slots),
+            max_query_len=max(lengths),
+            max_seq_len=max(lengths),
+        )
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        types = torch.cat([find_types(checkpoint, index) for index in which])
+        with torch.inference_mode():
+            hidden = self.model.forward(torch.cat(ids), positions, self._caches, metadata, None, types)
+        return list(hidden.split(lengths))
+
+
+def compute_reference(checkpoint: Checkpoint, which: int) -> Tensor:
+    inputs = {"input_ids": prompts()[which].unsqueeze(0)}
+    if checkpoint.spec.embedding.num_types > 1:
+        inputs["token_type_ids"] = find_types(checkpoint, which).unsqueeze(0)
+    with torch.inference_mode():
+        return checkpoint.reference(**inputs).last_hidden_state[0]
