@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ from ..ipc.daemon.daemon_control import (
 )
 from ..ipc.daemon.daemon_state import (
     SUPERVISOR_ROLE,
+    DaemonState,
+    EngineState,
     FailedReport,
     PhaseReport,
     ReadyReport,
@@ -32,12 +35,13 @@ from ..ipc.daemon.daemon_state import (
     read_state,
 )
 from ..ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
-from ..ipc.errors import DaemonError, EngineStartError, QuireError, raise_remote
-from ..ipc.messages import OBSERVER_KINDS, EngineSnapshot, UtilityMethod
+from ..ipc.errors import DaemonError, EngineStartError, raise_remote
+from ..ipc.messages import OBSERVER_KINDS
 from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.process import EXIT_OK, ChildProcess, wait_readable
 from ..ipc.processes.process_state import is_stopped
-from .client.engine_core_client import attach_sync_client
+from ..ipc.sockets import make_ipc_address
+from .client.engine_looks import EngineLook, look_at_engines
 
 STOP_TIMEOUT_S = 10.0  # then the supervisor is killed; its children see that and leave
 LOOK_TIMEOUT_S = 1.0  # what a look at a daemon may take before it counts as not answering
@@ -51,10 +55,26 @@ class ProcessInfo(msgspec.Struct, frozen=True):
     role: str  # supervisor, core or worker
     rank: int
     pid: int
+    engine: int | None = None  # whose it is; None: the supervisor's
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of a daemon at one moment. Counts are None while it does not answer."""
+
+    index: int
+    state: str  # starting, ready, draining, drained, restarting or lost
+    restarts: int
+    last_loss: str
+    clients: int | None
+    num_running: int | None
+    num_waiting: int | None
+    kv_blocks_used: int | None
+    kv_blocks_total: int | None
+    tokens_per_s: float | None
 
 
 class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A running daemon at one moment. Counts are None while its engine does not answer."""
+    """A running daemon at one moment. Counts are those of its engines together, None while none answers."""
 
     name: str
     model: str
@@ -68,6 +88,7 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_total: int | None
     tokens_per_s: float | None
     processes: list[ProcessInfo]
+    engines: list[EngineInfo]
 
 
 class DaemonStarter:
@@ -263,37 +284,74 @@ def inspect_daemon(name: str) -> DaemonInfo | None:
     state = read_state(directory)
     if state is None or find_owner(directory) is None:
         return None
-    snapshot, pids = _look_inside(name) if state.state == "ready" else (None, {})
+    looks = _look_inside(directory, state)
+    engines = [_describe_engine(engine, looks.get(engine.index)) for engine in state.engines]
     processes = [ProcessInfo("supervisor", 0, state.pid)]
-    if state.core_pid is not None:
-        processes.append(ProcessInfo("core", 0, state.core_pid))
-    workers = sorted((role, pid) for role, pid in pids.items() if role != "core")
-    processes += [ProcessInfo("worker", rank, pid) for rank, (_, pid) in enumerate(workers)]
-    stats = snapshot and snapshot.stats
+    for engine in state.engines:
+        processes += _list_processes(engine, looks.get(engine.index))
     return DaemonInfo(
         name=name,
         model=state.model,
         state=state.state,
         uptime_s=max(0.0, time.time() - state.started_at),
         restarts=state.num_restarts,
+        # A client of several engines is one of each of them.
+        clients=max((engine.clients for engine in engines if engine.clients is not None), default=None),
+        num_running=_add([engine.num_running for engine in engines]),
+        num_waiting=_add([engine.num_waiting for engine in engines]),
+        kv_blocks_used=_add([engine.kv_blocks_used for engine in engines]),
+        kv_blocks_total=_add([engine.kv_blocks_total for engine in engines]),
+        tokens_per_s=_add([engine.tokens_per_s for engine in engines]),
+        processes=processes,
+        engines=engines,
+    )
+
+
+def _look_inside(directory: Path, state: DaemonState) -> dict[int, EngineLook]:
+    """By number: what its engines show, as far as they serve."""
+    addresses = {
+        engine.index: make_ipc_address(str(directory / engine.socket))
+        for engine in state.engines
+        if engine.state in ("ready", "draining", "drained")
+    }
+    return look_at_engines(addresses, "ps", LOOK_TIMEOUT_S) if addresses else {}
+
+
+def _describe_engine(engine: EngineState, look: EngineLook | None) -> EngineInfo:
+    snapshot = look and look.snapshot
+    stats = snapshot and snapshot.stats
+    return EngineInfo(
+        index=engine.index,
+        state=engine.state,
+        restarts=engine.num_restarts,
+        last_loss=engine.last_loss,
         clients=snapshot and sum(client.kind not in OBSERVER_KINDS for client in snapshot.clients),
         num_running=stats and stats.num_running,
         num_waiting=stats and stats.num_waiting,
         kv_blocks_used=stats and stats.kv_blocks_used,
         kv_blocks_total=stats and stats.kv_blocks_total,
         tokens_per_s=snapshot and snapshot.generation_tokens_per_s,
-        processes=processes,
     )
 
 
-def _look_inside(name: str) -> tuple[EngineSnapshot | None, dict[str, int]]:
-    """What its engine shows, and its pids by role; nothing while it does not answer."""
-    try:
-        with contextlib.closing(attach_sync_client(name, "ps", timeout_s=LOOK_TIMEOUT_S)) as client:
-            snapshot = client.call_utility(UtilityMethod.SNAPSHOT, LOOK_TIMEOUT_S).snapshot
-            return snapshot, client.facts.pids if snapshot is not None else {}
-    except QuireError:
-        return None, {}
+def _list_processes(engine: EngineState, look: EngineLook | None) -> list[ProcessInfo]:
+    processes: list[ProcessInfo] = []
+    if engine.pid is not None:
+        processes.append(ProcessInfo("core", 0, engine.pid, engine.index))
+    pids = look.facts.pids if look is not None and look.facts is not None else {}
+    workers = sorted((role, pid) for role, pid in pids.items() if role != "core")
+    return processes + [
+        ProcessInfo("worker", rank, pid, engine.index) for rank, (_, pid) in enumerate(workers)
+    ]
+
+
+_Count = TypeVar("_Count", int, float)
+
+
+def _add(counts: list[_Count | None]) -> _Count | None:
+    """The sum of those that are known, None if none is."""
+    known = [count for count in counts if count is not None]
+    return sum(known[1:], known[0]) if known else None
 
 
 def find_log(name: str) -> Path:

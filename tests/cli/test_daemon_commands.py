@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
+from quire.frontend import daemon as frontend_daemon
 from quire.frontend.cli.entry import run_command
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
@@ -44,7 +45,9 @@ PS_KEYS = [
     "kv_blocks_total",
     "tokens_per_s",
     "processes",
+    "engines",
 ]
+ENGINE_KEYS = ["index", "state", "restarts", "last_loss", *PS_KEYS[5:-2]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +111,8 @@ def test_ps_json_has_exactly_the_documented_keys(pid: int) -> None:
     )
     assert (daemon["kv_blocks_used"], daemon["kv_blocks_total"]) == (0, 256)
     assert 0.0 < daemon["uptime_s"] < 600.0
-    assert [list(process) for process in daemon["processes"]] == [["role", "rank", "pid"]] * 3
+    assert [list(process) for process in daemon["processes"]] == [["role", "rank", "pid", "engine"]] * 3
+    assert [list(engine) for engine in daemon["engines"]] == [ENGINE_KEYS]
     assert [p["role"] for p in daemon["processes"]] == ["supervisor", "core", "worker"]
     assert daemon["processes"][0]["pid"] == pid
 
@@ -137,6 +141,37 @@ def test_ps_prints_a_table_with_a_row_for_each_daemon(pid: int) -> None:
     )
     assert row.split()[:3] == ["one", "pocket", "ready"]
     assert str(pid) in row
+
+
+def test_several_engines_are_listed_drained_added_and_removed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*arguments: str) -> tuple[int, str]:
+        code = run_command(arguments)
+        out, errors = capsys.readouterr()
+        return code, out or errors
+
+    monkeypatch.setattr(frontend_daemon, "CORE_MODULE", "fake_core")
+    code, _ = call("daemon", "start", "--name", "few", "--engines", "2", "--max-model-len", "256")
+    assert code == 0
+    for words, text in (
+        ("drain few 1", "few: engine 1 is drained"),
+        ("resume 1 --name few", "few: engine 1 takes requests"),
+        ("add-engine few", "few: engine 2 is ready"),
+        ("remove-engine few 1", "few: engine 1 is removed"),
+        ("drain few 2", "few: engine 2 is drained"),
+    ):
+        assert call("daemon", *words.split()) == (0, f"{text}\n")
+    rows = [row.split() for row in call("ps")[1].splitlines()]
+    assert [row[:3] for row in rows if row[0] == "few"] == [["few", "pocket", "ready"]]
+    assert [row[:2] for row in rows if "/" in row[0]] == [["few/0", "ready"], ["few/2", "drained"]]
+    for words, expected, error in (
+        ("drain few 1", 1, "there is no engine 1; there are 0, 2"),
+        ("remove-engine few 0", 1, "engine 0 cannot be removed: no other takes requests"),
+        ("drain few x", 2, "ENGINE='x': an integer"),
+    ):
+        assert call("daemon", *words.split()) == (expected, f"quire: error: {error}\n")
+    assert call("daemon", "stop", "few") == (0, "few: stopped\n")
 
 
 def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:

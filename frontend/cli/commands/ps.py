@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...daemon import DaemonInfo, inspect_daemons
+from ...daemon import DaemonInfo, EngineInfo, inspect_daemons
 from ..exit_codes import ExitCode
 from ..parser import Parser
 
 _EPILOG = """\
 --json prints a list of objects with the keys name, model, state, uptime_s, restarts, clients, num_running,
-num_waiting, kv_blocks_used, kv_blocks_total, tokens_per_s, processes: [{role, rank, pid}]; counts are null
-while the engine does not answer.
+num_waiting, kv_blocks_used, kv_blocks_total, tokens_per_s, processes: [{role, rank, pid, engine}] and
+engines: [{index, state, restarts, last_loss, and the counts}]; counts are null while no engine answers.
+Engines of a daemon that has several are listed below it, as NAME/ENGINE.
 """
 _COLUMNS = (
     "NAME",
@@ -39,25 +40,33 @@ def run(argv: Sequence[str]) -> int:
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(daemons)).decode())
     elif daemons:
-        print(_format_table([_COLUMNS, *map(_format_row, daemons)]))
+        print(_format_table([_COLUMNS, *(row for daemon in daemons for row in _format_rows(daemon))]))
     else:
         print("no daemon runs; `quire daemon start` starts one")
     return ExitCode.OK
 
 
-def _format_row(daemon: DaemonInfo) -> tuple[str, ...]:
-    used, total = daemon.kv_blocks_used, daemon.kv_blocks_total
-    counts = (daemon.clients, daemon.num_running, daemon.num_waiting)
+def _format_rows(daemon: DaemonInfo) -> list[tuple[str, ...]]:
+    """A daemon's row, and one for each of several engines."""
+    pids = [process.pid for process in daemon.processes]
+    duration = _format_duration(daemon.uptime_s)
+    rows = [_format_row(daemon, (daemon.name, daemon.model, daemon.state, duration), pids)]
+    for engine in daemon.engines if len(daemon.engines) > 1 else ():
+        pids = [process.pid for process in daemon.processes if process.engine == engine.index]
+        rows.append(_format_row(engine, (f"{daemon.name}/{engine.index}", "", engine.state, ""), pids))
+    return rows
+
+
+def _format_row(info: DaemonInfo | EngineInfo, names: tuple[str, ...], pids: list[int]) -> tuple[str, ...]:
+    used, total = info.kv_blocks_used, info.kv_blocks_total
+    counts = (info.clients, info.num_running, info.num_waiting)
     return (
-        daemon.name,
-        daemon.model,
-        daemon.state,
-        _format_duration(daemon.uptime_s),
-        str(daemon.restarts),
+        *names,
+        str(info.restarts),
         *("-" if count is None else str(count) for count in counts),
         "-" if used is None or not total else f"{100 * used / total:.0f}%",
-        "-" if daemon.tokens_per_s is None else f"{daemon.tokens_per_s:.0f}",
-        " ".join(str(process.pid) for process in daemon.processes),
+        "-" if info.tokens_per_s is None else f"{info.tokens_per_s:.0f}",
+        " ".join(map(str, pids)),
     )
 
 
