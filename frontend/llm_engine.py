@@ -243,17 +243,25 @@ class LLMEngine(UtilityCalls):
             self.forget_requests(added)
             raise
 
-    def _call(self, method: UtilityMethod) -> UtilityResult:
+    def _call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
+        client = self._client
         with self._turns:
-            call_id = self._client.start_call(method)
+            client.check_usable()
+            calls = {index: client.start_call(method, index) for index in client.engines}
+            calls = calls or {0: client.start_call(method)}  # they are away
         try:
-            self.wait_for(lambda: self._client.find_answer(call_id) is not None, UTILITY_TIMEOUT_S)
-            answer = self._client.find_answer(call_id)
+            answers: dict[int, UtilityResult | None] = {}
+
+            def are_there() -> bool:
+                answers.update({index: client.find_answer(call_id) for index, call_id in calls.items()})
+                return None not in answers.values()
+
+            if not self.wait_for(are_there, UTILITY_TIMEOUT_S):
+                raise make_call_timeout(method, UTILITY_TIMEOUT_S)
+            return {index: answer for index, answer in answers.items() if answer is not None}
         finally:
-            self._client.end_call(call_id)
-        if answer is None:
-            raise make_call_timeout(method, UTILITY_TIMEOUT_S)
-        return answer
+            for call_id in calls.values():
+                client.end_call(call_id)
 
     def _receive(self) -> bool:
         """Take in, within a turn, what the engine has said; False if that was nothing."""

@@ -1,9 +1,12 @@
-"""Calls about an engine rather than a request, of LLMEngine and AsyncLLM: what it counts, holds, forgets."""
+"""Calls about engines rather than a request, of LLMEngine and AsyncLLM: what they count, hold, forget.
+
+Of several engines every one that is there is asked. An answer is of all together, or `_by_engine` of each.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.errors import RequestFailedError
@@ -15,6 +18,7 @@ from ...ipc.messages import (
     UtilityMethod,
     UtilityResult,
 )
+from .merged_answers import merge_metrics, merge_snapshots, merge_stats
 
 if TYPE_CHECKING:
     from .async_engine_core_client import AsyncMPClient
@@ -25,46 +29,70 @@ class UtilityCalls(ABC):
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while requests hold them."""
-        return self._call(UtilityMethod.RESET_PREFIX_CACHE).error is None
+        return _find_errors(self._call_each(UtilityMethod.RESET_PREFIX_CACHE)) is None
 
     def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
-        return _expect(self._call(UtilityMethod.STATS), "stats")
+        return merge_stats(list(self.stats_by_engine().values()))
+
+    def stats_by_engine(self) -> dict[int, SchedulerStats]:
+        """A look at each engine."""
+        return _expect(self._call_each(UtilityMethod.STATS), "stats")
 
     def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        return _expect(self._call(UtilityMethod.SNAPSHOT), "snapshot")
+        return merge_snapshots(list(self.snapshot_by_engine().values()))
+
+    def snapshot_by_engine(self) -> dict[int, EngineSnapshot]:
+        """What live views show of each engine."""
+        return _expect(self._call_each(UtilityMethod.SNAPSHOT), "snapshot")
 
     def metrics(self) -> EngineMetrics:
         """What the engine has counted since it started, over all its clients."""
-        return _expect(self._call(UtilityMethod.METRICS), "metrics")
+        return merge_metrics(list(self.metrics_by_engine().values()))
+
+    def metrics_by_engine(self) -> dict[int, EngineMetrics]:
+        """What each engine has counted since it started."""
+        return _expect(self._call_each(UtilityMethod.METRICS), "metrics")
 
     def check_integrity(self) -> str | None:
         """What is wrong with the engine's block accounting, None if nothing is."""
-        return self._call(UtilityMethod.CHECK_INTEGRITY).error
+        return _find_errors(self._call_each(UtilityMethod.CHECK_INTEGRITY))
 
     @abstractmethod
-    def _call(self, method: UtilityMethod) -> UtilityResult: ...
+    def _call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]: ...
 
 
 class AsyncUtilityCalls(ABC):
-    """The same for asyncio, and what is told an engine without an answer."""
+    """The same for asyncio, and what is told engines without an answer."""
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while requests hold them."""
-        return (await self._call(UtilityMethod.RESET_PREFIX_CACHE)).error is None
+        return _find_errors(await self._call_each(UtilityMethod.RESET_PREFIX_CACHE)) is None
 
     async def stats(self) -> SchedulerStats:
         """A look at the engine at this moment."""
-        return _expect(await self._call(UtilityMethod.STATS), "stats")
+        return merge_stats(list((await self.stats_by_engine()).values()))
+
+    async def stats_by_engine(self) -> dict[int, SchedulerStats]:
+        """A look at each engine."""
+        return _expect(await self._call_each(UtilityMethod.STATS), "stats")
 
     async def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        return _expect(await self._call(UtilityMethod.SNAPSHOT), "snapshot")
+        return merge_snapshots(list((await self.snapshot_by_engine()).values()))
+
+    async def snapshot_by_engine(self) -> dict[int, EngineSnapshot]:
+        """What live views show of each engine."""
+        return _expect(await self._call_each(UtilityMethod.SNAPSHOT), "snapshot")
 
     async def metrics(self) -> EngineMetrics:
         """What the engine has counted since it started, over all its clients."""
-        return _expect(await self._call(UtilityMethod.METRICS), "metrics")
+        return merge_metrics(list((await self.metrics_by_engine()).values()))
+
+    async def metrics_by_engine(self) -> dict[int, EngineMetrics]:
+        """What each engine has counted since it started."""
+        return _expect(await self._call_each(UtilityMethod.METRICS), "metrics")
 
     def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
         """End requests of any client of the engine that came with one of these names; '': of every tenant.
@@ -77,15 +105,26 @@ class AsyncUtilityCalls(ABC):
         """Have the engine's `metrics` count what was found here; nothing while it is being restarted."""
         self._running_client().add_counts(counts)
 
-    async def _call(self, method: UtilityMethod) -> UtilityResult:
-        return await self._running_client().call_utility(method)
+    async def _call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
+        return await self._running_client().call_each(method)
 
     @abstractmethod
     def _running_client(self) -> AsyncMPClient: ...
 
 
-def _expect(result: UtilityResult, field: str) -> Any:
-    answer = getattr(result, field)
-    if answer is None:
-        raise RequestFailedError(result.error or f"the engine gave no {field}")
-    return answer
+def _find_errors(results: Mapping[int, UtilityResult]) -> str | None:
+    """What the engines that have answered complain of, None if none does."""
+    if len(results) == 1:
+        return next(iter(results.values())).error
+    errors = [f"engine {index}: {result.error}" for index, result in results.items() if result.error]
+    return "; ".join(errors) or None
+
+
+def _expect(results: Mapping[int, UtilityResult], field: str) -> dict[int, Any]:
+    """The answers; an engine that was lost meanwhile has none, unless it is the last."""
+    answers = {index: getattr(result, field) for index, result in results.items()}
+    found = {index: answer for index, answer in answers.items() if answer is not None}
+    if not found:
+        error = next((result.error for result in results.values()), None)
+        raise RequestFailedError(error or f"the engine gave no {field}")
+    return found

@@ -315,8 +315,8 @@ class FakeAsyncClient:
             if outputs:
                 return outputs
 
-    async def call_utility(self, _method: UtilityMethod) -> UtilityResult:
-        return UtilityResult(0)
+    async def call_each(self, _method: UtilityMethod) -> dict[int, UtilityResult]:
+        return {0: UtilityResult(0)}
 
     def close(self) -> None:
         self.num_closed += 1

@@ -1,0 +1,173 @@
+"""AsyncPump: moves messages between the sockets of a client's engines and its inbox, in an event loop.
+
+A ZeroMQ socket's descriptor is edge-triggered, and every call on the socket, also a send, may swallow the
+edge. So one rule holds here: nothing but `_run` touches the socket, and it goes on until both ways are dry.
+The monitor of its connection is another socket, drained by each call of EngineConnection.follow_connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ...ipc.messages import EngineRoster
+from ...ipc.sockets import POLLIN, POLLOUT
+from .engine_links import EngineLink, EngineLinks
+
+_MAX_INBOX = 64  # messages read ahead of the consumer; more stay in the socket, whose limit the engine sees
+
+
+class AsyncPump:
+    """Belongs to the running event loop."""
+
+    def __init__(self, links: EngineLinks, on_lost: Callable[[EngineLink], None]) -> None:
+        """`on_lost` is told of an engine that has ended for good while others go on."""
+        self._links = links
+        self._on_lost = on_lost
+        self._is_stopped = False
+        self._inbox: deque[tuple[EngineLink, list[bytes]]] = deque()
+        self._behind: set[EngineLink] = set()  # of which more has come than the inbox takes
+        self._has_news = asyncio.Event()  # the inbox has grown, or an engine has ended
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._loop = asyncio.get_running_loop()
+        for link in links:
+            self._watch(link)
+
+    async def receive(self) -> tuple[EngineLink, list[bytes]]:
+        """The next message's frames, and whose it is. Raises why there will be none."""
+        while not self._inbox:
+            self._links.check()
+            self._has_news.clear()
+            await self._has_news.wait()
+        received = self._inbox.popleft()
+        if self._behind and not self._inbox:
+            for link in list(self._behind):
+                self.run(link)
+        return received
+
+    def wake(self) -> None:
+        """Let `receive` look again whether there is an engine."""
+        self._has_news.set()
+
+    def run_all(self) -> None:
+        """`run` for every engine."""
+        for link in list(self._links):
+            self._run(link)
+        self.settle()
+
+    def run(self, link: EngineLink) -> None:
+        """Send and receive all that can be, and move what a lost engine had."""
+        self._run(link)
+        self.settle()
+
+    def _run(self, link: EngineLink) -> None:
+        """Send and receive until neither goes on: only then does the socket raise its edge again."""
+        if self._is_stopped or link.is_gone:
+            return
+        connection, socket, inbox, outbox = link.connection, link.socket, self._inbox, link.protocol.outbox
+        now = time.monotonic()
+        while True:
+            connection.send_waiting(now)
+            events = socket.events
+            if events & POLLIN and len(inbox) < _MAX_INBOX:
+                if (frames := connection.receive(now)) is not None:
+                    inbox.append((link, frames))
+            elif not (events & POLLOUT and outbox):
+                break
+        if events & POLLIN:
+            self._behind.add(link)
+        elif self._behind:
+            self._behind.discard(link)
+        if inbox or link.protocol.end_reason is not None:
+            self._has_news.set()
+        self._set_timer(link)
+
+    def settle(self) -> None:
+        """Move what a lost engine has to others, and send it to them."""
+        if self._links.group is not None and self._links.group.settle(time.monotonic()):
+            for link in list(self._links):
+                if link.protocol.outbox:
+                    self._run(link)
+
+    def follow(self, roster: EngineRoster) -> None:
+        """The group has changed."""
+        added, gone = self._links.follow(roster)
+        for link in added:
+            self._watch(link)
+        for link in gone:
+            if self._links.can_lose(link):
+                self.lose(link)
+        self.settle()
+
+    def lose(self, link: EngineLink) -> None:
+        """An engine has ended for good, and others go on."""
+        self._links.lose(link, time.monotonic())
+        self._unwatch(link)
+        link.close()
+        self._on_lost(link)
+        self.settle()
+
+    def stop(self) -> None:
+        """Touch nothing any more; the loop may be closed already."""
+        self._is_stopped = True
+        with contextlib.suppress(RuntimeError):
+            for link in self._links:
+                self._unwatch(link)
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _watch(self, link: EngineLink) -> None:
+        """Follow what happens to an engine from now on."""
+        self._loop.add_reader(link.socket.fd, self.run, link)
+        self._loop.add_reader(link.socket.monitor_fd, self._follow_connection, link)
+        self._loop.add_reader(link.engine.exit_fd, self._on_engine_exit, link)
+        self._follow_connection(link)
+
+    def _unwatch(self, link: EngineLink) -> None:
+        self._behind.discard(link)
+        for fd in (link.socket.fd, link.socket.monitor_fd, link.engine.exit_fd):
+            self._loop.remove_reader(fd)
+
+    def _follow_connection(self, link: EngineLink) -> None:
+        link.connection.follow_connection(time.monotonic())
+        self.run(link)
+
+    def _set_timer(self, link: EngineLink) -> None:
+        """While something is awaited, the protocols are told the time when they ask for it."""
+        at = None if link.protocol.is_idle else link.protocol.next_deadline
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - time.monotonic()), self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for link in list(self._links):
+            if self._inbox:
+                link.protocol.note_heard(now)  # it is this side that is slow
+            link.protocol.time_passed(now)
+            if link.connection.is_restart_due(now):
+                self._loop.remove_reader(link.engine.exit_fd)
+                link.connection.start_engine()
+                self._loop.add_reader(link.engine.exit_fd, self._on_engine_exit, link)
+            self._run(link)
+        self.settle()
+
+    def _on_engine_exit(self, link: EngineLink) -> None:
+        self._loop.remove_reader(link.engine.exit_fd)
+        self._loop.call_later(link.engine.last_words_ms / 1000, self._on_engine_gone, link)
+
+    def _on_engine_gone(self, link: EngineLink) -> None:
+        if not self._is_stopped and not link.is_gone:
+            self.run(link)
+            link.connection.look_at_engine(time.monotonic())
+            if link.protocol.end_reason is not None and self._links.can_lose(link):
+                self.lose(link)
+            self.run(link)
