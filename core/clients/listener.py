@@ -8,11 +8,15 @@ notice neither; to unbind would end them.
 A thread takes what the socket's monitor says, for libzmq accepts some ten connections a millisecond, and a
 turn of the core may last longer than its descriptors. While a thousand events are unread libzmq's own thread
 waits for their reader: with 2,048 descriptors or more the reserve suffices at whatever speed they come.
+Meanwhile that thread keeps a lock that to bind, or to end the monitor, needs as well. So both are called
+without the interpreter's lock, which the reader needs (pyzmq would keep it).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import logging
 import os
 import resource
@@ -20,6 +24,7 @@ import threading
 from pathlib import Path
 
 import zmq
+from zmq.backend.cython import _zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.daemon.private_folder import make_socket_folder
@@ -59,7 +64,7 @@ class Listener:
 
     def stop(self) -> None:
         """End the thread; before the router is closed, and once."""
-        self._router.monitor(None, 0)  # type: ignore[arg-type]  # None is how libzmq is told to stop
+        _call_unlocked("zmq_socket_monitor", self._router, None, 0)
         self._thread.join(_STOP_TIMEOUT_S)
 
     def has_lost_one(self) -> bool:
@@ -75,14 +80,18 @@ class Listener:
             return
         self._restore_at = now + CHECK_INTERVAL_S
         with self._name_lock:
-            if not self._is_hidden and not os.path.lexists(self._path):
-                self._bind()
+            is_lost = not self._is_hidden and not os.path.lexists(self._path)
+        if is_lost:
+            self._bind()  # not with the name's lock: it may wait until the thread has read events
+            with self._name_lock:
+                if self._is_hidden:  # meanwhile
+                    self._move(self._path, self._hidden_path)
 
     def _bind(self) -> None:
         """Once more: libzmq keeps the listener that there was, with its connections."""
         try:
             make_socket_folder(self._path)
-            self._router.bind(self._address)
+            _call_unlocked("zmq_bind", self._router, self._address.encode())
         except (QuireError, OSError, zmq.ZMQError) as error:
             _log.error("clients cannot come: %s", error)
         else:
@@ -112,9 +121,25 @@ class Listener:
             _log.warning("there are file descriptors for new clients again")
 
     def _rename(self, old: Path, new: Path, *, is_hidden: bool) -> None:
-        with self._name_lock, contextlib.suppress(FileNotFoundError):  # somebody has removed it
+        with self._name_lock:
             self._is_hidden = is_hidden
+            self._move(old, new)
+
+    def _move(self, old: Path, new: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed it
             os.rename(old, new)
+
+
+def _call_unlocked(name: str, socket: zmq.Socket[bytes], *args: bytes | int | None) -> None:
+    """Call libzmq without the interpreter's lock. Raises ZMQError."""
+    if getattr(_load_libzmq(), name)(ctypes.c_void_p(socket.underlying), *args):
+        raise zmq.ZMQError(ctypes.get_errno())
+
+
+@functools.cache
+def _load_libzmq() -> ctypes.CDLL:
+    """The one that pyzmq uses: a symbol is looked for in what its own library needs, too."""
+    return ctypes.CDLL(_zmq.__file__, use_errno=True)
 
 
 def _open_monitor(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

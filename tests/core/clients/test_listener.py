@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -33,3 +36,11 @@ def test_it_tells_of_lost_connections_and_its_thread_ends_with_it(router: zmq.So
     assert listener.has_lost_one()
     listener.stop()
     assert not listener._thread.is_alive()
+
+
+@pytest.mark.parametrize("what", ["restore", "stop"])
+def test_neither_to_bind_again_nor_to_end_keeps_events_from_the_reader(what: str) -> None:
+    with runtime_folders() as folder:
+        script = Path(__file__).with_name("full_monitor.py")
+        command = [sys.executable, script, f"ipc://{folder}/core.sock", what]
+        subprocess.run(command, check=True, timeout=TIMEOUT_S)
