@@ -280,6 +280,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """How many layers there are."""
         return len(self.layers)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What it does: "generate", its tasks of PoolingParams, "score" of two texts by one of those."""
+        tasks: tuple[str, ...] = ("generate",) if self.has_logits else ()
+        if self.pooling is None:
+            return tasks
+        pooled = self.pooling.tasks
+        has_scores = "embed" in pooled or ("classify" in pooled and self.pooling.num_labels == 1)
+        return tasks + pooled + (("score",) if has_scores else ())
+
     def kv_bytes_per_token(self, dtype: Dtype) -> int:
         """Bytes of KV cache that one token takes over all layers."""
         causal = [layer.attention for layer in self.layers if layer.attention.is_causal]

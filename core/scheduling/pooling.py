@@ -20,9 +20,9 @@ def find_bad_pooling(request: EngineCoreRequest, spec: ModelSpec, can_split: boo
     """
     params, pooling = request.pooling_params, spec.pooling
     if params is None:
-        return None if spec.has_logits else f"it generates nothing; its tasks: {', '.join(find_tasks(spec))}"
+        return None if spec.has_logits else f"it generates nothing; its tasks: {', '.join(spec.tasks)}"
     if pooling is None or params.task not in pooling.tasks:
-        return f"task: {params.task!r}, and the model's are {', '.join(find_tasks(spec))}"
+        return f"task: {params.task!r}, and the model's are {', '.join(spec.tasks)}"
     if request.output_token_ids or request.grammar or request.beam_search is not None:
         return "pooling_params: neither output_token_ids nor a grammar nor a beam search"
     start, num_prompt = request.type_start, count_token_ids(request.prompt_token_ids)
@@ -37,16 +37,6 @@ def find_bad_pooling(request: EngineCoreRequest, spec: ModelSpec, can_split: boo
         params.dimensions, width, pooling.is_matryoshka, pooling.matryoshka_dimensions
     )
     return None if allowed is None else f"dimensions: {params.dimensions}, allowed: {allowed}"
-
-
-def find_tasks(spec: ModelSpec) -> tuple[str, ...]:
-    """What a model does: "generate", its tasks of PoolingParams, "score" of two texts by one of those."""
-    tasks: tuple[str, ...] = ("generate",) if spec.has_logits else ()
-    if spec.pooling is None:
-        return tasks
-    pooled = spec.pooling.tasks
-    has_scores = "embed" in pooled or ("classify" in pooled and spec.pooling.num_labels == 1)
-    return tasks + pooled + (("score",) if has_scores else ())
 
 
 def find_answer_bytes(request: EngineCoreRequest, spec: ModelSpec) -> int:

@@ -13,7 +13,6 @@ from ...ipc.messages import EngineFacts, UtilityCall, UtilityMethod, UtilityResu
 from ...ipc.model_spec import ModelSpec
 from ...ipc.step import WorkerReady
 from ..engine_core import EngineCore
-from ..scheduling.pooling import find_tasks
 from .stats_collector import Surroundings
 
 
@@ -71,7 +70,7 @@ def make_engine_facts(
         logits_processors=config.logits_processors,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
-        tasks=find_tasks(config.model.spec),
+        tasks=config.model.spec.tasks,
         has_token_types=config.model.spec.embedding.num_types > 1,
         **_describe_vectors(config.model.spec),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
-from quire.frontend.models.model_folder import pocket_folder
+from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
 from quire.ipc.daemon.daemon_state import DaemonState
 from quire.ipc.rank_cores import Core
 from tool_template import PLAIN_TEMPLATE, TEMPLATE
@@ -133,3 +133,18 @@ def test_the_plan_of_several_engines_says_which_cores_each_has(
     assert "note    engines  3 engines with 1 thread each" in capsys.readouterr().out
     assert doctor.run(["--engines", "65"]) == 1
     assert "data_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out
+
+
+def test_of_a_model_that_makes_vectors_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_PARTS", {})
+    folder = str(pocket_encoder_folder())
+    assert doctor.run([folder]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == "Quire can embed, token_embed, score here."
+    assert "formats" not in said
+    assert doctor.run([folder, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert not report["can_generate"]
+    assert report["checks"][0]["tasks"] == ["embed", "token_embed", "score"]

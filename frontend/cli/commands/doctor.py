@@ -1,4 +1,4 @@
-"""`quire doctor`: can this machine generate, with what, and what is missing. Exit code 1 if it cannot.
+"""`quire doctor`: can this machine do what a model does, with what, and what is missing. Else exit code 1.
 
 torch is asked in a child process (`quire.tools.probe`), because a frontend never loads it.
 """
@@ -67,12 +67,13 @@ class Status(StrEnum):
     MISSING = "missing"  # generation cannot work
 
 
-class Check(msgspec.Struct, frozen=True):
+class Check(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the report."""
 
     name: str
     status: Status
     detail: str
+    tasks: tuple[str, ...] = ()  # what a model that was looked at does
 
 
 def run(argv: Sequence[str]) -> int:
@@ -86,12 +87,14 @@ def run(argv: Sequence[str]) -> int:
     if options.model is not None:
         parts = parts | {"model": functools.partial(check_model, options)}
     checks = [check for name, part in parts.items() for check in _run_part(name, part)]
-    can_generate = all(check.status is not Status.MISSING for check in checks)
+    is_well = all(check.status is not Status.MISSING for check in checks)
+    tasks = next((check.tasks for check in checks if check.tasks), ("generate",))
     if options.json:
+        can_generate = is_well and "generate" in tasks
         print(msgspec.json.encode({"can_generate": can_generate, "checks": checks}).decode())
     else:
-        print(_format_report(checks, can_generate))
-    return ExitCode.OK if can_generate else ExitCode.FAILED
+        print(_format_report(checks, tasks, is_well))
+    return ExitCode.OK if is_well else ExitCode.FAILED
 
 
 def check_system() -> Iterator[Check]:
@@ -201,7 +204,10 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
     given = {name: getattr(options, name) for name in ("model", "tool_call_parser", "reasoning_parser")}
     ranks = {"tensor_parallel_size": options.tensor_parallel_size or 1}
     config = EngineArgs(**given, **ranks).create_engine_config().model
-    yield Check("model", Status.OK, f"{config.spec.architecture}, {config.dtype}, in {config.model}")
+    spec = config.spec
+    yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}, in {config.model}", spec.tasks)
+    if not spec.has_logits:
+        return
     tokenizer = load_tokenizer(config.tokenizer)
     known = choose_output_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
     yield Check("formats", Status.OK if known else Status.NOTE, summarize(known, config))
@@ -225,10 +231,11 @@ def _run_part(name: str, part: Callable[[], Iterator[Check]]) -> list[Check]:
         return [Check(name, Status.MISSING, str(error) or type(error).__name__)]
 
 
-def _format_report(checks: list[Check], can_generate: bool) -> str:
+def _format_report(checks: list[Check], tasks: Sequence[str], is_well: bool) -> str:
     width = max(len(check.name) for check in checks)
     lines = [f"{check.status:<8}{check.name:<{width}}  {check.detail}" for check in checks]
-    verdict = "Quire can generate here." if can_generate else "Quire cannot generate here; see 'missing'."
+    done = ", ".join(tasks)
+    verdict = f"Quire can {done} here." if is_well else f"Quire cannot {done} here; see 'missing'."
     return "\n".join([*lines, "", verdict])
 
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeEngine, make_config, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quire.core.scheduling.pooling import MAX_STEP_ANSWER_BYTES, find_tasks
+from quire.core.scheduling.pooling import MAX_STEP_ANSWER_BYTES
 from quire.ipc.config import SchedulerConfig, SchedulingPolicy
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason
 from quire.ipc.model_spec import EmbeddingSpec, PoolingSpec
@@ -256,4 +256,4 @@ def test_the_answer_counts_in_the_price() -> None:
     ],
 )
 def test_tasks_are_those_of_the_head(pooling: PoolingSpec, tasks: tuple[str, ...]) -> None:
-    assert find_tasks(make_engine(pooling).config.model.spec) == tasks
+    assert make_engine(pooling).config.model.spec.tasks == tasks
