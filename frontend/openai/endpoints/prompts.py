@@ -146,7 +146,8 @@ def check_conversation(serving: Serving, job: RenderJob) -> None:
     """Raise FieldError for what can be seen at once."""
     limits = serving.options.limits
     if not serving.tokenizer.has_chat_template:
-        raise FieldError(job.param, "a conversation", "/v1/completions: this model has no chat template")
+        instead = "/v1/completions" if "generate" in serving.llm.facts.tasks else "texts"
+        raise FieldError(job.param, "a conversation", f"{instead}: this model has no chat template")
     if len(job.messages) > limits.max_messages:
         allowed = f"at most {limits.max_messages} (max_messages)"
         raise FieldError(job.param, f"{len(job.messages)} messages", allowed)

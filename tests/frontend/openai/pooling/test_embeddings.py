@@ -376,3 +376,13 @@ def test_callers_are_told_apart_in_the_engine() -> None:
         }
 
     run_encoder(scenario)
+
+
+def test_of_an_encoder_without_a_chat_template_texts_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        monkeypatch.setattr(serving.tokenizer, "_template", None)
+        answer = await client.post(PATH, {"messages": [{"role": "user", "content": "Hi"}]})
+        assert (answer.status, answer.error["param"]) == (400, "messages")
+        assert "texts: this model has no chat template" in answer.error["message"]
+
+    run_encoder(scenario)
