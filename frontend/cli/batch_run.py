@@ -29,7 +29,8 @@ from .batch_files import (
 )
 
 _TEXT_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-_VECTOR_URLS = ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
+_SCORE_URLS = ("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
+_VECTOR_URLS = ("/v1/embeddings", "/classify", "/pooling", *_SCORE_URLS)
 URLS = (*_TEXT_URLS, *_VECTOR_URLS)
 _OVERLOADED = 429
 _RETRY_S = 1.0  # between tries of a line that the engine has no room for, as a daemon under load may say

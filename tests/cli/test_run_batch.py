@@ -59,6 +59,8 @@ OTHERS = [
     '{"custom_id": 7}',
     "\x00",
     "",
+    make_line("pool", "/pooling", {"input": "a fox"}),
+    make_line("class", "/classify", {"input": "a fox"}),
 ]
 
 
@@ -82,7 +84,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_line_has_one_result_with_its_answer_or_its_error(finished: Path) -> None:
     results = read_results(finished / "out.jsonl")
-    assert sorted(int(result["id"].split("_")[2]) for result in results) == list(range(1, 35))
+    assert sorted(int(result["id"].split("_")[2]) for result in results) == [*range(1, 35), 36, 37]
     assert all((result["response"] is None) != (result["error"] is None) for result in results)
     by_id = {result["custom_id"]: result for result in results if result["custom_id"]}
     assert answer_of(by_id["sum-12"]) == "12 plus 30 is 42."
@@ -95,6 +97,8 @@ def test_every_line_has_one_result_with_its_answer_or_its_error(finished: Path) 
     assert [len(one["embedding"]) for one in bodies["embed"]["data"]] == [192, 192]
     assert bodies["score"]["data"][0]["score"] > bodies["score"]["data"][1]["score"]
     assert [one["index"] for one in bodies["rank"]["results"]] == [1, 0]
+    assert len(by_id["pool"]["response"]["body"]["data"][0]["data"]) == 192
+    assert by_id["class"]["response"]["body"]["error"]["code"] == "unsupported_task"
     assert by_id["negative"]["response"]["body"]["error"]["param"] == "max_tokens"
     codes = {name: by_id[name]["error"]["code"] for name in ("stream", "image", "get", "no-body")}
     assert codes == {
@@ -142,7 +146,7 @@ def test_a_finished_batch_is_left_as_it_is(finished: Path, capsys: pytest.Captur
     command = ["run-batch", "-i", str(finished / "in.jsonl"), "-o", str(finished / "out.jsonl")]
     # An engine could not even start with this model.
     assert run_command([*command, "--attach", "no-such-daemon"]) == 0
-    assert "34 lines, every one has a result" in capsys.readouterr().out
+    assert "36 lines, every one has a result" in capsys.readouterr().out
     assert (finished / "out.jsonl").read_bytes() == before
 
 
@@ -177,7 +181,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_answers(
     assert run_command(command) == 130
     assert "the same command goes on" in capsys.readouterr().out
     before = output.read_bytes()
-    assert 5 <= len(before.splitlines()) < 34
+    assert 5 <= len(before.splitlines()) < 36
     output.write_bytes(before + b'{"id":"batch_req_31_')
     assert run_command(command) == 0
     assert output.read_bytes().startswith(before)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it loads FastAPI, which --help and a finished batch do with
 _EPILOG = """\
 Input: a JSON object a line, as OpenAI's batches have them: {"custom_id", "method": "POST", "url", "body"}
 with url one of /v1/chat/completions, /v1/completions, /v1/responses; of a model with vectors /v1/embeddings,
-/v1/score, /v1/rerank and the other names of these two.
+/classify, /pooling, /v1/score, /v1/rerank and the other names of these two.
 Output: a line for every line of the input that is not empty, in the order in which they finish:
 {"id", "custom_id", "response", "error"}. "id" holds the line's number, "response" what the server would
 answer, errors too; "error" is set instead for a line that is no request.
