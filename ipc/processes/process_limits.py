@@ -1,4 +1,4 @@
-"""What a process finds and had better change: closed or full standard streams, few file descriptors."""
+"""What a process finds and had better change: its standard streams, its file descriptors, its priority."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import contextlib
 import os
 import resource
 import sys
+import time
+from pathlib import Path
 from typing import TextIO
+
+_AUTOGROUP = Path("/proc/self/autogroup")
+_AUTOGROUP_TRIES = 3
+_AUTOGROUP_REST_S = 0.11  # Linux changes one in 0.1 s, of all there are
 
 
 def open_closed_streams() -> None:
@@ -48,3 +54,23 @@ def raise_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard
     return soft
+
+
+def lower_priority(niceness: int) -> None:
+    """Leave the processor to others, by so much; for the only process of its session, as our children are.
+
+    Where Linux shares the processor between sessions (sched_autogroup_enabled), a nice value counts within
+    one only: beside other sessions such a process had all that it would have had without.
+    """
+    os.nice(niceness)
+    if os.getsid(0) != os.getpid():
+        return
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            _AUTOGROUP.write_text(str(niceness))
+        except BlockingIOError:
+            time.sleep(_AUTOGROUP_REST_S)
+        except OSError:  # there are none
+            return
+        else:
+            return

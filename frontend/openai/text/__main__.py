@@ -7,7 +7,6 @@ limited address space makes what eats memory fail here. Ends with its socket.
 
 import contextlib
 import gc
-import os
 import resource
 import signal
 import socket
@@ -18,6 +17,7 @@ import msgspec
 
 from ....ipc.processes.heap import trim_heap
 from ....ipc.processes.process import EXIT_OK, Lifeline
+from ....ipc.processes.process_limits import lower_priority
 from ...text.tokenizer import Tokenizer, load_tokenizer
 from ..limits import MAX_TEXT_MEMORY_BYTES
 from .jobs import FrameReader, Ready, TextArgs, decode_job, encode_body, make_frame
@@ -37,7 +37,7 @@ def main() -> int:
     if args.is_background:
         # A short job's limit is near; a long one shall not go on for a parent that is gone.
         lifeline.watch(0.0)
-        os.nice(_NICENESS)
+        lower_priority(_NICENESS)
         after_job = trim_heap
     with socket.socket(fileno=args.socket_fd) as jobs, contextlib.suppress(ConnectionError):
         _set_time_limit(_MAX_LOAD_S)

@@ -26,6 +26,7 @@ from quire.frontend.text.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import load_tokenizer
 
 CHAT = "/v1/chat/completions"
+AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 # The first word of a conversation says what the template does with it.
 TEMPLATE = """{% set ask = messages[0].content %}
 {% if ask == 'endless' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
@@ -117,6 +118,18 @@ def test_ids_are_those_of_the_template_and_the_tokenizer_short_and_long():
         assert long.error["message"].startswith("prompt='")
         assert "tokens': at most 4095 (max_model_len=4096" in long.error["message"]
         assert long.error["code"] == "context_length_exceeded"
+
+    run_with_processes(scenario, pocket_folder())
+
+
+def test_the_process_of_long_texts_leaves_the_processor_to_those_of_other_sessions() -> None:
+    async def scenario(client: AsgiClient, serving: Serving) -> None:
+        assert (await client.post("/tokenize", {"prompt": "one " * 10_000})).status == 200
+        pid = serving.text.pids[-1]
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + 5)
+        if AUTOGROUPS.exists() and AUTOGROUPS.read_text().strip() == "1":
+            assert Path(f"/proc/{pid}/autogroup").read_text().split()[-2:] == ["nice", "5"]
 
     run_with_processes(scenario, pocket_folder())
 
