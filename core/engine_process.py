@@ -21,9 +21,11 @@ import msgspec
 import zmq
 
 from ..ipc.due import until_ms
+from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
-from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs
+from ..ipc.network.served_files import hash_served_files
+from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs, NetworkArgs
 from ..ipc.processes.process import (
     EXIT_CRASHED,
     EXIT_OK,
@@ -39,6 +41,8 @@ from ..ipc.sockets import NOBLOCK, bind_router, send_to
 from .clients.client_registry import ClientRegistry
 from .clients.group_roster import GroupRoster
 from .clients.listener import Listener
+from .clients.network_door import NetworkDoor
+from .clients.remote_clients import is_remote
 from .engine_loop import EngineEnd, EngineLoop
 from .executor import make_executor
 from .stats.engine_facts import StartupClock
@@ -65,15 +69,23 @@ class EngineCoreProcess:
         max_frame_bytes = find_max_frame_bytes(config.model.max_model_len)
         self._router = bind_router(self._context, args.client_address, max_frame_bytes=max_frame_bytes)
         self._listener = Listener(self._router, args.client_address)
+        self._door = _open_door(args.network, max_frame_bytes)
         self._executor = make_executor(config, self._context, args.worker_address)
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
+        if self._door is not None:
+            self._registry.files = hash_served_files(config.model.model, config.model.tokenizer)
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
         self._lifeline_fd = lifeline_fd
         self._signals = catch_signals(signal.SIGTERM)
         self._poller = zmq.Poller()
-        for one in (self._router, self._listener.lost_fd, lifeline_fd, self._signals.fileno()):
+        self._client_poller = zmq.Poller()
+        for one in (self._router, *([] if self._door is None else [self._door.router])):
+            self._poller.register(one, zmq.POLLIN)
+            self._client_poller.register(one, zmq.POLLIN)
+        lost_fds = [door.lost_fd for door in self._doors]
+        for one in (*lost_fds, lifeline_fd, self._signals.fileno()):
             self._poller.register(one, zmq.POLLIN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the user's program's business
 
@@ -88,6 +100,8 @@ class EngineCoreProcess:
             exit_code = EXIT_CRASHED
         self._executor.stop(STOP_GRACE_S)
         self._listener.stop()
+        if self._door is not None:
+            self._door.stop(linger_ms=200)
         self._context.destroy(linger=200)
         return exit_code
 
@@ -116,10 +130,10 @@ class EngineCoreProcess:
         if self._lifeline_fd in ready or self._signals.fileno() in ready:
             self._loop.finish(EXIT_OK, "the engine was stopped")
             return
-        if self._listener.lost_fd in ready and self._listener.has_lost_one():
+        if any(door.lost_fd in ready and door.has_lost_one() for door in self._doors):
             self._registry.leases.note_disconnect()
         self._listener.restore(time.monotonic())
-        self._loop.run_turn(self._receive() if self._router in ready else ())
+        self._loop.run_turn(self._receive() if self._has_messages(ready) else ())
 
     def _wait(self) -> dict[object, int]:
         """Until something arrives or the loop has something to do."""
@@ -137,12 +151,21 @@ class EngineCoreProcess:
 
     # Clients.
 
+    @property
+    def _doors(self) -> list[Listener | NetworkDoor]:
+        return [self._listener] if self._door is None else [self._listener, self._door]
+
+    def _has_messages(self, ready: dict[object, int]) -> bool:
+        return self._router in ready or (self._door is not None and self._door.router in ready)
+
     def _receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """The messages that have arrived; the ROUTER takes clients in turn."""
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self._router.recv_multipart(NOBLOCK)
                 yield identity, frames
+        if self._door is not None:
+            yield from self._door.receive()
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
@@ -150,7 +173,10 @@ class EngineCoreProcess:
             frames = self._loop.codec.encode(message)
             if self._faults is not None and isinstance(message, EngineCoreOutputs):
                 frames = self._faults.corrupt("core.outputs_frame", frames)
-            send_to(self._router, identity, frames)
+            if self._door is not None and is_remote(identity):
+                self._door.send(identity, frames)
+            else:
+                send_to(self._router, identity, frames)
             return True
         except zmq.Again:
             return False
@@ -163,7 +189,7 @@ class EngineCoreProcess:
         """Clients are told only what is final: else another core takes this one's place."""
         if end.exit_code == EXIT_START_FAILED:
             if not self._registry.clients:  # a fast failure: who started this has not said Hello yet
-                self._router.poll(FIRST_HELLO_TIMEOUT_MS)
+                self._client_poller.poll(FIRST_HELLO_TIMEOUT_MS)
                 self._loop.take_messages(self._receive())
             self._say_last_words(Refusal(end.reason, end.kind))
         elif end.exit_code == EXIT_WORKER_LOST:
@@ -181,9 +207,20 @@ class EngineCoreProcess:
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
         self._registry.deliver()
         while self._registry.clients and (left_s := deadline - time.monotonic()) > 0:
-            if self._router.poll(int(left_s * 1000)):
+            if self._client_poller.poll(int(left_s * 1000)):
                 self._loop.take_messages(self._receive())
             self._registry.deliver()
+
+
+def _open_door(args: NetworkArgs | None, max_frame_bytes: int) -> NetworkDoor | None:
+    """Where other machines' clients come in. Without keys nobody does, and this machine's go on."""
+    if args is None:
+        return None
+    try:
+        return NetworkDoor(args, max_frame_bytes)
+    except QuireError as error:
+        _log.error("no client of another machine can come until the engine is restarted: %s", error)
+        return None
 
 
 def main() -> NoReturn:

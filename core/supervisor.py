@@ -36,6 +36,7 @@ from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
 from ..ipc.processes.process_limits import raise_file_limit
 from .supervision.group_commands import GroupCommands
+from .supervision.network_ports import NetworkPorts
 from .supervision.reporter import Reporter
 from .supervision.supervised_group import SupervisedGroup
 
@@ -54,10 +55,13 @@ class Supervisor:
         reporter: Reporter,
         signals: socket.socket,
         lifeline_fd: int | None,
+        ports: NetworkPorts | None = None,
     ) -> None:
+        """`ports`: where clients of other machines come."""
         self._args = args
         self._reporter = reporter
         self._run_dir = run_dir
+        self._ports = ports
         self._has_been_ready = False
         self._exit_code: int | None = None
         self._signals = signals
@@ -71,7 +75,12 @@ class Supervisor:
             self._poller.register(lifeline_fd, zmq.POLLIN)
         self._control = ControlSocket(run_dir.path)
         self._group = SupervisedGroup(
-            run_dir, args.config, CORE_MODULE, self._poller, lambda phase: reporter.report(PhaseReport(phase))
+            run_dir,
+            args.config,
+            CORE_MODULE,
+            self._poller,
+            lambda phase: reporter.report(PhaseReport(phase)),
+            ports,
         )
         self._commands = GroupCommands(self._group, self._control.answer)
         self._lost: set[int] = set()  # engines whose loss was said
@@ -81,6 +90,7 @@ class Supervisor:
             pid=os.getpid(),
             started_at=time.time(),
             fault_hooks=args.config.fault_hooks,
+            listen="" if ports is None else str(ports.address),
         )
         self._told = b""  # the state as it was written last
 
@@ -92,6 +102,8 @@ class Supervisor:
                 self._turn()
         finally:
             self._group.stop()
+            if self._ports is not None:
+                self._ports.close()
             self._control.close()
             self._run_dir.remove()
         return self._exit_code
@@ -240,9 +252,12 @@ def run_supervisor() -> NoReturn:
     # Before the directory is made: a signal from now on ends in the way that removes it.
     signals = catch_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     try:
+        ports = None
+        if args.listen:
+            ports = NetworkPorts(args.listen, args.keys, args.config.parallel.data_parallel_size)
         run_dir = RunDirectory.create_named(args.name)
     except QuireError as error:
         reporter.report(FailedReport(str(error), type(error).__name__))
         sys.exit(EXIT_START_FAILED)
     lifeline_fd = lifeline.fd if args.ends_with_parent else None
-    sys.exit(Supervisor(args, run_dir, reporter, signals, lifeline_fd).run())
+    sys.exit(Supervisor(args, run_dir, reporter, signals, lifeline_fd, ports).run())

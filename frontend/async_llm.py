@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +21,7 @@ from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_o
 from .client.async_engine_core_client import AsyncMPClient, attach_async_client, make_async_client
 from .client.async_requests import AsyncRequests, OutputCollector
 from .client.owner_loop import OwnerLoop
+from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .client.utility_calls import AsyncUtilityCalls
 from .engine_args import EngineArgs
 from .input_processor import InputProcessor, PreparedParams
@@ -50,20 +52,26 @@ class AsyncLLM(AsyncUtilityCalls):
         self,
         engine_args: EngineArgs | None = None,
         *,
-        attach: str | None = None,
+        attach: Attachment | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        model: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
         client_kind: str = "AsyncLLM",
         client_weight: float = 1.0,
     ) -> None:
         """Check the arguments; nothing is started. Raises ConfigError or ModelError.
 
-        attach: a daemon's name, instead of engine_args. client_kind: what people who look at the daemon see;
+        attach: a daemon's name, instead of engine_args. keys, model, tokenizer: as LLM's, with a daemon of
+        another machine. client_kind: what people who look at the daemon see;
         client_weight: this client's share there under the fair policy.
         """
         if attach is not None and engine_args is not None:
             raise ConfigError(
                 "attach", attach, "given without engine arguments: the daemon's engine has its own"
             )
-        self._attach = attach or ""
+        if attach is None:
+            check_unattached(keys=keys, model=model, tokenizer=tokenizer)
+        self._attach = "" if attach is None else choose_attachment(attach, keys, model, tokenizer)
         self._client_kind, self._client_weight = client_kind, client_weight
         self._config = (engine_args or EngineArgs()).create_engine_config() if attach is None else None
         self._start_lock = asyncio.Lock()
@@ -334,8 +342,10 @@ async def _start_engine(
         raise
 
 
-async def _attach(name: str, client_kind: str, weight: float) -> tuple[AsyncMPClient, Tokenizer | None]:
-    client = await attach_async_client(name, client_kind, weight)
+async def _attach(
+    daemon: Attachment, client_kind: str, weight: float
+) -> tuple[AsyncMPClient, Tokenizer | None]:
+    client = await attach_async_client(daemon, client_kind, weight)
     try:
         return client, await asyncio.to_thread(load_named_tokenizer, client.facts.tokenizer)
     except BaseException:

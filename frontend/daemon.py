@@ -35,8 +35,9 @@ from ..ipc.daemon.daemon_state import (
     read_state,
 )
 from ..ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
-from ..ipc.errors import DaemonError, EngineStartError, raise_remote
+from ..ipc.errors import ConfigError, DaemonError, EngineStartError, raise_remote
 from ..ipc.messages import OBSERVER_KINDS
+from ..ipc.network.listening import check_listening
 from ..ipc.processes.child_args import CORE_MODULE
 from ..ipc.processes.process import EXIT_OK, ChildProcess, wait_readable
 from ..ipc.processes.process_state import is_stopped
@@ -159,15 +160,28 @@ class DaemonStarter:
         return msgspec.json.decode(line, type=SupervisorReport)
 
 
-def start_daemon(name: str, config: EngineConfig, on_phase: Callable[[str], None] | None = None) -> int:
+def start_daemon(
+    name: str,
+    config: EngineConfig,
+    on_phase: Callable[[str], None] | None = None,
+    *,
+    listen: str | None = None,
+    keys: str | None = None,
+) -> int:
     """Start a daemon in the background and wait until it is ready; returns its supervisor's pid.
+
+    listen: tcp://HOST:PORT, where clients of other machines come that have keys; `keys`: the folder of them.
 
     Raises DaemonError if one of this name runs, ConfigError, ModelError or EngineStartError.
     """
     check_name_is_free(name)
+    address = check_listening(listen, keys)
+    if address is not None and config.fault_hooks and not address.is_loopback:
+        raise ConfigError("fault_hooks", config.fault_hooks, f"none with listen={listen}")
+    network = {} if listen is None or keys is None else {"listen": listen, "keys": os.path.abspath(keys)}
     log = _open_log(name)
     try:
-        starter = DaemonStarter(SupervisorArgs(name=name, config=config), stderr=log)
+        starter = DaemonStarter(SupervisorArgs(name=name, config=config, **network), stderr=log)
     finally:
         os.close(log)
     starter.wait_until_ready(on_phase)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -15,6 +16,7 @@ from ..ipc.messages import SchedulerStats
 from ..ipc.pooling_params import PoolingParams, PoolingTask
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
+from .client.remote_daemon import check_unattached, choose_attachment
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, PreparedParams
 from .llm_engine import LLMEngine
@@ -46,8 +48,10 @@ class LLM:
     """A model, its engine and its processes. Use it with `with`, or call `close`, or just drop it.
 
     Takes the arguments of EngineArgs by name; or `attach`, the name of a running daemon, whose engine it then
-    shares with others and leaves running. Calls wait until all their requests have finished, `enqueue` apart;
-    an exception or Ctrl-C in one ends its requests and leaves the engine usable.
+    shares with others and leaves running. With attach='tcp://HOST:PORT' that is a daemon of another machine:
+    `keys` is the folder of this client's keys, and `model` (and `tokenizer`) has copies of what the engine's
+    folder has beside the weights. Calls wait until all their requests have finished, `enqueue` apart; an
+    exception or Ctrl-C in one ends its requests and leaves the engine usable.
 
     Threads may share it: what several generate at the same time runs in one batch, other calls are answered
     meanwhile, and each call raises only what is its own. After `close`, and in a fork of this process, every
@@ -55,7 +59,13 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, attach: str | None = None, client_weight: float = 1.0, **args: Any
+        self,
+        model: str | None = None,
+        *,
+        attach: str | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        client_weight: float = 1.0,
+        **args: Any,
     ) -> None:
         """Start an engine, or come to a daemon's. `model` is the pocket model if nothing is given.
 
@@ -63,9 +73,12 @@ class LLM:
         ModelError (ValueErrors), EngineStartError, or DaemonError when no daemon of that name runs.
         """
         if attach is not None:
-            check_attach_arguments(model, args)
-            self.llm_engine = LLMEngine.attach(attach, client_kind="LLM", weight=client_weight)
+            tokenizer = args.pop("tokenizer", None)
+            check_attach_arguments(args)
+            daemon = choose_attachment(attach, keys, model, tokenizer)
+            self.llm_engine = LLMEngine.attach(daemon, client_kind="LLM", weight=client_weight)
         else:
+            check_unattached(keys=keys)
             values = {"model": POCKET if model is None else model, **args}
             self.llm_engine = LLMEngine.from_engine_args(EngineArgs.from_dict(values))
         self._request_numbers = itertools.count()
@@ -391,10 +404,9 @@ class LLM:
         return [params] * num_prompts
 
 
-def check_attach_arguments(model: str | None, engine_args: Mapping[str, Any]) -> None:
+def check_attach_arguments(engine_args: Mapping[str, Any]) -> None:
     """A running engine has been configured: raise ConfigError for arguments that would do so again."""
-    given = {**({} if model is None else {"model": model}), **engine_args}
-    for name, value in given.items():
+    for name, value in engine_args.items():
         raise ConfigError(name, value, "not given with attach: the daemon's engine has its own")
 
 

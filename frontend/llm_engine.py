@@ -20,6 +20,7 @@ from .client.engine_core_client import (
     make_call_timeout,
     make_sync_client,
 )
+from .client.remote_daemon import Attachment
 from .client.turns import Turns
 from .client.utility_calls import UtilityCalls
 from .engine_args import EngineArgs
@@ -77,9 +78,12 @@ class LLMEngine(UtilityCalls):
             raise
 
     @classmethod
-    def attach(cls, name: str, *, client_kind: str = "LLMEngine", weight: float = 1.0) -> Self:
-        """Come to a running daemon, which `close` leaves. Raises DaemonError, ConfigError for a bad name."""
-        client = attach_sync_client(name, client_kind, weight)
+    def attach(cls, daemon: Attachment, *, client_kind: str = "LLMEngine", weight: float = 1.0) -> Self:
+        """Come to a running daemon, which `close` leaves. Raises DaemonError, ConfigError for a bad name.
+
+        `daemon`: its name, or what `choose_attachment` says of one on another machine.
+        """
+        client = attach_sync_client(daemon, client_kind, weight)
         try:
             return cls(client, load_named_tokenizer(client.facts.tokenizer))
         except BaseException:

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from .beam_search import BeamSearch
 from .config import RecoveryConfig
+from .network.served_files import ServedFiles
 from .pooling_params import PoolingParams
 from .prefix_digest import EngineDigest
 from .sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
@@ -142,6 +143,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka_dimensions: tuple[int, ...] = ()  # to one of these; empty: to any number up to embedding_size
     num_labels: int = 0  # numbers of a classifier's answer; 0: it is none
     has_token_types: bool = False  # whether EngineCoreRequest.type_start means something to the model
+    files: ServedFiles | None = None  # of the model that frontends read; only told over the network
 
 
 class RosterEntry(msgspec.Struct, array_like=True, frozen=True):

@@ -21,12 +21,16 @@ import zmq
 from .codec import MAX_BODY_BYTES
 from .daemon.private_folder import make_socket_folder
 from .errors import ConfigError
+from .network.keys import ClientKeys, ServerKeys
 
 HIGH_WATER_MARK = 1024  # messages a peer may have queued before its sender sees EAGAIN
 ROUTER_RECEIVE_HIGH_WATER_MARK = 262_144
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 1500  # a client's lease: one that is stopped is dropped, and comes back later
 WORKER_HEARTBEAT_TIMEOUT_MS = 10_000  # losing this connection loses steps, and a starved worker is only late
+NETWORK_SILENCE_MS = 3000  # after which a client of the network takes its connection for lost
+NETWORK_HANDSHAKE_MS = 3000  # what a connection over TCP gets to show its key
+NETWORK_RECONNECT_MAX_MS = 500
 RECONNECT_INTERVAL_MS = 20  # a restarted engine is found this soon
 LINGER_MS = 500  # last words (an EngineDead, a Goodbye) get this long to leave
 MAX_IPC_PATH_BYTES = 107  # sockaddr_un holds 108 with the closing zero
@@ -60,6 +64,35 @@ def bind_router(
 
     Without a heartbeat time-out a stopped peer keeps its connection. Who sends a longer frame loses its own.
     """
+    socket = _make_router(context, heartbeat_timeout_ms, max_frame_bytes)
+    make_socket_folder(Path(address.removeprefix("ipc://")))
+    socket.bind(address)
+    return socket
+
+
+def bind_network_router(
+    context: zmq.Context[zmq.Socket[bytes]], listening_fd: int, keys: ServerKeys, *, max_frame_bytes: int
+) -> zmq.Socket[bytes]:
+    """As `bind_router`, for clients that come over TCP with CURVE keys to a socket that listens already.
+
+    Who is let in a ZAP handler of this context says; without one nobody is. A client takes the connection
+    for lost that has brought nothing, not even a heartbeat, for NETWORK_SILENCE_MS.
+    """
+    socket = _make_router(context, HEARTBEAT_TIMEOUT_MS, max_frame_bytes)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, NETWORK_SILENCE_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, NETWORK_HANDSHAKE_MS)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"quire")
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.setsockopt(zmq.USE_FD, listening_fd)
+    socket.bind("tcp://127.0.0.1:0")  # of which libzmq takes only the scheme
+    return socket
+
+
+def _make_router(
+    context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ms: int | None, max_frame_bytes: int
+) -> zmq.Socket[bytes]:
     socket = _configure(context.socket(zmq.ROUTER))
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.RCVHWM, ROUTER_RECEIVE_HIGH_WATER_MARK)
@@ -68,20 +101,25 @@ def bind_router(
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who comes back must not find its old self in the way
-    make_socket_folder(Path(address.removeprefix("ipc://")))
-    socket.bind(address)
     return socket
 
 
 def connect_dealer(
-    socket: _SocketT, address: str, identity: bytes | None = None, *, high_water_mark: int = HIGH_WATER_MARK
+    socket: _SocketT,
+    address: str,
+    identity: bytes | None = None,
+    *,
+    high_water_mark: int = HIGH_WATER_MARK,
+    keys: ClientKeys | None = None,
 ) -> _SocketT:
     """Set up a fresh DEALER `socket` (of a plain or asyncio context) and connect it.
 
     `identity` defaults to a random one. Nothing is queued before the connection stands (ZMQ_IMMEDIATE), so
-    nothing can be handed to an engine that was not there when it was sent.
+    nothing can be handed to an engine that was not there when it was sent. `keys`: of a TCP address.
     """
     _configure(socket)
+    if keys is not None:
+        _use_keys(socket, keys)
     socket.setsockopt(zmq.SNDHWM, high_water_mark)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
     socket.setsockopt(zmq.IDENTITY, identity or b"c" + secrets.token_bytes(IDENTITY_BYTES - 1))
@@ -107,6 +145,15 @@ def send_to(router: zmq.Socket[bytes], identity: bytes, frames: tuple[bytes]) ->
     """
     router.send(identity, _MORE_NOBLOCK)
     router.send(frames[0], NOBLOCK)
+
+
+def _use_keys(socket: zmq.Socket[bytes], keys: ClientKeys) -> None:
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, NETWORK_HANDSHAKE_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, NETWORK_RECONNECT_MAX_MS)
 
 
 def _configure(socket: _SocketT) -> _SocketT:

@@ -32,11 +32,13 @@ from ...ipc.messages import (
     UtilityResult,
     Welcome,
 )
+from ...ipc.network.served_files import ServedFiles
 from ..engine_core import EngineCore
 from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings
 from .clients import Client, LeaseWatch
 from .group_roster import GroupRoster
+from .remote_clients import adapt_request, check_call, find_refusal, is_remote, to_remote_facts
 from .utility_calls import UtilityCalls
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class ClientRegistry:
         self.clients: dict[bytes, Client] = {}
         self.core: EngineCore | None = None
         self.facts: EngineFacts | None = None
+        self.files: ServedFiles | None = None  # what clients of other machines are told of the model's
         self.leases = LeaseWatch(clock)  # says when to `check_leases`
         self._epoch = epoch
         self._started_at = started_at
@@ -97,7 +100,7 @@ class ClientRegistry:
             case EngineRoster():
                 self._take_roster(identity, message)
             case EngineCoreRequest() if core is not None:
-                core.add_request(identity, message)
+                core.add_request(identity, adapt_request(message) if is_remote(identity) else message)
             case EngineCoreRequests(requests=requests) if core is not None:
                 for request in requests:
                     self.take(identity, request)
@@ -106,6 +109,8 @@ class ClientRegistry:
             case FrontendCounts() if core is not None:
                 core.add_counts(message)
             case UtilityCall() if core is not None:
+                if is_remote(identity):
+                    check_call(message)
                 self._calls.add(identity, message)
             case _ if core is None:
                 raise ProtocolError("Hello and its Welcome come before any other message")
@@ -179,6 +184,9 @@ class ClientRegistry:
             reason = f"this engine speaks protocol version {PROTOCOL_VERSION}, not {hello.protocol_version}"
             self.reply(identity, Refusal(reason))
             return
+        if is_remote(identity) and (refusal := find_refusal(hello)) is not None:
+            self.reply(identity, Refusal(refusal))
+            return
         self.forget(identity)  # it begins anew and will add again what it still wants
         hello = msgspec.structs.replace(hello, client_kind=make_printable(hello.client_kind))
         self.clients[identity] = Client(hello, self._clock())
@@ -190,6 +198,8 @@ class ClientRegistry:
     def _welcome(self, identity: bytes, core: EngineCore, facts: EngineFacts) -> None:
         hello = self.clients[identity].hello
         core.set_client(identity, hello.weight)
+        if is_remote(identity):
+            facts = to_remote_facts(facts, self.files)
         group = self._group
         self.reply(
             identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number, group.index, group.roster)

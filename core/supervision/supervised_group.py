@@ -14,6 +14,7 @@ from ...ipc.due import find_earliest
 from ...ipc.errors import DaemonError
 from ...ipc.messages import EngineRoster, RosterEntry
 from ...ipc.processes.core_child import CoreChild
+from .network_ports import NetworkPorts
 from .supervised_engine import SupervisedEngine
 
 _log = logging.getLogger(__name__)
@@ -29,14 +30,18 @@ class SupervisedGroup:
         module: str,
         poller: zmq.Poller,
         on_phase: Callable[[str], None],
+        ports: NetworkPorts | None = None,
     ) -> None:
-        """`module` is what a core is (child_args.py). `on_phase` is told how the first start goes."""
+        """`module` is what a core is (child_args.py). `on_phase` is told how the first start goes. `ports`:
+        where clients of other machines come.
+        """
         self.engines: dict[int, SupervisedEngine] = {}
         self._run_dir = run_dir
         self._config = config
         self._module = module
         self._poller = poller
         self._on_phase = on_phase
+        self._ports = ports
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._next_index = 0
         self._roster: EngineRoster | None = None  # as all were told last
@@ -106,14 +111,17 @@ class SupervisedGroup:
             raise DaemonError(f"engine {engine.state.index} cannot be {wish}: no other takes requests")
 
     def add(self) -> SupervisedEngine:
-        """Start one more, whose number nobody has had. Raises DaemonError if there are too many."""
+        """Start one more, whose number nobody has had. Raises DaemonError if there are too many, ConfigError
+        if its port is not free.
+        """
         if len(self.engines) >= MAX_ENGINES:
             raise DaemonError(
                 f"there are {len(self.engines)} engines, and no more than {MAX_ENGINES} are allowed"
             )
         index, rank = self._next_index, len(self.running)
         config = self._config.for_engine(rank, max(self._num_first, rank + 1))
-        core = CoreChild(self._run_dir, config, self._module, index)
+        network = None if self._ports is None else self._ports.open(index)
+        core = CoreChild(self._run_dir, config, self._module, index, network)
         core.set_roster(self._roster)
         state = EngineState(index=index, socket=make_engine_name(CLIENT_SOCKET_NAME, index))
         engine = SupervisedEngine(
@@ -132,6 +140,8 @@ class SupervisedGroup:
         if self._roster is not None:
             engine.tell_roster(self._roster)  # its own clients hear it from it, too
         engine.stop()
+        if self._ports is not None:
+            self._ports.close_one(engine.state.index)
 
     def set_shares(self) -> None:
         """Divide the machine anew, for the cores that are started from now on."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 
 from ...ipc.errors import ConfigError
+from ...ipc.network.tcp_address import is_tcp
+from ..client.remote_daemon import Attachment, check_unattached, choose_attachment
 from ..engine_args import EngineArgs
 from ..models.model_folder import POCKET
 from .parser import Parser
@@ -20,7 +23,14 @@ def add_engine_options(parser: Parser, takes_several: bool = False) -> None:
     if takes_several:
         text += "; repeated: several daemons' models behind one address"
     parser.add_argument("--attach", metavar="NAME", action="append" if takes_several else "store", help=text)
+    add_keys_option(parser)
     EngineArgs.add_cli_args(parser)
+
+
+def add_keys_option(parser: Parser) -> None:
+    """Add --keys."""
+    text = "folder of this client's keys, for --attach tcp://HOST:PORT (see `quire keys`)"
+    parser.add_argument("--keys", metavar="DIR", help=text)
 
 
 def read_engine_choice(options: argparse.Namespace, model: str = POCKET) -> EngineArgs | None:
@@ -29,12 +39,37 @@ def read_engine_choice(options: argparse.Namespace, model: str = POCKET) -> Engi
     model: the command's default.
     """
     if options.attach is None:
+        check_unattached(keys=options.keys)
         return EngineArgs.from_cli_args(options)
+    files = ("model", "tokenizer") if _is_remote(options.attach) else ()
     for item in fields(EngineArgs):
-        if item.name in _OF_COMMANDS:
+        if item.name in (*_OF_COMMANDS, *files):
             continue
         default = model if item.name == "model" else item.default
         value = getattr(options, item.name, default)
         if value != default:
             raise ConfigError(item.name, value, "not given with --attach: the daemon's engine has its own")
+    if files:
+        options.attach = _choose_remote(options, options.model)
     return None
+
+
+def choose_daemons(names: Sequence[str], keys: str | None) -> list[Attachment]:
+    """Daemons only to look at. Raises ConfigError."""
+    if not any(map(is_tcp, names)):
+        check_unattached(keys=keys)
+    return [choose_attachment(name, keys if is_tcp(name) else None, looks_only=True) for name in names]
+
+
+def _is_remote(attach: str | list[str]) -> bool:
+    return any(map(is_tcp, [attach] if isinstance(attach, str) else attach))
+
+
+def _choose_remote(options: argparse.Namespace, model: str) -> Attachment | list[Attachment]:
+    """A daemon of another machine; of several some may be of this one, and one model has copies here."""
+    if isinstance(options.attach, str):
+        return choose_attachment(options.attach, options.keys, model, options.tokenizer)
+    return [
+        choose_attachment(name, options.keys, model, options.tokenizer) if is_tcp(name) else name
+        for name in options.attach
+    ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ..client.remote_daemon import Attachment
 from ..engine_args import EngineArgs
 from ..llm_engine import LLMEngine
 from .progress import PhaseLine
 
 
-def start_engine(engine_args: EngineArgs | None, attach: str | None) -> LLMEngine:
+def start_engine(engine_args: EngineArgs | None, attach: Attachment | None) -> LLMEngine:
     """Start an engine, or come to the daemon `attach` where `engine_args` is None.
 
     Raises ConfigError or ModelError before anything is started, EngineStartError if it fails, DaemonError

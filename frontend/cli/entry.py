@@ -33,6 +33,7 @@ COMMANDS = {
     "embed": Command("turn texts into vectors", "embed"),
     "rerank": Command("order documents by how well they answer a query", "rerank"),
     "daemon": Command("start, stop, restart an engine in the background", "daemon", prints=False),
+    "keys": Command("make keys for frontends on other machines", "keys"),
     "ps": Command("list the daemons that run", "ps"),
     "top": Command("watch an engine in the terminal", "top"),
     "run-batch": Command("run a file of OpenAI requests, a result line for each", "run_batch", prints=False),

@@ -9,6 +9,7 @@ from ...ipc.errors import PromptError, RequestFailedError
 from ...ipc.messages import EngineFacts
 from ...ipc.sampling_params import SamplingParams
 from ..chat import ChatTurns
+from ..client.remote_daemon import Attachment
 from ..engine_args import EngineArgs
 from ..input_processor import PreparedParams
 from ..llm_engine import read_served_sampling
@@ -24,7 +25,7 @@ from .engine_start import start_engine
 class Session:
     """Starts an engine, or comes to a daemon's, and lets go of it when left, whatever happens in between."""
 
-    def __init__(self, engine_args: EngineArgs | None, attach: str | None = None) -> None:
+    def __init__(self, engine_args: EngineArgs | None, attach: Attachment | None = None) -> None:
         """As `start_engine`."""
         self._engine = start_engine(engine_args, attach)
         self._num_requests = 0

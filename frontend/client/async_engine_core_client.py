@@ -25,7 +25,8 @@ from .async_pump import AsyncPump
 from .engine_connection import PhaseCallback
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
 from .engine_links import EngineLink, EngineLinks
-from .engines import Engine, find_engines, start_engines
+from .engines import Engine, start_engines
+from .remote_daemon import Attachment, find_daemon_engines
 
 
 async def make_async_client(config: EngineConfig, on_phase: PhaseCallback | None = None) -> AsyncMPClient:
@@ -38,9 +39,9 @@ async def make_async_client(config: EngineConfig, on_phase: PhaseCallback | None
     return client
 
 
-async def attach_async_client(name: str, client_kind: str, weight: float = 1.0) -> AsyncMPClient:
+async def attach_async_client(daemon: Attachment, client_kind: str, weight: float = 1.0) -> AsyncMPClient:
     """Attach to a running daemon. Raises DaemonError when there is none of this name."""
-    client = AsyncMPClient(find_engines(name), client_kind=client_kind, weight=weight)
+    client = AsyncMPClient(find_daemon_engines(daemon), client_kind=client_kind, weight=weight)
     await client.wait_until_ready(ATTACH_TIMEOUT_S)
     return client
 

@@ -13,12 +13,16 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.client_protocol import GOODBYE, ClientProtocol
-from ...ipc.errors import EngineDeadError
+from ...ipc.errors import EngineDeadError, ModelError
 from ...ipc.messages import EngineCoreOutput
+from ...ipc.network.keys import ClientKeys
 from ...ipc.sockets import NOBLOCK, connect_dealer, has_message, read_events
 from .engines import Engine, PlannedRestart
+from .handshake_watch import FAILURES, HandshakeWatch
 
 _HIGH_WATER_MARK = 16384  # requests queued in a frontend before add_request waits for the engine
+
+_CONNECTION_EVENTS = (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED)
 
 PhaseCallback = Callable[[str], None]
 
@@ -38,6 +42,11 @@ class Transport(Protocol):
         """What has happened to the connection since the last call, in order: True made, False lost."""
         ...
 
+    @property
+    def failure(self) -> str | None:
+        """Why there can be no connection, None as far as is known."""
+        return None
+
 
 class EngineSocket(Transport):
     """A DEALER to an engine, and the monitor of its connection.
@@ -46,13 +55,14 @@ class EngineSocket(Transport):
     asked, by whatever call.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
+        """`keys`: of an engine on another machine."""
+        self._handshakes = HandshakeWatch(address) if keys is not None else None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
-        connect_dealer(self._socket, address, high_water_mark=_HIGH_WATER_MARK)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor = self._socket.get_monitor_socket(events if keys is None else events | FAILURES)
+        connect_dealer(self._socket, address, high_water_mark=_HIGH_WATER_MARK, keys=keys)
         self.fd, self.monitor_fd = (
             cast(int, socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)
         )
@@ -75,8 +85,15 @@ class EngineSocket(Transport):
         events: list[bool] = []
         while has_message(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(NOBLOCK))
-            events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            if self._handshakes is not None:
+                self._handshakes.note(event["event"])
+            if event["event"] in _CONNECTION_EVENTS:
+                events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
         return events
+
+    @property
+    def failure(self) -> str | None:
+        return None if self._handshakes is None else self._handshakes.failure
 
     @property
     def events(self) -> int:
@@ -110,6 +127,8 @@ class EngineConnection:
                 self.protocol.connection_made(now)
             else:
                 self.protocol.connection_lost(now)
+        if (failure := self._transport.failure) is not None:
+            self.protocol.end(failure)
 
     def send_waiting(self, now: float) -> None:
         """Send what waits to be sent, as far as the engine's queue takes it."""
@@ -140,7 +159,17 @@ class EngineConnection:
         if protocol.is_open:  # what has answered may be another daemon of the same name
             self.look_at_engine(now)
             protocol.check()
+            self._check_facts()
         return outputs
+
+    def _check_facts(self) -> None:
+        protocol = self.protocol
+        assert protocol.facts is not None
+        try:
+            protocol.facts = self._engine.check_facts(protocol.facts, protocol.engine_index)
+        except ModelError as error:
+            self.protocol.end(str(error))
+            raise
 
     def look_at_engine(self, now: float) -> None:
         """Tell the protocol if the engine has ended. One that was never ready is not started again."""

@@ -31,7 +31,8 @@ from ...ipc.messages import (
 from ...ipc.sockets import POLLIN
 from .engine_connection import PhaseCallback
 from .engine_links import EngineLink, EngineLinks
-from .engines import Engine, find_engines, start_engines
+from .engines import Engine, start_engines
+from .remote_daemon import Attachment, find_daemon_engines
 from .wakeup import Wakeup
 
 UTILITY_TIMEOUT_S = 30.0
@@ -168,7 +169,7 @@ def make_sync_client(config: EngineConfig, on_phase: PhaseCallback | None = None
 
 
 def attach_sync_client(
-    name: str,
+    daemon: Attachment,
     client_kind: str,
     weight: float = 1.0,
     timeout_s: float = ATTACH_TIMEOUT_S,
@@ -176,7 +177,8 @@ def attach_sync_client(
 ) -> SyncClient:
     """Come to a running daemon. Raises DaemonError when there is none of this name, EngineStartError when
     its engine does not answer in time."""
-    return SyncMPClient(find_engines(name), timeout_s, on_phase, client_kind=client_kind, weight=weight)
+    engines = find_daemon_engines(daemon)
+    return SyncMPClient(engines, timeout_s, on_phase, client_kind=client_kind, weight=weight)
 
 
 class SyncMPClient(SyncClient):

@@ -25,7 +25,7 @@ class EngineLink:
         """Raises ConfigError for a weight that the engine would not take."""
         self.engine = engine
         self.is_gone = False  # for good; its socket is closed, or will be
-        self.socket = EngineSocket(engine.address)
+        self.socket = EngineSocket(engine.address, engine.keys)
         try:
             self.connection = EngineConnection(engine, self.socket, client_kind, weight)
         except BaseException:

@@ -14,6 +14,7 @@ from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, make_engine_name
 from ...ipc.daemon.run_dir import RunDirectory, find_daemon, find_named
 from ...ipc.errors import DaemonError, EngineDeadError, QuireError
 from ...ipc.messages import EngineFacts, RosterEntry
+from ...ipc.network.keys import ClientKeys
 from ...ipc.processes.child_args import CORE_MODULE
 from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.liveness import ChildWatch
@@ -48,6 +49,7 @@ class Engine(ABC):
     index: int = 0  # in its group
     is_own: bool = False  # it was started by this client and ends with it
     watch: ChildWatch | None = None  # of an engine that this client may kill
+    keys: ClientKeys | None = None  # with which it is talked to over the network
 
     @abstractmethod
     def check_owner(self) -> None:
@@ -69,6 +71,13 @@ class Engine(ABC):
     def make_sibling(self, entry: RosterEntry) -> Engine:
         """Another engine of its group. Raises DaemonError or ConfigError if it cannot be reached."""
         raise DaemonError(f"engine {entry.index} is not of a daemon")
+
+    def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
+        """What it says of itself at a Welcome, and of its number, as it is to be understood here. Raises
+        ModelError.
+        """
+        del index
+        return facts
 
     @abstractmethod
     def stop(self) -> None:

@@ -58,7 +58,7 @@ def main() -> int:
     args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
     control = Control(args.control_fd)
     engines = args.attach
-    if isinstance(engines, str):
+    if not isinstance(engines, tuple):
         engines = AsyncLLM(attach=engines, client_kind=HTTP_CLIENT_KIND)
 
     def note_serving(models: ServedModels) -> None:

@@ -21,6 +21,7 @@ from ...ipc.errors import EngineDeadError
 from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget
+from ..client.remote_daemon import Attachment
 from .engines.daemon_model import DaemonModel
 from .options import ServerOptions
 from .responses.peers import PeerSockets, listen_for_peers
@@ -40,7 +41,7 @@ class HttpArgs(msgspec.Struct, frozen=True, kw_only=True):
     each other for stored responses.
     """
 
-    attach: str | tuple[DaemonModel, ...]
+    attach: Attachment | tuple[DaemonModel, ...]
     options: ServerOptions
     listening_fd: int
     control_fd: int
@@ -52,7 +53,7 @@ class HttpProcess:
 
     def __init__(
         self,
-        attach: str | tuple[DaemonModel, ...],
+        attach: Attachment | tuple[DaemonModel, ...],
         options: ServerOptions,
         listening_socket: socket.socket,
         budget: RestartBudget,
@@ -129,7 +130,7 @@ class HttpGroup:
 
     def __init__(
         self,
-        attach: str | tuple[DaemonModel, ...],
+        attach: Attachment | tuple[DaemonModel, ...],
         options: ServerOptions,
         listening_socket: socket.socket,
         num_processes: int,

@@ -28,6 +28,8 @@ class SupervisorArgs(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     config: EngineConfig
     ends_with_parent: bool = False
+    listen: str = ""  # tcp://HOST:PORT, where clients of other machines come; '': nowhere
+    keys: str = ""  # the folder with the keys for that
 
 
 class EngineState(msgspec.Struct, kw_only=True):
@@ -54,6 +56,7 @@ class DaemonState(msgspec.Struct, kw_only=True):
     last_loss: str = ""  # why the core was restarted last
     fault_hooks: str = ""  # with which it was started
     engines: list[EngineState] = []
+    listen: str = ""  # where clients of other machines come; '': nowhere
 
 
 class PhaseReport(msgspec.Struct, frozen=True, tag="phase"):

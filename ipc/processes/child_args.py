@@ -15,6 +15,13 @@ SPARE_ROLE = "spare-worker"
 PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
 
 
+class NetworkArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a core listens for clients from other machines."""
+
+    listening_fd: int  # which the core inherits
+    keys: str  # the folder with the daemon's keys and its clients'
+
+
 class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     """An engine core: where to listen for clients and for its worker, and what to run."""
 
@@ -26,6 +33,7 @@ class CoreArgs(msgspec.Struct, frozen=True, kw_only=True):
     engine_index: int = 0
     roster: EngineRoster | None = None  # of the group that it belongs to; None: there is no other engine
     owner_identity: bytes = b""  # of the socket from which a changed roster comes; empty: from nowhere
+    network: NetworkArgs | None = None  # None: only this machine's clients come
 
 
 class GroupArgs(msgspec.Struct, frozen=True, kw_only=True):

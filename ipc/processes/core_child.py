@@ -12,7 +12,7 @@ from ..daemon.daemon_state import CLIENT_SOCKET_NAME, JOURNAL_NAME, WORKER_SOCKE
 from ..daemon.run_dir import RunDirectory
 from ..messages import EngineRoster
 from ..sockets import IDENTITY_BYTES
-from .child_args import CoreArgs
+from .child_args import CoreArgs, NetworkArgs
 from .liveness import ChildWatch
 from .managed_child import ManagedChild
 from .process import ChildProcess
@@ -23,7 +23,14 @@ STOP_GRACE_S = 1.5  # what a core gets to end itself and its worker before it is
 class CoreChild(ManagedChild[ChildProcess]):
     """One core after the other in `run_dir`; those that replace a lost one have the config for that."""
 
-    def __init__(self, run_dir: RunDirectory, config: EngineConfig, module: str, index: int = 0) -> None:
+    def __init__(
+        self,
+        run_dir: RunDirectory,
+        config: EngineConfig,
+        module: str,
+        index: int = 0,
+        network: NetworkArgs | None = None,
+    ) -> None:
         """`module` is what is run: child_args.py's CORE_MODULE. `index` is of the engine in its group."""
         self._module = module
         self.owner_identity = b"s" + secrets.token_bytes(IDENTITY_BYTES - 1)
@@ -34,6 +41,7 @@ class CoreChild(ManagedChild[ChildProcess]):
             journal_path=str(run_dir.path / make_engine_name(JOURNAL_NAME, index)),
             engine_index=index,
             owner_identity=self.owner_identity,
+            network=network,
         )
         self.address = self._args.client_address
         self.is_watched = config.watches_core  # else its owner leaves it alone, for debuggers
@@ -58,4 +66,5 @@ class CoreChild(ManagedChild[ChildProcess]):
     def _start_core(self) -> ChildProcess:
         args = self._args
         self._args = msgspec.structs.replace(args, config=args.config.for_replacement())
-        return ChildProcess.start(self._module, "engine-core", msgspec.msgpack.encode(args))
+        fds = () if args.network is None else (args.network.listening_fd,)
+        return ChildProcess.start(self._module, "engine-core", msgspec.msgpack.encode(args), pass_fds=fds)

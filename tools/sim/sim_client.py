@@ -46,6 +46,8 @@ class _Anchor(Engine):
 class SimClient:
     """A client that connects as soon as there is a core, and again whenever its connection has ended."""
 
+    failure: str | None = None  # its connections can always be made again
+
     def __init__(
         self,
         identity: bytes,

@@ -7,7 +7,10 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from ....ipc.daemon.daemon_state import read_state
+from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import InputError
+from ....ipc.network.listening import check_listening
 from ...daemon import (
     add_engine,
     check_name_is_free,
@@ -66,18 +69,26 @@ def _start(argv: Sequence[str]) -> int:
     parser = Parser("quire daemon start", "Start an engine in the background.", arguments=" [MODEL]")
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="as --model")
     parser.add_argument("--name", default=DEFAULT_NAME, help=f"what to call it ({DEFAULT_NAME!r})")
+    text = "where frontends of other machines come, tcp://HOST:PORT; only with --keys (nowhere)"
+    parser.add_argument("--listen", metavar="ADDRESS", help=text)
+    text = "folder of the keys for --listen; `quire keys make DIR` makes one"
+    parser.add_argument("--keys", metavar="DIR", help=text)
     EngineArgs.add_cli_args(parser)
     parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
     options = parser.parse(argv)
     if options.model_argument is not None:
         options.model = options.model_argument
     check_name_is_free(options.name)
+    check_listening(options.listen, options.keys)
     config = EngineArgs.from_cli_args(options).create_engine_config()
     with PhaseLine(f"daemon {options.name!r}") as line:
-        pid = start_daemon(options.name, config, line.show)
+        pid = start_daemon(options.name, config, line.show, listen=options.listen, keys=options.keys)
     print(
         f"{options.name}: {config.model.served_model_name} is ready (pid {pid}), log {find_log(options.name)}"
     )
+    state = read_state(find_named(options.name))
+    if state is not None and state.listen:
+        print(f"{options.name}: frontends of other machines come to {state.listen}")
     return ExitCode.OK
 
 

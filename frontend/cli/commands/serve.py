@@ -20,8 +20,10 @@ import msgspec
 from ....ipc.daemon.daemon_state import SupervisorArgs, read_state
 from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import ConfigError
+from ....ipc.network.tcp_address import is_tcp
 from ....ipc.processes.process_limits import discard_unwritable
 from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
+from ...client.remote_daemon import Attachment
 from ...daemon import DaemonStarter, check_name_is_free
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ...openai.connections.listen import bind_socket, is_loopback, reserve_port
@@ -142,7 +144,7 @@ def _serve(
     options: argparse.Namespace,
     server_options: ServerOptions,
     listening_socket: socket.socket,
-    daemons: Sequence[str],
+    daemons: Sequence[Attachment],
     box: Callable[[Mapping[str, Sequence[str]], str], str],
 ) -> int:
     """Serve the engines of these daemons in this process, or in several, until a signal."""
@@ -285,6 +287,8 @@ def _refuse_fault_hooks(options: argparse.Namespace) -> None:
     """Nobody outside reaches an engine that breaks on purpose, whoever started it."""
     hooks = options.fault_hooks
     for name in options.attach or ():
+        if is_tcp(name):
+            continue  # it does not listen with fault hooks
         state = read_state(find_named(name))
         hooks = hooks or (state.fault_hooks if state is not None else "")
     if hooks:

@@ -21,7 +21,9 @@ from ....ipc.errors import QuireError
 from ....ipc.messages import ClientView, EngineSnapshot, RequestView
 from ....ipc.processes.process import wait_readable
 from ...client.engine_core_client import attach_sync_client
+from ...client.remote_daemon import Attachment
 from ...llm_engine import LLMEngine
+from ..engine_choice import add_keys_option, choose_daemons
 from ..exit_codes import ExitCode
 from ..parser import Parser
 from .daemon import DEFAULT_NAME
@@ -37,8 +39,9 @@ _ACCENT, _SECOND, _MUTED, _WAITING = "green", "blue", "bright_black", "yellow"
 def run(argv: Sequence[str]) -> int:
     """Run `quire top`."""
     options = _make_parser().parse(argv)
+    daemons = choose_daemons(options.attach or [DEFAULT_NAME], options.keys)
     with ExitStack() as stack:
-        engines = [stack.enter_context(attach_engine(name)) for name in options.attach or [DEFAULT_NAME]]
+        engines = [stack.enter_context(attach_engine(daemon)) for daemon in daemons]
         if options.json:
             shown = [engine.snapshot() for engine in engines]
             body = msgspec.json.encode(shown if len(shown) > 1 else shown[0])
@@ -50,9 +53,9 @@ def run(argv: Sequence[str]) -> int:
     return ExitCode.OK
 
 
-def attach_engine(name: str) -> LLMEngine:
+def attach_engine(daemon: Attachment) -> LLMEngine:
     """Come to the engine of a running daemon, only to look: no tokenizer is read."""
-    return LLMEngine(attach_sync_client(name, "top"), tokenizer=None)
+    return LLMEngine(attach_sync_client(daemon, "top"), tokenizer=None)
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[float], width: int, height: int) -> RenderableType:
@@ -77,6 +80,7 @@ def _make_parser() -> Parser:
     parser = Parser("quire top", "Watch engines: rates, requests, KV blocks, clients. q or Ctrl-C leaves.")
     text = f"which daemon ({DEFAULT_NAME!r}); repeated: one below the other"
     parser.add_argument("--attach", action="append", metavar="NAME", help=text)
+    add_keys_option(parser)
     parser.add_argument("--once", action="store_true", help="print one frame and leave, as when piped")
     text = "print one snapshot as JSON and leave, a list of them with several daemons"
     parser.add_argument("--json", action="store_true", help=text)

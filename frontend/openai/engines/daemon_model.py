@@ -11,31 +11,32 @@ import msgspec
 from ....ipc.errors import ConfigError
 from ....ipc.messages import EngineFacts
 from ...client.engine_core_client import attach_sync_client
+from ...client.remote_daemon import Attachment
 
 
 class DaemonModel(msgspec.Struct, frozen=True):
     """A daemon, and what its engine served when it was last looked at. Fit to send."""
 
-    daemon: str
+    daemon: Attachment
     model: str
     max_model_len: int
     tasks: tuple[str, ...] = ("generate",)
     embedding_size: int = 0
 
     @classmethod
-    def of(cls, daemon: str, facts: EngineFacts) -> Self:
+    def of(cls, daemon: Attachment, facts: EngineFacts) -> Self:
         """What its engine says that it serves."""
         return cls(daemon, facts.served_model_name, facts.max_model_len, facts.tasks, facts.embedding_size)
 
 
-def load_daemon_model(daemon: str, on_phase: Callable[[str], None] | None = None) -> DaemonModel:
+def load_daemon_model(daemon: Attachment, on_phase: Callable[[str], None] | None = None) -> DaemonModel:
     """What a daemon serves, when its engine is ready. Raises DaemonError if none of this name runs."""
     with contextlib.closing(attach_sync_client(daemon, "serve", on_phase=on_phase)) as client:
         return DaemonModel.of(daemon, client.facts)
 
 
 def load_daemon_models(
-    daemons: Sequence[str], on_phase: Callable[[str], None] | None = None
+    daemons: Sequence[Attachment], on_phase: Callable[[str], None] | None = None
 ) -> tuple[DaemonModel, ...]:
     """Each one's, in this order. ConfigError when a request could not tell two of them apart."""
     found: dict[str, DaemonModel] = {}

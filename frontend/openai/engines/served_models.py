@@ -11,6 +11,7 @@ import msgspec
 from ....ipc.errors import shorten
 from ....ipc.messages import EngineFacts
 from ...async_llm import AsyncLLM
+from ...client.remote_daemon import Attachment
 from ...output_formats.summary import summarize
 from ..bodies.schema import ModelCard
 from ..errors import ApiError, FieldError, unavailable
@@ -67,8 +68,8 @@ class ServedModel:
         raise unavailable(f"the model {self.name!r} is away: {self.away_because}", "engine_away")
 
     @property
-    def daemon(self) -> str:
-        """Its daemon's name, beside others'."""
+    def daemon(self) -> Attachment:
+        """Its daemon, beside others."""
         return "" if self._known is None else self._known.daemon
 
     @property

@@ -1,0 +1,196 @@
+"""NetworkDoor: where clients of other machines come in, over TCP with CURVE keys.
+
+A ROUTER as that of this machine's clients, in a context of its own: what strangers send keeps its I/O thread
+busy, and no other. Strangers are not seen beyond it: libzmq hands on what a client says once its key was
+found good, which a thread here says (ZAP, RFC 27). The same thread hears from the socket's monitor who comes
+and goes, and cuts what ConnectionLimits says, by ending the stream below libzmq.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from ...ipc.network.keys import AuthorizedClients, read_server_keys
+from ...ipc.processes.child_args import NetworkArgs
+from ...ipc.sockets import NOBLOCK, bind_network_router, has_message, send_to
+from .connection_limits import ConnectionLimits
+from .remote_clients import to_door_identity, to_remote_identity
+
+_log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 1024
+MAX_WAITING = 128  # connections whose client has said nothing yet
+_FRACTION_OF_FILES = 0.2  # of this process's descriptors, at most so many are connections of the network
+_MAX_EVENTS = 64  # taken before keys are looked at again
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_MONITOR_ADDRESS = "inproc://network-clients"
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"
+_STOP_TIMEOUT_S = 1.0
+_REMARK_INTERVAL_S = 10.0  # between lines of the log on clients that are not let in
+
+
+class NetworkDoor:
+    """Clients' messages, with identities of their own. `lost_fd` is readable when a client's connection has
+    ended. `stop` comes last.
+    """
+
+    def __init__(self, args: NetworkArgs, max_frame_bytes: int) -> None:
+        """Raises ConfigError if the keys cannot be used."""
+        folder = Path(args.keys)
+        keys = read_server_keys(folder)
+        self._clients = AuthorizedClients(folder)  # of the thread that calls `receive`
+        self._port = socket.socket(fileno=os.dup(args.listening_fd))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else int(limit * _FRACTION_OF_FILES)
+        self._limits = ConnectionLimits(min(MAX_CONNECTIONS, most), MAX_WAITING)
+        self._limits_lock = threading.Lock()
+        self.lost_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        zap = self._context.socket(zmq.REP)
+        zap.bind(_ZAP_ADDRESS)
+        # libzmq closes what it was given.
+        self.router = bind_network_router(
+            self._context, os.dup(args.listening_fd), keys, max_frame_bytes=max_frame_bytes
+        )
+        self.router.monitor(_MONITOR_ADDRESS, _EVENTS)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.connect(_MONITOR_ADDRESS)
+        keeper = _Keeper(zap, monitor, AuthorizedClients(folder), self._on_accepted, self._on_ended)
+        self._thread = threading.Thread(target=keeper.run, name="network door", daemon=True)
+        self._thread.start()
+        _log.info("clients of other machines come to port %d", self._port.getsockname()[1])
+
+    def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """The messages that have arrived, of clients that are (still) let in."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                identity, *frames = self.router.recv_multipart(NOBLOCK, copy=False)
+                if self._knows(identity):
+                    yield to_remote_identity(identity.bytes), [frame.bytes for frame in frames]
+
+    def send(self, identity: bytes, frames: tuple[bytes]) -> None:
+        """As `send_to`, to an identity of `receive`."""
+        send_to(self.router, to_door_identity(identity), frames)
+
+    def has_lost_one(self) -> bool:
+        """True if a client's connection has ended since the last call."""
+        try:
+            return os.eventfd_read(self.lost_fd) > 0
+        except BlockingIOError:
+            return False
+
+    def stop(self, linger_ms: int) -> None:
+        """End the thread and every connection. What was said last gets so long to leave."""
+        self.router.monitor(None, 0)  # type: ignore[arg-type]  # None is how libzmq is told to stop
+        self._thread.join(_STOP_TIMEOUT_S)
+        self._context.destroy(linger=linger_ms)
+        self._port.close()
+
+    def _knows(self, frame: zmq.Frame) -> bool:
+        """Whether the sender's key is let in by now. If not its connection is cut."""
+        fd = int(frame.get(zmq.SRCFD))
+        if self._clients.find_name(str(frame.get("User-Id")).encode()) is None:
+            self._cut(fd)
+            return False
+        with self._limits_lock:
+            self._limits.note_client(fd)
+        return True
+
+    def _cut(self, fd: int) -> None:
+        """End a connection below libzmq, which then sees its end. It may have ended, and its number be
+        another's by now.
+        """
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+            if connection.getsockname()[1] == self._port.getsockname()[1]:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    # The thread.
+
+    def _on_accepted(self, fd: int) -> None:
+        with self._limits_lock:
+            excess = self._limits.accept(fd, _find_peer(fd))
+        if excess is not None:
+            self._cut(excess)
+
+    def _on_ended(self, fd: int) -> None:
+        with self._limits_lock:
+            is_client = self._limits.end(fd)
+        if is_client:
+            os.eventfd_write(self.lost_fd, 1)
+
+
+class _Keeper:
+    """The door's thread: says who is let in, and is told who comes and goes."""
+
+    def __init__(
+        self,
+        zap: zmq.Socket[bytes],
+        monitor: zmq.Socket[bytes],
+        clients: AuthorizedClients,
+        on_accepted: Callable[[int], None],
+        on_ended: Callable[[int], None],
+    ) -> None:
+        self._zap = zap
+        self._monitor = monitor
+        self._clients = clients
+        self._on_accepted = on_accepted
+        self._on_ended = on_ended
+        self._remark_at = 0.0
+
+    def run(self) -> None:
+        """Until the monitor is stopped."""
+        poller = zmq.Poller()
+        for one in (self._zap, self._monitor):
+            poller.register(one, zmq.POLLIN)
+        with self._zap, self._monitor:
+            while True:
+                poller.poll()
+                while has_message(self._zap):
+                    self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
+                if not self._take_events():
+                    return
+
+    def _judge(self, request: list[bytes]) -> list[bytes]:
+        """The answer to one caller (RFC 27): 200 with its key as the user's name, or 400."""
+        _, request_id, _, address, _, mechanism, *credentials = request
+        key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
+        if self._clients.find_name(key) is not None:
+            return [b"1.0", request_id, b"200", b"OK", key, b""]
+        now = time.monotonic()
+        if now >= self._remark_at:
+            self._remark_at = now + _REMARK_INTERVAL_S
+            _log.warning("a client with an unknown key was not let in, from %s", address.decode())
+        return [b"1.0", request_id, b"400", b"unknown key", b"", b""]
+
+    def _take_events(self) -> bool:
+        """False once there will be none."""
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_MAX_EVENTS):
+                event = parse_monitor_message(self._monitor.recv_multipart(NOBLOCK))
+                match event["event"]:
+                    case zmq.EVENT_ACCEPTED:
+                        self._on_accepted(event["value"])
+                    case zmq.EVENT_DISCONNECTED:
+                        self._on_ended(event["value"])
+                    case _:
+                        return False
+        return True
+
+
+def _find_peer(fd: int) -> str:
+    """The address at the other end; '' if it is gone already."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        return str(connection.getpeername()[0])
+    return ""

@@ -1,0 +1,68 @@
+"""What a client of another machine may not do, and is not told. Pure: the door (network_door.py) has sockets.
+
+It is known by its identity, which begins as none of this machine's does. What only those may who share the
+machine and the user is done by signals and files, and cannot come over a socket at all.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE
+from ...ipc.errors import ProtocolError
+from ...ipc.messages import EngineCoreRequest, EngineFacts, Hello, UtilityCall, UtilityMethod
+from ...ipc.network.served_files import ServedFiles
+
+_REMOTE = b"tcp:"
+_CALLS = frozenset(
+    {
+        UtilityMethod.PING,
+        UtilityMethod.STATS,
+        UtilityMethod.SNAPSHOT,
+        UtilityMethod.METRICS,
+        UtilityMethod.CHECK_INTEGRITY,
+    }
+)
+
+
+def to_remote_identity(identity: bytes) -> bytes:
+    """What a client is known by that has this identity at the door of the network."""
+    return _REMOTE + identity
+
+
+def to_door_identity(identity: bytes) -> bytes:
+    """The reverse."""
+    return identity[len(_REMOTE) :]
+
+
+def is_remote(identity: bytes) -> bool:
+    """Whether a client has come over the network."""
+    return identity.startswith(_REMOTE)
+
+
+def find_refusal(hello: Hello) -> str | None:
+    """Why a remote client is not served, None if it is."""
+    if hello.client_kind == SUPERVISOR_ROLE:
+        return f"a client of the network may not be the {SUPERVISOR_ROLE}"
+    return None
+
+
+def check_call(call: UtilityCall) -> None:
+    """Raise ProtocolError for a call that changes what other clients get."""
+    if call.method not in _CALLS:
+        raise ProtocolError(f"{call.method.name} is only for clients on the engine's machine")
+
+
+def adapt_request(request: EngineCoreRequest) -> EngineCoreRequest:
+    """It came when it is here: the other machine's clock counts for nothing, above all in the queue."""
+    if request.is_resumed:
+        return request
+    return msgspec.structs.replace(request, arrival_time=math.inf)
+
+
+def to_remote_facts(facts: EngineFacts, files: ServedFiles | None) -> EngineFacts:
+    """Without paths of this machine, with what the files there hold."""
+    tokenizer = "remote" if facts.tokenizer else ""
+    return msgspec.structs.replace(facts, model="remote", tokenizer=tokenizer, files=files)

@@ -1,0 +1,61 @@
+"""NetworkPorts: where clients of other machines come to a daemon's engines, a port an engine in a row."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from ...ipc.errors import ConfigError
+from ...ipc.network.keys import read_server_keys
+from ...ipc.network.listening import open_listener, read_place
+from ...ipc.network.tcp_address import TcpAddress, parse_tcp_address
+from ...ipc.processes.child_args import NetworkArgs
+
+_NUM_TRIES = 20  # for free ports in a row
+
+
+class NetworkPorts:
+    """Listening sockets for one core after the other: whoever comes between two waits for the next.
+
+    Engine K listens at the port of `address` + K.
+    """
+
+    def __init__(self, listen: str, keys: str, num_engines: int) -> None:
+        """Check the keys and listen for so many. Raises ConfigError."""
+        read_server_keys(Path(keys))
+        self._keys = keys
+        self._listeners: dict[int, socket.socket] = {}
+        self.address = parse_tcp_address("listen", listen, is_listening=True)
+        is_any = self.address.port == 0
+        for left in reversed(range(_NUM_TRIES if is_any else 1)):
+            try:
+                self._open_all(num_engines)
+                return
+            except ConfigError:
+                self.close()
+                if not left:
+                    raise
+                self.address = self.address._replace(port=0)
+
+    def open(self, index: int) -> NetworkArgs:
+        """What the cores of this engine are started with. Raises ConfigError if its port is not free."""
+        listener = self._listeners.get(index)
+        if listener is None:
+            listener = self._listeners[index] = open_listener(self.address.shift(index))
+        return NetworkArgs(listening_fd=listener.fileno(), keys=self._keys)
+
+    def close_one(self, index: int) -> None:
+        """The engine is gone for good: who comes is refused."""
+        self._listeners.pop(index).close()
+
+    def close(self) -> None:
+        """All of them."""
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+
+    def _open_all(self, num_engines: int) -> None:
+        self.open(0)
+        self.address = TcpAddress(self.address.host, read_place(self._listeners[0]).port)
+        for index in range(1, num_engines):
+            self.open(index)

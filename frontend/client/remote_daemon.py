@@ -1,0 +1,147 @@
+"""A daemon on another machine: how it is named, what this machine must have of it, and its Engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.errors import ConfigError, EngineDeadError
+from ...ipc.messages import EngineFacts, RosterEntry
+from ...ipc.network.keys import read_client_keys
+from ...ipc.network.served_files import ServedFiles, check_copy
+from ...ipc.network.tcp_address import is_tcp, parse_tcp_address
+from ..models.model_folder import POCKET, find_model_folder
+from ..models.sentence_transformers import find_transformer_folder
+from .engines import Engine, find_engines
+
+_NOT_GIVEN = "not given with attach: the daemon's engine has its own"
+
+
+class RemoteDaemon(msgspec.Struct, frozen=True):
+    """A daemon's address, the folder of this client's keys, and where this machine has copies of what
+    frontends read of its model. model '': only to look at it.
+    """
+
+    address: str
+    keys: str
+    model: str = ""
+    tokenizer: str = ""
+
+    def __str__(self) -> str:
+        return self.address
+
+    def __repr__(self) -> str:
+        return repr(self.address)
+
+
+Attachment = str | RemoteDaemon  # a daemon's name on this machine, or one of another machine
+
+
+def choose_attachment(
+    attach: Attachment,
+    keys: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    *,
+    looks_only: bool = False,
+) -> Attachment:
+    """The daemon that a caller's arguments name. Raises ConfigError or ModelError.
+
+    Of a daemon on another machine the keys are checked, and the copy of its model (by default the pocket
+    model) is found, which is needed unless the caller only looks.
+    """
+    if isinstance(attach, RemoteDaemon):
+        return attach
+    if not is_tcp(attach):
+        check_unattached(keys=keys)
+        for name, value in (("model", model), ("tokenizer", tokenizer)):
+            if value is not None:
+                raise ConfigError(name, value, _NOT_GIVEN)
+        return attach
+    address = str(parse_tcp_address("attach", attach))
+    if keys is None:
+        files = "client.secret and server.public"
+        raise ConfigError("keys", None, f"a folder with {files} for attach={attach!r} (see `quire keys`)")
+    folder = Path(keys)
+    read_client_keys(folder)
+    if looks_only:
+        return RemoteDaemon(address, str(folder.absolute()))
+    return RemoteDaemon(address, str(folder.absolute()), *_find_copies(model, tokenizer))
+
+
+def _find_copies(
+    model: str | os.PathLike[str] | None, tokenizer: str | os.PathLike[str] | None
+) -> tuple[str, str]:
+    root = find_model_folder(os.fspath(model or tokenizer or POCKET))
+    if tokenizer is None:
+        return str(root), str(find_transformer_folder(root))
+    return str(root), str(find_model_folder(os.fspath(tokenizer), field_name="tokenizer"))
+
+
+class RemoteEngine(Engine):
+    """Its engine: it stays when this client leaves. How it is only the network says."""
+
+    linger_ms = 200
+
+    def __init__(self, daemon: RemoteDaemon, index: int = 0) -> None:
+        """Raises ConfigError for keys that cannot be used."""
+        self.started_at = time.time()
+        self.index = index
+        self.address = daemon.address
+        self.keys = read_client_keys(Path(daemon.keys))
+        self.exit_fd = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: nobody here knows its end
+        self._daemon = daemon
+        self._owner_pid = os.getpid()
+        self._checked: ServedFiles | None = None  # what the copies were found equal to
+
+    def check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise EngineDeadError("this process is a fork of an attached one; attach by itself")
+
+    def describe_end(self) -> str | None:
+        return None
+
+    def make_sibling(self, entry: RosterEntry) -> Engine:
+        """Engines of a daemon have ports in a row."""
+        address = parse_tcp_address("attach", self.address).shift(entry.index - self.index)
+        daemon = msgspec.structs.replace(self._daemon, address=str(address))
+        return RemoteEngine(daemon, entry.index)
+
+    def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
+        """With this machine's copies in the place of the engine's files. Raises ModelError if they differ."""
+        self.index = index
+        daemon = self._daemon
+        if not daemon.model:
+            return msgspec.structs.replace(facts, tokenizer="")
+        if facts.files is not None and facts.files != self._checked:
+            check_copy(facts.files, daemon.model, daemon.tokenizer)
+            self._checked = facts.files
+        tokenizer = daemon.tokenizer if facts.tokenizer else ""
+        return msgspec.structs.replace(facts, model=daemon.model, tokenizer=tokenizer)
+
+    def measure_startup(self, facts: EngineFacts) -> list[tuple[str, float]]:  # noqa: ARG002
+        """The other machine's clock counts for nothing."""
+        return [("attach", time.time() - self.started_at)]
+
+    def stop(self) -> None:
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
+
+
+def check_unattached(**given: object) -> None:
+    """Raise ConfigError for what is only for a daemon of another machine."""
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(name, value, "only with attach='tcp://HOST:PORT'")
+
+
+def find_daemon_engines(daemon: Attachment) -> list[Engine]:
+    """The engines of a running daemon; of one on another machine one, which says who else there is.
+
+    Raises ConfigError, or DaemonError if none of its name runs here.
+    """
+    return find_engines(daemon) if isinstance(daemon, str) else [RemoteEngine(daemon)]

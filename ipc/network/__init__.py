@@ -1,0 +1,1 @@
+"""What clients on other machines need beside the protocol: addresses, keys, files that must be equal."""

@@ -1,0 +1,184 @@
+"""CURVE keys in files: who a daemon is to its clients on the network, and which clients it lets in.
+
+A folder has, for a daemon, `server.secret` and `clients` (the public keys of whom it lets in, one a line),
+and for a client `client.secret` and `server.public`. A line is a key of 40 characters (Z85), and a name may
+follow it, or a remark that begins with '# '. Nothing here knows sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from ..errors import ConfigError
+
+SERVER_SECRET, SERVER_PUBLIC = "server.secret", "server.public"
+CLIENT_SECRET, CLIENT_PUBLIC = "client.secret", "client.public"
+CLIENTS = "clients"
+_MAKE_HINT = "`quire keys make` makes one"
+_KEY_LENGTH = 40
+_KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_MAX_FILE_BYTES = 1 << 20  # some 20,000 clients
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """A daemon's own pair."""
+
+    public: bytes
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """A client's pair, and the daemon that it means to talk to."""
+
+    public: bytes
+    secret: bytes
+    server: bytes
+
+
+def make_keys(folder: Path) -> None:
+    """A daemon's keys and a first client's, who is let in. Raises ConfigError if there are some already."""
+    _check_curve()
+    with _readable_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any((folder / name).exists() for name in (SERVER_SECRET, CLIENT_SECRET, CLIENTS)):
+            raise ConfigError("keys", str(folder), "a folder without keys: what is there is not overwritten")
+        server, client = zmq.curve_keypair(), zmq.curve_keypair()
+        _write_pair(folder, (SERVER_PUBLIC, SERVER_SECRET), server)
+        _write_pair(folder, (CLIENT_PUBLIC, CLIENT_SECRET), client)
+        text = b"# Public keys of the clients that are let in, a line each: KEY NAME\n"
+        _write(folder / CLIENTS, text + client[0] + b" client\n", 0o600)
+
+
+def add_client(folder: Path, client_folder: Path) -> None:
+    """Let one more client in, and make its folder, to be moved to its machine. Raises ConfigError."""
+    _check_curve()
+    server = read_server_keys(folder).public
+    name = client_folder.name
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ConfigError("folder", str(client_folder), "a folder named with letters, digits and ._-")
+    with _readable_errors(client_folder):
+        client_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(client_folder.iterdir()):
+            raise ConfigError("folder", str(client_folder), "a folder that is empty, or is not there yet")
+        client = zmq.curve_keypair()
+        _write_pair(client_folder, (CLIENT_PUBLIC, CLIENT_SECRET), client)
+        _write(client_folder / SERVER_PUBLIC, server + b"\n", 0o644)
+        with (folder / CLIENTS).open("ab") as clients:
+            clients.write(client[0] + b" " + name.encode() + b"\n")
+
+
+def read_server_keys(folder: Path) -> ServerKeys:
+    """A daemon's. Raises ConfigError naming the file; a secret that others can read is refused."""
+    _check_curve()
+    secret = _read_secret(folder / SERVER_SECRET)
+    AuthorizedClients(folder)
+    return ServerKeys(zmq.curve_public(secret), secret)
+
+
+def read_client_keys(folder: Path) -> ClientKeys:
+    """A client's. Raises as `read_server_keys`."""
+    _check_curve()
+    secret = _read_secret(folder / CLIENT_SECRET)
+    server = _read_one_key(folder / SERVER_PUBLIC)
+    return ClientKeys(zmq.curve_public(secret), secret, server)
+
+
+class AuthorizedClients:
+    """The public keys of who is let in. The file is read again when it has changed; one thread asks."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError if the file cannot be used, or could be written by others."""
+        self._path = folder / CLIENTS
+        self._names: dict[bytes, str] = {}
+        self._version: object = None
+        self._read_if_changed()
+
+    def find_name(self, key: bytes) -> str | None:
+        """Who has this public key (of 40 characters), '' if the file does not say; None: is not let in.
+
+        Nobody is let in while the file is missing or cannot be used.
+        """
+        try:
+            self._read_if_changed()
+        except ConfigError:
+            self._names, self._version = {}, None
+        return self._names.get(key)
+
+    def _read_if_changed(self) -> None:
+        with _readable_errors(self._path):
+            status = self._path.stat()
+            version = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+            if version == self._version:
+                return
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                allowed = f"a file that only its owner can write: chmod 600 {self._path}"
+                raise ConfigError("keys", str(self._path), allowed)
+            self._names = dict(_parse(self._path, _read(self._path)))
+            self._version = version
+
+
+def _check_curve() -> None:
+    if not zmq.has("curve"):
+        raise ConfigError("keys", "CURVE", "a pyzmq that is built with libsodium, as its wheels are")
+
+
+def _read_secret(path: Path) -> bytes:
+    with _readable_errors(path):
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError("keys", str(path), f"a file that only its owner can read: chmod 600 {path}")
+    return _read_one_key(path)
+
+
+def _read_one_key(path: Path) -> bytes:
+    with _readable_errors(path):
+        keys = list(_parse(path, _read(path)))
+    if len(keys) != 1:
+        raise ConfigError("keys", str(path), f"a file with one key, not {len(keys)}")
+    return keys[0][0]
+
+
+def _parse(path: Path, text: bytes) -> Iterator[tuple[bytes, str]]:
+    """(key, name) of each line. Of what is no key nothing is shown: it may be a part of a secret."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith(b"# "):
+            continue
+        key, _, name = line.strip().partition(b" ")
+        if not _KEY.fullmatch(key):
+            raise ConfigError("keys", str(path), f"a key of {_KEY_LENGTH} characters (Z85) in line {number}")
+        yield key, name.strip().decode(errors="replace")
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_MAX_FILE_BYTES)
+
+
+def _write_pair(folder: Path, names: tuple[str, str], pair: tuple[bytes, bytes]) -> None:
+    for name, key, mode in zip(names, pair, (0o644, 0o600), strict=True):
+        _write(folder / name, key + b"\n", mode)
+
+
+def _write(path: Path, text: bytes, mode: int) -> None:
+    """A new file; one that is there already is an error, also if it has come just now."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def _readable_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        shown = error.filename or path
+        raise ConfigError("keys", str(shown), f"a key file ({error.strerror}); {_MAKE_HINT}") from None
