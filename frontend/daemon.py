@@ -178,10 +178,11 @@ def start_daemon(
     address = check_listening(listen, keys)
     if address is not None and config.fault_hooks and not address.is_loopback:
         raise ConfigError("fault_hooks", config.fault_hooks, f"none with listen={listen}")
-    network = {} if listen is None or keys is None else {"listen": listen, "keys": os.path.abspath(keys)}
+    keys_folder = "" if keys is None else os.path.abspath(keys)
+    args = SupervisorArgs(name=name, config=config, listen=listen or "", keys=keys_folder)
     log = _open_log(name)
     try:
-        starter = DaemonStarter(SupervisorArgs(name=name, config=config, **network), stderr=log)
+        starter = DaemonStarter(args, stderr=log)
     finally:
         os.close(log)
     starter.wait_until_ready(on_phase)

@@ -50,9 +50,11 @@ def fake_modules() -> Iterator[None]:
 class Daemon:
     """A running daemon, stopped (or killed) when left."""
 
-    def __init__(self, name: str, config: EngineConfig) -> None:
+    def __init__(
+        self, name: str, config: EngineConfig, *, listen: str | None = None, keys: str | None = None
+    ) -> None:
         self.name = name
-        self.pid = start_daemon(name, config)
+        self.pid = start_daemon(name, config, listen=listen, keys=keys)
 
     @property
     def core_pid(self) -> int:
@@ -61,6 +63,13 @@ class Daemon:
         assert state is not None
         assert state.core_pid is not None
         return state.core_pid
+
+    @property
+    def listen(self) -> str:
+        """Where clients of other machines come."""
+        state = read_state(find_named(self.name))
+        assert state is not None
+        return state.listen
 
     @property
     def num_restarts(self) -> int:

@@ -106,6 +106,8 @@ class EngineSocket(Transport):
 
     def close(self, linger_ms: int) -> None:
         """Idempotent. What was sent last gets so long to leave."""
+        if self._handshakes is not None:
+            self._handshakes.close()
         self._context.destroy(linger=linger_ms)
 
 

@@ -66,6 +66,10 @@ class HandshakeWatch:
             case _:
                 pass
 
+    def close(self) -> None:
+        """Nothing more is asked of the network."""
+        self._probe.close()
+
     def _fail(self, why: str) -> None:
         self.failure = self.failure or f"{self._address} {why}"
 

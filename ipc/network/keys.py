@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,7 +176,7 @@ def _write(path: Path, text: bytes, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def _readable_errors(path: Path) -> Iterator[None]:
+def _readable_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:

@@ -1,0 +1,47 @@
+"""Which connection of the network is cut when there are more than there may be."""
+
+from __future__ import annotations
+
+from quire.core.clients.connection_limits import ConnectionLimits
+
+
+def test_the_oldest_of_the_address_with_most_is_cut() -> None:
+    limits = ConnectionLimits(max_connections=100, max_waiting=3)
+    assert [limits.accept(1, "honest"), limits.accept(2, "crowd"), limits.accept(3, "crowd")] == [None] * 3
+    assert limits.accept(4, "crowd") == 2
+    assert limits.accept(5, "crowd") == 3
+
+
+def test_clients_are_not_cut_and_do_not_wait() -> None:
+    limits = ConnectionLimits(max_connections=100, max_waiting=1)
+    for fd in range(50):
+        assert limits.accept(fd, "one") is None
+        limits.note_client(fd)
+    assert limits.accept(50, "one") is None
+    assert limits.accept(51, "one") == 50
+
+
+def test_with_as_many_clients_as_there_may_be_nobody_comes() -> None:
+    limits = ConnectionLimits(max_connections=2, max_waiting=10)
+    for fd in (1, 2):
+        limits.accept(fd, "one")
+        limits.note_client(fd)
+    assert limits.accept(3, "two") == 3
+    assert limits.end(1)
+    assert limits.accept(4, "two") is None
+
+
+def test_only_the_end_of_a_client_is_news() -> None:
+    limits = ConnectionLimits(max_connections=10, max_waiting=10)
+    limits.accept(1, "one")
+    limits.accept(2, "one")
+    limits.note_client(2)
+    assert [limits.end(1), limits.end(2), limits.end(2), limits.end(9)] == [False, True, False, False]
+
+
+def test_a_number_that_is_used_again_is_another_connection() -> None:
+    limits = ConnectionLimits(max_connections=10, max_waiting=1)
+    limits.accept(1, "one")
+    limits.note_client(1)
+    assert limits.accept(1, "two") is None  # whose end was not heard of
+    assert limits.accept(2, "two") == 1

@@ -1,0 +1,301 @@
+"""Clients of the network at a (fake) engine: who comes in, what is cut, what is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from daemons import Daemon, fake_modules, runtime_folders, wait_until
+from fakes import expected_output, make_config, make_request
+from quire.frontend.client import handshake_watch
+from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
+from quire.frontend.client.remote_daemon import RemoteDaemon
+from quire.ipc.codec import make_client_codec
+from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    EngineCoreRequest,
+    Hello,
+    ProtocolNotice,
+    Refusal,
+    UtilityCall,
+    UtilityMethod,
+    Welcome,
+)
+from quire.ipc.network.keys import CLIENTS, SERVER_PUBLIC, add_client, make_keys, read_client_keys
+from quire.ipc.sockets import connect_dealer
+from tcp_proxy import TcpProxy
+
+MAX_MODEL_LEN = 512
+CODEC = make_client_codec()
+GREETING = b"\xff" + 8 * b"\0" + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + 32 * b"\0"
+CONFIG = make_config(max_model_len=MAX_MODEL_LEN, block_size=64)
+CONFIG = msgspec.structs.replace(
+    CONFIG, model=msgspec.structs.replace(CONFIG.model, served_model_name="paced")
+)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fakes() -> Iterator[None]:
+    with runtime_folders(), fake_modules():
+        yield
+
+
+@pytest.fixture(scope="module")
+def daemon(keys: Path) -> Iterator[Daemon]:
+    with Daemon("net", CONFIG, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def port(daemon: Daemon) -> int:
+    return int(daemon.listen.rpartition(":")[2])
+
+
+@pytest.fixture
+def proxy(port: int) -> Iterator[TcpProxy]:
+    with contextlib.closing(TcpProxy(("127.0.0.1", port))) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def neighbour(daemon: Daemon, keys: Path) -> Iterator[SyncClient]:
+    """A client of the network that nothing happens to."""
+    with attach(daemon.listen, keys) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def attach(address: str, keys: Path) -> Iterator[SyncClient]:
+    client = attach_sync_client(RemoteDaemon(address, str(keys)), "test", timeout_s=20.0)
+    with contextlib.closing(client):
+        yield client
+
+
+def make_requests(prefix: str, count: int = 4, max_tokens: int = 200) -> list[EngineCoreRequest]:
+    return [
+        make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens) for i in range(count)
+    ]
+
+
+class Load:
+    """Requests of a client, and the tokens that have come of them, each once."""
+
+    def __init__(self, client: SyncClient, requests: list[EngineCoreRequest]) -> None:
+        self._client = client
+        self._requests = requests
+        self._tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        self._num_live = len(requests)
+        client.add_requests(requests)
+
+    def receive(self) -> None:
+        batch = self._client.get_outputs(timeout_s=10.0)
+        assert batch, "no output within 10 s"
+        for output in batch:
+            known = self._tokens[output.request_id]
+            assert output.start <= len(known)
+            known += output.new_token_ids[len(known) - output.start :]
+            self._num_live -= output.finish_reason is not None
+
+    def finish(self) -> None:
+        while self._num_live:
+            self.receive()
+        expected = {one.request_id: expected_output(one, MAX_MODEL_LEN)[0] for one in self._requests}
+        assert self._tokens == expected
+
+
+def is_closed(raw: socket.socket) -> bool:
+    """Whether the other side ends the connection within 10 s, whatever it says before."""
+    raw.settimeout(10.0)
+    with contextlib.suppress(ConnectionError):
+        while raw.recv(4096):
+            pass
+    return True
+
+
+class Stranger:
+    """A bare socket with good keys."""
+
+    def __init__(self, address: str, keys: Path) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = connect_dealer(self._context.socket(zmq.DEALER), address, keys=read_client_keys(keys))
+
+    def ask(self, message: msgspec.Struct) -> object:
+        self.socket.send_multipart(CODEC.encode(message))
+        assert self.socket.poll(5000), "no answer"
+        return CODEC.decode(self.socket.recv_multipart())
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+
+# Who comes in.
+
+
+def test_clients_of_both_kinds_get_the_same_tokens(daemon: Daemon, neighbour: SyncClient) -> None:
+    with contextlib.closing(attach_sync_client(daemon.name, "test")) as local:
+        loads = [Load(neighbour, make_requests("far")), Load(local, make_requests("near"))]
+        for load in loads:
+            load.finish()
+    assert neighbour.facts.model == "remote"  # no path of that machine
+
+
+def test_an_unknown_key_is_told_so(daemon: Daemon, keys: Path, tmp_path: Path) -> None:
+    make_keys(tmp_path / "strange")
+    (tmp_path / "strange" / SERVER_PUBLIC).write_bytes((keys / SERVER_PUBLIC).read_bytes())
+    with pytest.raises(EngineStartError, match="does not know this client"):
+        attach(daemon.listen, tmp_path / "strange").__enter__()
+
+
+def test_a_key_of_another_server_is_told_so(daemon: Daemon, tmp_path: Path) -> None:
+    make_keys(tmp_path / "other")
+    with pytest.raises(EngineStartError, match=r"server\.public is not its key"):
+        attach(daemon.listen, tmp_path / "other").__enter__()
+
+
+def test_a_port_of_something_else_is_told_so(keys: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with pytest.raises(EngineStartError, match="no Quire daemon's port"):
+            attach(f"tcp://127.0.0.1:{port}", keys).__enter__()
+
+
+def test_a_port_that_is_taken_is_told_at_once(daemon: Daemon, keys: Path) -> None:
+    with pytest.raises(ConfigError, match=r"listen='tcp://127.0.0.1:\d+': an address .* free port"):
+        Daemon("second", CONFIG, listen=daemon.listen, keys=str(keys))
+
+
+def test_a_client_that_is_added_comes_in_and_one_that_is_removed_is_cut(
+    daemon: Daemon, keys: Path, tmp_path: Path
+) -> None:
+    clients = keys / CLIENTS
+    before = clients.read_bytes()
+    add_client(keys, tmp_path / "guest")
+    with attach(daemon.listen, tmp_path / "guest") as guest:
+        Load(guest, make_requests("guest", 1, 5)).finish()
+        clients.write_bytes(before)
+        with pytest.raises(EngineDeadError, match="does not know this client"):
+            Load(guest, make_requests("again", 1, 5)).finish()
+
+
+def test_a_remote_client_is_no_supervisor_and_resets_nothing(daemon: Daemon, keys: Path) -> None:
+    with Stranger(daemon.listen, keys) as stranger:
+        refusal = stranger.ask(Hello(PROTOCOL_VERSION, "supervisor", os.getpid()))
+        assert isinstance(refusal, Refusal)
+        assert "may not be the supervisor" in refusal.reason
+        assert isinstance(stranger.ask(Hello(PROTOCOL_VERSION, "test", os.getpid())), Welcome)
+        notice = stranger.ask(UtilityCall(1, UtilityMethod.RESET_PREFIX_CACHE))
+        assert isinstance(notice, ProtocolNotice)
+        assert "only for clients on the engine's machine" in notice.reason
+
+
+# What happens to connections and processes.
+
+
+def test_a_connection_that_is_cut_loses_no_token(proxy: TcpProxy, keys: Path) -> None:
+    with attach(f"tcp://127.0.0.1:{proxy.port}", keys) as client:
+        load = Load(client, make_requests("cut", max_tokens=500))
+        for num_before in (1, 2, 3):
+            proxy.cut()
+            while proxy.num_accepted == num_before:
+                load.receive()
+        load.finish()
+
+
+def test_a_network_that_falls_silent_ends_the_lease_and_loses_no_token(
+    daemon: Daemon, port: int, proxy: TcpProxy, keys: Path
+) -> None:
+    """Beside it somebody who never ends his greeting, and is not waited for either."""
+    with (
+        socket.create_connection(("127.0.0.1", port)) as slow,
+        attach(f"tcp://127.0.0.1:{proxy.port}", keys) as client,
+        contextlib.closing(attach_sync_client(daemon.name, "test")) as local,
+    ):
+        slow.sendall(GREETING[:11])
+        load = Load(client, make_requests("silent", max_tokens=500))
+        load.receive()
+        proxy.silence()
+
+        def has_no_request() -> bool:
+            stats = local.call_utility(UtilityMethod.STATS).stats
+            return stats is not None and stats.num_running == 0 and stats.num_clients == 2
+
+        assert wait_until(has_no_request, 10.0)
+        proxy.resume()
+        load.finish()
+        assert is_closed(slow)
+
+
+def test_clients_outlive_a_core_that_is_killed(daemon: Daemon, keys: Path) -> None:
+    num_restarts = daemon.num_restarts
+    with attach(daemon.listen, keys) as client:
+        load = Load(client, make_requests("core"))
+        load.receive()
+        os.kill(daemon.core_pid, signal.SIGKILL)
+        load.finish()
+    assert daemon.num_restarts == num_restarts + 1
+
+
+def test_a_supervisor_that_is_killed_ends_its_clients(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake_watch, "REFUSED_TIMEOUT_S", 0.2)
+    with Daemon("short", CONFIG, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
+        with attach(daemon.listen, keys) as client:
+            load = Load(client, make_requests("dies"))
+            os.kill(daemon.pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match="has no daemon: connection refused"):
+                load.finish()
+        with pytest.raises(EngineStartError, match="has no daemon"):
+            attach(client_address(client), keys).__enter__()
+
+
+def client_address(client: SyncClient) -> str:
+    return str(client._engine.address)  # type: ignore[attr-defined]  # pyright: ignore
+
+
+# Strangers.
+
+
+def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: SyncClient) -> None:
+    core_pid = daemon.core_pid
+    load = Load(neighbour, make_requests("junk"))
+    with contextlib.ExitStack() as stack:
+        hello = b"\x04\xc6\x05HELLO\x01\x00" + 192 * b"\x01"
+        huge = b"\x06" + (1 << 40).to_bytes(8, "big")
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), GREETING + hello, GREETING + huge):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            raw.sendall(junk)
+            assert is_closed(raw)
+        load.finish()
+    assert daemon.core_pid == core_pid
+
+
+def test_a_crowd_of_silent_connections_cuts_itself(
+    daemon: Daemon, port: int, keys: Path, neighbour: SyncClient
+) -> None:
+    core_pid = daemon.core_pid
+    load = Load(neighbour, make_requests("crowd"))
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(500)]
+        with attach(daemon.listen, keys) as newcomer:  # also while they are there
+            Load(newcomer, make_requests("new", 1, 5)).finish()
+        assert is_closed(crowd[0])
+        load.finish()
+    assert daemon.core_pid == core_pid

@@ -1,0 +1,106 @@
+"""Key files: made with care, refused when others could read or write them, read again when they change."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import zmq
+from quire.ipc.errors import ConfigError
+from quire.ipc.network.keys import (
+    CLIENT_PUBLIC,
+    CLIENT_SECRET,
+    CLIENTS,
+    SERVER_PUBLIC,
+    SERVER_SECRET,
+    AuthorizedClients,
+    add_client,
+    make_keys,
+    read_client_keys,
+    read_server_keys,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def test_what_is_made_fits_together(folder: Path) -> None:
+    server, client = read_server_keys(folder), read_client_keys(folder)
+    assert client.server == server.public == (folder / SERVER_PUBLIC).read_bytes().strip()
+    assert client.public == zmq.curve_public(client.secret)
+    assert AuthorizedClients(folder).find_name(client.public) == "client"
+
+
+def test_secrets_are_their_owners_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_keys(tmp_path / "keys")
+    finally:
+        os.umask(before)
+    for name in (SERVER_SECRET, CLIENT_SECRET):
+        assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
+
+
+def test_keys_that_are_there_are_not_overwritten(folder: Path) -> None:
+    before = (folder / SERVER_SECRET).read_bytes()
+    with pytest.raises(ConfigError, match="not overwritten"):
+        make_keys(folder)
+    assert (folder / SERVER_SECRET).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [SERVER_SECRET, CLIENT_SECRET])
+def test_a_secret_that_others_can_read_is_refused(folder: Path, name: str) -> None:
+    (folder / name).chmod(0o640)
+    read = read_server_keys if name == SERVER_SECRET else read_client_keys
+    with pytest.raises(ConfigError, match=f"only its owner can read: chmod 600 .*{name}"):
+        read(folder)
+
+
+def test_a_list_of_clients_that_others_can_write_is_refused(folder: Path) -> None:
+    (folder / CLIENTS).chmod(0o620)
+    with pytest.raises(ConfigError, match="only its owner can write"):
+        read_server_keys(folder)
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / SERVER_PUBLIC).unlink()
+    with pytest.raises(ConfigError, match=r"server\.public.*No such file.*quire keys make"):
+        read_client_keys(folder)
+
+
+def test_what_is_no_key_is_not_shown(folder: Path) -> None:
+    (folder / CLIENT_SECRET).write_text("half-of-a-secret\n")
+    with pytest.raises(ConfigError, match=r"a key of 40 characters \(Z85\) in line 1") as caught:
+        read_client_keys(folder)
+    assert "half-of-a-secret" not in str(caught.value)
+
+
+def test_the_list_is_read_again_when_it_changes(folder: Path, tmp_path: Path) -> None:
+    clients = AuthorizedClients(folder)
+    add_client(folder, tmp_path / "laptop")
+    key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
+    assert clients.find_name(key) == "laptop"
+    assert read_client_keys(tmp_path / "laptop").server == read_server_keys(folder).public
+    (folder / CLIENTS).write_text("# nobody\n")
+    assert clients.find_name(key) is None
+
+
+def test_without_its_list_nobody_is_let_in(folder: Path) -> None:
+    clients, key = AuthorizedClients(folder), read_client_keys(folder).public
+    text = (folder / CLIENTS).read_bytes()
+    (folder / CLIENTS).unlink()
+    assert clients.find_name(key) is None
+    (folder / CLIENTS).write_bytes(text)
+    assert clients.find_name(key) == "client"
+
+
+def test_a_folder_of_somebody_elses_things_is_not_made_a_clients(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(ConfigError, match="a folder that is empty"):
+        add_client(folder, tmp_path / "full")
