@@ -38,7 +38,7 @@ from ..stats.engine_facts import call_utility
 from ..stats.stats_collector import Surroundings
 from .clients import Client, LeaseWatch
 from .group_roster import GroupRoster
-from .remote_clients import adapt_request, check_call, find_refusal, is_remote, to_remote_facts
+from .remote_clients import adapt_request, find_refusal, is_remote, refuse_call, to_remote_facts
 from .utility_calls import UtilityCalls
 
 _log = logging.getLogger(__name__)
@@ -109,9 +109,10 @@ class ClientRegistry:
             case FrontendCounts() if core is not None:
                 core.add_counts(message)
             case UtilityCall() if core is not None:
-                if is_remote(identity):
-                    check_call(message)
-                self._calls.add(identity, message)
+                if is_remote(identity) and (refused := refuse_call(message)) is not None:
+                    self.reply(identity, refused)
+                else:
+                    self._calls.add(identity, message)
             case _ if core is None:
                 raise ProtocolError("Hello and its Welcome come before any other message")
             case _:

@@ -11,8 +11,7 @@ import math
 import msgspec
 
 from ...ipc.daemon.daemon_state import SUPERVISOR_ROLE
-from ...ipc.errors import ProtocolError
-from ...ipc.messages import EngineCoreRequest, EngineFacts, Hello, UtilityCall, UtilityMethod
+from ...ipc.messages import EngineCoreRequest, EngineFacts, Hello, UtilityCall, UtilityMethod, UtilityResult
 from ...ipc.network.served_files import ServedFiles
 
 _REMOTE = b"tcp:"
@@ -23,6 +22,7 @@ _CALLS = frozenset(
         UtilityMethod.SNAPSHOT,
         UtilityMethod.METRICS,
         UtilityMethod.CHECK_INTEGRITY,
+        UtilityMethod.DIGEST,
     }
 )
 
@@ -49,10 +49,11 @@ def find_refusal(hello: Hello) -> str | None:
     return None
 
 
-def check_call(call: UtilityCall) -> None:
-    """Raise ProtocolError for a call that changes what other clients get."""
-    if call.method not in _CALLS:
-        raise ProtocolError(f"{call.method.name} is only for clients on the engine's machine")
+def refuse_call(call: UtilityCall) -> UtilityResult | None:
+    """The answer to a call that would change what other clients get, None if the call is allowed."""
+    if call.method in _CALLS:
+        return None
+    return UtilityResult(call.call_id, f"{call.method.name} is only for clients on the engine's machine")
 
 
 def adapt_request(request: EngineCoreRequest) -> EngineCoreRequest:

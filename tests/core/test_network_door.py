@@ -23,13 +23,14 @@ from quire.ipc.messages import (
     PROTOCOL_VERSION,
     EngineCoreRequest,
     Hello,
-    ProtocolNotice,
     Refusal,
     UtilityCall,
     UtilityMethod,
+    UtilityResult,
     Welcome,
 )
 from quire.ipc.network.keys import CLIENTS, SERVER_PUBLIC, add_client, make_keys, read_client_keys
+from quire.ipc.network.tcp_address import parse_tcp_address
 from quire.ipc.sockets import connect_dealer
 from tcp_proxy import TcpProxy
 
@@ -202,9 +203,9 @@ def test_a_remote_client_is_no_supervisor_and_resets_nothing(daemon: Daemon, key
         assert isinstance(refusal, Refusal)
         assert "may not be the supervisor" in refusal.reason
         assert isinstance(stranger.ask(Hello(PROTOCOL_VERSION, "test", os.getpid())), Welcome)
-        notice = stranger.ask(UtilityCall(1, UtilityMethod.RESET_PREFIX_CACHE))
-        assert isinstance(notice, ProtocolNotice)
-        assert "only for clients on the engine's machine" in notice.reason
+        answer = stranger.ask(UtilityCall(1, UtilityMethod.RESET_PREFIX_CACHE))
+        assert isinstance(answer, UtilityResult)
+        assert answer.error == "RESET_PREFIX_CACHE is only for clients on the engine's machine"
 
 
 # What happens to connections and processes.
@@ -257,17 +258,28 @@ def test_clients_outlive_a_core_that_is_killed(daemon: Daemon, keys: Path) -> No
 def test_a_supervisor_that_is_killed_ends_its_clients(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake_watch, "REFUSED_TIMEOUT_S", 0.2)
     with Daemon("short", CONFIG, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
-        with attach(daemon.listen, keys) as client:
+        address = daemon.listen
+        with attach(address, keys) as client:
             load = Load(client, make_requests("dies"))
             os.kill(daemon.pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="has no daemon: connection refused"):
                 load.finish()
         with pytest.raises(EngineStartError, match="has no daemon"):
-            attach(client_address(client), keys).__enter__()
+            attach(address, keys).__enter__()
 
 
-def client_address(client: SyncClient) -> str:
-    return str(client._engine.address)  # type: ignore[attr-defined]  # pyright: ignore
+def test_a_group_has_ports_in_a_row_and_any_of_them_leads_to_all(keys: Path) -> None:
+    parallel = msgspec.structs.replace(CONFIG.parallel, data_parallel_size=2)
+    config = msgspec.structs.replace(CONFIG, parallel=parallel)
+    with Daemon("group", config, listen="tcp://127.0.0.1:0", keys=str(keys)) as daemon:
+        second = str(parse_tcp_address("attach", daemon.listen).shift(1))
+        with attach(second, keys) as client:
+            assert wait_until(lambda: client.get_outputs(timeout_s=0.05) or len(client.engines) == 2, 5.0)
+            assert sorted(client.engines) == [0, 1]
+            load = Load(client, make_requests("group", 8))
+            load.receive()
+            os.kill(client.engines[1].pids["core"], signal.SIGKILL)
+            load.finish()
 
 
 # Strangers.
