@@ -155,9 +155,10 @@ class SupervisedEngine:
             self._core.process.close_lifeline()
 
     def stop(self) -> None:
-        """End the core and its worker; waits for that. Idempotent."""
+        """End the core and its worker for good; waits for that. Idempotent."""
         self._core.start_at = None
         self._forget_core()
+        self._core.remove_socket()
 
     def _receive(self, link: CoreLink, now: float) -> bool:
         """Take one message, False if there is none."""
@@ -207,6 +208,7 @@ class SupervisedEngine:
 
     def _fail(self, report: FailedReport, exit_code: int) -> None:
         self.failure = EngineFailure(report, exit_code)
+        self._core.remove_socket()
         self.state.state, self.state.last_loss = "lost", report.reason
 
     def _note_restart(self) -> None:

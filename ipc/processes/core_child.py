@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import time
 
@@ -62,6 +64,11 @@ class CoreChild(ManagedChild[ChildProcess]):
         """The next core and its worker have one share in so many of the machine."""
         config = self._args.config.for_engine(rank, num_engines)
         self._args = msgspec.structs.replace(self._args, config=config)
+
+    def remove_socket(self) -> None:
+        """Take away what a core that was killed has left: there will be none at this address."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.address.removeprefix("ipc://"))
 
     def _start_core(self) -> ChildProcess:
         args = self._args

@@ -206,6 +206,7 @@ def test_an_engine_that_is_lost_for_good_leaves_the_others_and_a_restart_brings_
         assert state is not None
         assert (state.state, state.core_pid) == ("ready", engines[1].pid)
         assert "engine 0 is lost" in find_log("few").read_text()
+        assert not (find_named("few") / "core.sock").exists(), "it leads nowhere"
         with Listener("few", "core1.sock") as listener:
             listener.wait_for_roster([(1, False, False)])
             restart_engine("few", TIMEOUT_S, index=0)
