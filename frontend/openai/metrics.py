@@ -1,8 +1,9 @@
 """/metrics: the engine's counts in Prometheus' text format, with the names that vLLM's users know.
 
 The engine counts, not this process: any of N HTTP processes over one engine gives the same `quire:` series.
-Of several engines each has series of its own, told apart by model_name; one that does not answer has none but
-`quire:engine_up`. Only the `process_` and `python_` series are of the process that answers.
+Of several models each has series of its own, told apart by model_name, and of several engines that share a
+model's requests each, told apart by engine. A model that does not answer has none but `quire:engine_up`. Only
+the `process_` and `python_` series are of the process that answers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .engines.served_models import ServedModel, ServedModels
 from .health import ANSWER_S
 
 PREFIX = "quire:"
-_ENGINE = "0"  # vLLM's label of a data-parallel rank
+
+EnginesMetrics = Mapping[int, EngineMetrics]  # of one model, by the number of the engine: vLLM's label
 
 _HELP_OF_HISTOGRAM = {
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
@@ -57,7 +59,7 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
         if models.has_several:
             found = await asyncio.gather(*map(_ask, models.models))
         else:
-            found = [await models.only.llm.metrics()]
+            found = [await models.only.llm.metrics_by_engine()]
         names = [model.name for model in models.models]
         body = format_metrics(dict(zip(names, found, strict=True))) + generate_latest(own)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
@@ -65,53 +67,55 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
     routes.add("/metrics", show_metrics, "Prometheus metrics", "text/plain")
 
 
-async def _ask(model: ServedModel) -> EngineMetrics | None:
-    """What an engine beside others has counted; None while it does not answer."""
+async def _ask(model: ServedModel) -> EnginesMetrics | None:
+    """What the engines of a model beside others have counted; None while none answers."""
     if not model.is_here or model.serving.llm.is_recovering:
         return None
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await model.serving.llm.metrics()
+            return await model.serving.llm.metrics_by_engine()
     except (QuireError, TimeoutError):
         return None
 
 
-def format_metrics(found: Mapping[str, EngineMetrics | None]) -> bytes:
-    """The series of each model's engine in the text format; None: of an engine that does not answer."""
+def format_metrics(found: Mapping[str, EnginesMetrics | None]) -> bytes:
+    """The series of each model's engines in the text format; None: of a model that does not answer."""
     registry = CollectorRegistry()
     registry.register(_EnginesCollector(found))
     return generate_latest(registry)
 
 
 class _EnginesCollector(Collector):
-    """One scrape's answer, in which a name stands once with the series of all models."""
+    """One scrape's answer, in which a name stands once with the series of all engines."""
 
-    def __init__(self, found: Mapping[str, EngineMetrics | None]) -> None:
+    def __init__(self, found: Mapping[str, EnginesMetrics | None]) -> None:
         self._found = found
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for name, metrics in self._found.items():
-            for family in () if metrics is None else _EngineCollector(metrics, name).collect():
-                families.setdefault(family.name, family)
-                if families[family.name] is not family:
-                    families[family.name].samples += family.samples
+        for name, engines in self._found.items():
+            for index, metrics in (engines or {}).items():
+                for family in _EngineCollector(metrics, name, str(index)).collect():
+                    families.setdefault(family.name, family)
+                    if families[family.name] is not family:
+                        families[family.name].samples += family.samples
         if len(self._found) > 1:
             text = "Whether the engine answers, of a server with several."
             up = families["engine_up"] = GaugeMetricFamily(
                 f"{PREFIX}engine_up", text, labels=["model_name", "engine"]
             )
-            for name, metrics in self._found.items():
-                up.add_metric([name, _ENGINE], metrics is not None)
+            for name, engines in self._found.items():
+                for index in engines or (0,):
+                    up.add_metric([name, str(index)], engines is not None)
         return families.values()
 
 
 class _EngineCollector(Collector):
     """What one engine has counted."""
 
-    def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
+    def __init__(self, metrics: EngineMetrics, model_name: str, engine: str) -> None:
         self._metrics = metrics
-        self._labels = {"model_name": model_name, "engine": _ENGINE}
+        self._labels = {"model_name": model_name, "engine": engine}
 
     def collect(self) -> Iterable[Metric]:
         stats = self._metrics.stats

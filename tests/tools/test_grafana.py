@@ -21,7 +21,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 def list_series() -> set[str]:
     core = EngineCore(make_config(), num_blocks=8)
-    text = format_metrics({"fake": core.metrics()}).decode()
+    text = format_metrics({"fake": {0: core.metrics()}}).decode()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 
 

@@ -45,7 +45,9 @@ def make_metrics(kv_blocks_total: int = 80) -> EngineMetrics:
 def read(metrics: EngineMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """(series, labels without the common ones) -> value; the common ones must be on each."""
     found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-    for family in text_string_to_metric_families(format_metrics({LABELS["model_name"]: metrics}).decode()):
+    for family in text_string_to_metric_families(
+        format_metrics({LABELS["model_name"]: {0: metrics}}).decode()
+    ):
         assert family.documentation, family.name
         for sample in family.samples:
             assert LABELS.items() <= sample.labels.items()
@@ -110,3 +112,10 @@ def test_the_parts_of_a_step_are_one_family():
 
 def test_an_engine_without_blocks_uses_none():
     assert read(make_metrics(kv_blocks_total=0))["quire:kv_cache_usage_perc", frozenset()] == 0
+
+
+def test_each_engine_of_a_model_has_series_of_its_own_and_a_name_stands_once():
+    text = format_metrics({"a": {0: make_metrics(), 3: make_metrics(kv_blocks_total=90)}}).decode()
+    assert text.count("# TYPE quire:kv_blocks gauge") == 1
+    assert 'quire:kv_blocks{engine="0",model_name="a"} 80.0' in text
+    assert 'quire:kv_blocks{engine="3",model_name="a"} 90.0' in text

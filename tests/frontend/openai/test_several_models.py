@@ -156,21 +156,21 @@ def test_health_says_how_each_engine_is_and_fails_when_none_is_well() -> None:
 
 def test_each_engine_has_series_of_its_own_below_one_name() -> None:
     async def scenario(site: Site) -> None:
-        async def count(number: int) -> EngineMetrics:
+        async def count(number: int) -> dict[int, EngineMetrics]:
             stats = make_stats(num_running=number)
-            return EngineMetrics(stats=stats, histograms={}, finished_total={})
+            return {0: EngineMetrics(stats=stats, histograms={}, finished_total={})}
 
         for number, llm in enumerate(site.llms.values()):
-            llm.metrics = lambda number=number: count(number)  # type: ignore[method-assign]
+            llm.metrics_by_engine = lambda number=number: count(number)  # type: ignore[method-assign]
         text = (await site.client.get("/metrics")).body.decode()
         assert text.count("# TYPE quire:num_requests_running gauge") == 1
         assert read_series(text, "quire:num_requests_running") == {"chat": 0, "vectors": 1}
         assert read_series(text, "quire:engine_up") == {"chat": 1, "vectors": 1}
 
-        async def fail() -> EngineMetrics:
+        async def fail() -> dict[int, EngineMetrics]:
             raise RequestFailedError("no answer")
 
-        site.llms["vectors"].metrics = fail  # type: ignore[method-assign]
+        site.llms["vectors"].metrics_by_engine = fail  # type: ignore[method-assign]
         text = (await site.client.get("/metrics")).body.decode()
         assert read_series(text, "quire:num_requests_running") == {"chat": 0}
         assert read_series(text, "quire:engine_up") == {"chat": 1, "vectors": 0}
