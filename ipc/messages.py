@@ -331,6 +331,18 @@ class ClientView(msgspec.Struct, frozen=True, kw_only=True):
     connected_s: float
 
 
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of several engines does, in a snapshot of all together."""
+
+    index: int
+    num_running: int
+    num_waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What the live views show: the engine at one moment, rates over the last seconds."""
 
@@ -353,6 +365,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     block_map: bytes
     blocks_per_cell: int
     clients: list[ClientView]
+    engines: list[EngineLoad] = []  # each of several; empty of one
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from ...ipc.messages import ClientView, EngineMetrics, EngineSnapshot, Histogram, SchedulerStats
+from ...ipc.messages import ClientView, EngineLoad, EngineMetrics, EngineSnapshot, Histogram, SchedulerStats
 
 _RATES = ("prompt_tokens_per_s", "generation_tokens_per_s", "steps_per_s")
 _STEP_TIMES = ("schedule_ms", "update_ms", "step_wait_ms")
@@ -48,8 +48,9 @@ def merge_metrics(parts: Sequence[EngineMetrics]) -> EngineMetrics:
     )
 
 
-def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:
+def merge_snapshots(by_engine: Mapping[int, EngineSnapshot]) -> EngineSnapshot:
     """All requests and blocks, one engine's after the other's; times of steps are means over all steps."""
+    parts = list(by_engine.values())
     if len(parts) == 1:
         return parts[0]
     num_steps = sum(part.steps_per_s for part in parts)
@@ -72,6 +73,20 @@ def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:
         block_map=b"".join(part.block_map for part in parts),
         blocks_per_cell=max(part.blocks_per_cell for part in parts),
         clients=_merge_clients(client for part in parts for client in part.clients),
+        engines=[_describe_load(index, part) for index, part in sorted(by_engine.items())],
+    )
+
+
+def _describe_load(index: int, snapshot: EngineSnapshot) -> EngineLoad:
+    stats = snapshot.stats
+    return EngineLoad(
+        index=index,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        kv_blocks_used=stats.kv_blocks_used,
+        kv_blocks_total=stats.kv_blocks_total,
+        prompt_tokens_per_s=snapshot.prompt_tokens_per_s,
+        generation_tokens_per_s=snapshot.generation_tokens_per_s,
     )
 
 

@@ -41,7 +41,7 @@ class UtilityCalls(ABC):
 
     def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        return merge_snapshots(list(self.snapshot_by_engine().values()))
+        return merge_snapshots(self.snapshot_by_engine())
 
     def snapshot_by_engine(self) -> dict[int, EngineSnapshot]:
         """What live views show of each engine."""
@@ -80,7 +80,7 @@ class AsyncUtilityCalls(ABC):
 
     async def snapshot(self) -> EngineSnapshot:
         """What live views show: requests, blocks, clients, and rates over the last seconds."""
-        return merge_snapshots(list((await self.snapshot_by_engine()).values()))
+        return merge_snapshots(await self.snapshot_by_engine())
 
     async def snapshot_by_engine(self) -> dict[int, EngineSnapshot]:
         """What live views show of each engine."""

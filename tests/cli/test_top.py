@@ -20,7 +20,7 @@ from daemons import Daemon, fake_modules, runtime_folders
 from fakes import make_config
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
-from quire.ipc.messages import ClientView, EngineSnapshot, RequestView, SchedulerStats
+from quire.ipc.messages import ClientView, EngineLoad, EngineSnapshot, RequestView, SchedulerStats
 from rich.console import Console
 
 DEADLINE_S = 20.0
@@ -102,6 +102,28 @@ def draw(snapshot: EngineSnapshot, width: int = 80, height: int = 24) -> str:
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
+
+
+def test_each_of_several_engines_has_a_line_as_long_as_there_is_room():
+    engines = [
+        EngineLoad(
+            index=index,
+            num_running=3,
+            num_waiting=4,
+            kv_blocks_used=index,
+            kv_blocks_total=4,
+            prompt_tokens_per_s=5.0,
+            generation_tokens_per_s=1234.0,
+        )
+        for index in range(3)
+    ]
+    lines = draw(make_snapshot(engines=engines)).splitlines()
+    shown = [line for line in lines if line.startswith("engine")]
+    assert len(shown) == 3
+    expected = "engine 1   1,234 tok/s   5 prompt tok/s   3 running   4 waiting   KV 25 %"
+    assert shown[1].rstrip() == expected
+    for height in range(1, 30):
+        assert len(draw(make_snapshot(engines=engines), height=height).splitlines()) <= max(height, 10)
 
 
 def test_a_frame_shows_rates_load_blocks_clients_and_requests():

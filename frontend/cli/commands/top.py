@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....ipc.errors import QuireError
-from ....ipc.messages import ClientView, EngineSnapshot, RequestView
+from ....ipc.messages import ClientView, EngineLoad, EngineSnapshot, RequestView
 from ....ipc.processes.process import wait_readable
 from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment
@@ -61,6 +61,8 @@ def attach_engine(daemon: Attachment) -> LLMEngine:
 def render(snapshot: EngineSnapshot, history: Sequence[float], width: int, height: int) -> RenderableType:
     """One frame of at most `height` lines. `history`: generated tokens a second, the oldest first."""
     room = max(0, height - _NUM_FIXED_LINES)
+    engines = snapshot.engines[: room // 3]
+    room -= len(engines)
     clients = snapshot.clients[: min(_MAX_CLIENTS, room // 3)]
     num_rows = room - len(clients)
     return Group(
@@ -69,6 +71,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[float], width: int, heigh
         _render_load(snapshot),
         _render_blocks(snapshot, width),
         _render_step(snapshot, width),
+        *(_render_engine(engine) for engine in engines),
         Text(""),
         _render_clients(clients, width),
         Text(""),
@@ -224,6 +227,20 @@ def _render_step(snapshot: EngineSnapshot, width: int) -> Text:
     for (_, _, color), text in zip(parts, texts, strict=True):
         line.append(text, color)
     return line.append(end, _MUTED)
+
+
+def _render_engine(engine: EngineLoad) -> Text:
+    """One line of one of several engines."""
+    used, total = engine.kv_blocks_used, engine.kv_blocks_total
+    return Text.assemble(
+        (f"engine {engine.index}", "bold"),
+        (f"   {engine.generation_tokens_per_s:,.0f}", _ACCENT),
+        (f" tok/s   {engine.prompt_tokens_per_s:,.0f} prompt tok/s", _MUTED),
+        (f"   {engine.num_running} running   {engine.num_waiting:,} waiting", _MUTED),
+        (f"   KV {100 * used / total if total else 0:.0f} %", _MUTED),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
 
 
 def _render_clients(clients: Sequence[ClientView], width: int) -> Table:

@@ -76,9 +76,15 @@ def test_histograms_are_added_bucket_by_bucket() -> None:
 def test_a_snapshot_shows_all_requests_blocks_and_clients() -> None:
     one = make_snapshot("a", 3.0, 1.0, make_client("LLM-1", 2), make_client("LLM-2", 1))
     other = make_snapshot("b", 1.0, 5.0, make_client("LLM-1", 4))
-    merged = merge_snapshots([one, other])
+    merged = merge_snapshots({3: other, 0: one})
     assert (merged.max_num_seqs, merged.steps_per_s, merged.schedule_ms) == (16, 4.0, 2.0)
-    assert (merged.block_map, merged.num_hidden_requests, merged.epoch) == (b"ab", 4, "a,b")
-    assert [(client.name, client.num_running) for client in merged.clients] == [("LLM-1", 6), ("LLM-2", 1)]
+    assert (merged.block_map, merged.num_hidden_requests, merged.epoch) == (b"ba", 4, "b,a")
+    assert {client.name: client.num_running for client in merged.clients} == {"LLM-1": 6, "LLM-2": 1}
+    assert [(engine.index, engine.prompt_tokens_per_s) for engine in merged.engines] == [
+        (0, one.prompt_tokens_per_s),
+        (3, other.prompt_tokens_per_s),
+    ]
+    assert merge_snapshots({0: one}) is one
+    assert not one.engines
     idle = msgspec.structs.replace(one, steps_per_s=0.0)
-    assert merge_snapshots([idle, idle]).schedule_ms == 1.0
+    assert merge_snapshots({0: idle, 1: idle}).schedule_ms == 1.0
