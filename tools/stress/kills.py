@@ -56,9 +56,13 @@ class Strike:
 
 @dataclass(slots=True)
 class KillPace:
-    """When the next of each role may die, of an engine with this `recovery`."""
+    """When the next of each role may die, of an engine with this `recovery`.
+
+    Of several engines all deaths count as if they were one's: each then has fewer than it may.
+    """
 
     recovery: RecoveryConfig
+    num_engines: int = 1
     _at: dict[Role, list[float]] = field(default_factory=dict[Role, list[float]])
 
     def allows(self, role: Role) -> bool:
@@ -74,7 +78,7 @@ class KillPace:
         self._at.setdefault(role, []).append(now)
         if role == "worker" and not is_core_ready:
             self._at.setdefault("core", []).append(now)
-        if role == "core":
+        if role == "core" and self.num_engines == 1:
             self._at.pop("worker", None)
 
     def _find_own_delay_s(self, role: Role, now: float) -> float:

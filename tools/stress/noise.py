@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 
-from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME
+from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, read_state
 from ...ipc.daemon.run_dir import find_named
 from ...ipc.sockets import connect_dealer, make_ipc_address
 from ..bench.http_stream import Endpoint
@@ -87,8 +87,11 @@ class Noise:
 
 
 def send_junk_to_core(daemon: str, rng: random.Random) -> int:
-    """Messages without meaning to a daemon's core; returns how many have gone."""
-    address = make_ipc_address(str(find_named(daemon) / CLIENT_SOCKET_NAME))
+    """Messages without meaning to one of a daemon's cores; returns how many have gone."""
+    directory = find_named(daemon)
+    state = read_state(directory)
+    names = [engine.socket for engine in state.engines] if state is not None else [CLIENT_SOCKET_NAME]
+    address = make_ipc_address(str(directory / rng.choice(names)))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.sndtimeo = _JUNK_TIMEOUT_MS  # the core may be dead just now

@@ -47,7 +47,7 @@ class Killer:
     def __init__(self, site: Site, victims: Victims | None) -> None:
         self._site = site
         self._victims = victims
-        self._pace = KillPace(site.recovery)
+        self._pace = KillPace(site.recovery, site.num_engines)
         self.strikes: list[Strike] = []
 
     def run(

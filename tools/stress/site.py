@@ -78,8 +78,15 @@ class Site:
             core_pids = _find_children(self.supervisor.pid, "engine-core")
             if role == "core" or not core_pids:
                 return core_pids
-            return _find_workers(core_pids[0]) or self._find_adopted_workers()
+            workers = [pid for core_pid in core_pids for pid in _find_workers(core_pid)]
+            return workers or self._find_adopted_workers()
         return []
+
+    @property
+    def num_engines(self) -> int:
+        """That there are now, in whatever state."""
+        state = read_state(find_named(self.daemon))
+        return 1 if state is None else len(state.engines)
 
     def _find_adopted_workers(self) -> list[int]:
         """Those that were a spare, which may be children of a core that is gone: only their core knows."""
@@ -89,9 +96,9 @@ class Site:
 
     @property
     def is_ready(self) -> bool:
-        """As the supervisor sees it."""
+        """Whether all engines are, as the supervisor sees it."""
         state = read_state(find_named(self.daemon))
-        return state is not None and state.state == "ready"
+        return state is not None and all(engine.state == "ready" for engine in state.engines)
 
     @property
     def has_ended(self) -> bool:
@@ -159,7 +166,9 @@ class Site:
 
         def is_ready() -> bool:
             info = inspect_daemon(self.daemon)
-            return info is not None and info.state == "ready" and info.num_running is not None
+            if info is None or info.state != "ready":
+                return False
+            return all(engine.num_running is not None for engine in info.engines)
 
         if not wait_until(is_ready, _SETTLE_TIMEOUT_S):
             return [f"the engine was not ready within {_SETTLE_TIMEOUT_S:g} s after the last request"]
@@ -199,11 +208,15 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(
-    attach: str | None, broken: list[str], recovery: RecoveryConfig | None = None, num_ranks: int = 1
+    attach: str | None,
+    broken: list[str],
+    recovery: RecoveryConfig | None = None,
+    num_ranks: int = 1,
+    num_engines: int = 1,
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
-    `recovery` and `num_ranks` are the own engine's; None takes the defaults.
+    `recovery`, `num_ranks` and `num_engines` are the own daemon's; None takes the defaults.
     """
     if attach is not None:
         with contextlib.closing(Site(attach)) as site:
@@ -219,6 +232,7 @@ def open_site(
             runner="generate",
             convert="embed",
             tensor_parallel_size=num_ranks,
+            data_parallel_size=num_engines,
         )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         start_daemon(OWN_NAME, config)

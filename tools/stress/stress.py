@@ -66,6 +66,7 @@ class StressOptions:
     has_noise: bool
     warm_spare: bool  # of its own engine
     num_ranks: int  # likewise
+    num_engines: int  # likewise
     json_path: str | None
     plot_path: str | None
 
@@ -80,7 +81,7 @@ def run_stress(options: StressOptions) -> int:
     )
     left: list[str] = []
     recovery = RecoveryConfig(warm_spare=options.warm_spare)
-    with open_site(options.attach, left, recovery, options.num_ranks) as site:
+    with open_site(options.attach, left, recovery, options.num_ranks, options.num_engines) as site:
         check_kills(options.roles, site.recovery)
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
         pool = add_odd(pool, options.seed, site.has_processor)

@@ -58,6 +58,8 @@ def run(argv: Sequence[str]) -> int:
         if options.tensor_parallel_size != 1:
             size = options.tensor_parallel_size
             raise InputError("tensor_parallel_size", size, "not given with --attach: the daemon has its own")
+        if options.engines != 1:
+            raise InputError("engines", options.engines, "not given with --attach: the daemon has its own")
         _check_victims_of_others(options, set(names))
     if options.plot is not None:
         from ....tools.bench.serve_plot import check_plot
@@ -77,6 +79,7 @@ def run(argv: Sequence[str]) -> int:
             has_noise=options.noise,
             warm_spare=options.warm_spare,
             num_ranks=options.tensor_parallel_size,
+            num_engines=options.engines,
             json_path=options.json,
             plot_path=options.plot,
         )
@@ -162,6 +165,7 @@ def _make_parser() -> Parser:
     add("--kill-interval", type=float, default=8.0, metavar="S", help=text)
     text = "storms of broken connections, and junk to every socket (on)"
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help=text)
+    add("--engines", type=int, default=1, metavar="N", help="of its own daemon, any of which may die (1)")
     add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
     text = "ranks of the engine, each of which may be the worker that is killed (1)"
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help=text)
