@@ -15,24 +15,27 @@ from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.clients import LeaseWatch
 from quire.core.engine_loop import EngineLoop
 from quire.core.executor import WorkerLost
-from quire.core.faults.blame import Blame
+from quire.core.faults.blame import FAILURES_ALONE, Blame
 from quire.core.faults.death_journal import DeathJournal
 from quire.core.faults.step_limits import StepLimits
 from quire.core.kv.kv_cache_manager import KVCacheManager
 from quire.core.scheduling.scheduler import Scheduler
 from quire.frontend.client.engine_connection import EngineConnection
+from quire.frontend.client.engine_group import EngineGroup
+from quire.frontend.client.engine_router import EngineRouter
 from quire.frontend.output_processor import RequestState
 from quire.ipc.client_protocol import ClientProtocol
-from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, Welcome
-from quire.ipc.request_ledger import RequestLedger
+from quire.ipc.messages import SUSPECT_ATTEMPTS, EngineCoreOutput, EngineCoreRequest, Welcome
+from quire.ipc.request_ledger import LedgerEntry, RequestLedger
 from quire.ipc.step import SchedulerOutput
 from quire.tools.sim.run import run_scenario
-from quire.tools.sim.scenario import FaultKind, PoisonKind, draw_scenario
+from quire.tools.sim.scenario import FaultKind, PoisonKind, Scenario, draw_group_scenario, draw_scenario
 from quire.tools.sim.shrink import find_violation, shrink
-from quire.tools.sim.sim_client import Violation
+from quire.tools.sim.sim_link import Violation
 from quire.tools.sim.simulate import describe_failure, simulate
 
 NUM_SEEDS = 300
+NUM_GROUP_SEEDS = 120
 
 
 def test_many_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +48,11 @@ def test_many_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert [end for end in (*ends, "overloaded", "queue_timeout") if end not in out] == []
 
 
+def test_many_seeds_with_several_engines_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    code = simulate(range(NUM_GROUP_SEEDS), has_groups=True)
+    assert code == 0, capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_thousand_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,8 +61,10 @@ def test_ten_thousand_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_fault_is_drawn() -> None:
-    kinds = Counter(fault.kind for seed in range(200) for fault in draw_scenario(seed).faults)
+    kinds = Counter(fault.kind for seed in range(200) for fault in draw_group_scenario(seed).faults)
     assert set(kinds) == set(FaultKind)
+    with_one = Counter(fault.kind for seed in range(200) for fault in draw_scenario(seed).faults)
+    assert set(with_one) == set(FaultKind) - {FaultKind.DRAIN}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +92,22 @@ def test_without_accidents_exactly_the_culprit_fails(poison: PoisonKind, end: st
         ends = Counter(run_scenario(scenario).ends)
         assert ends.pop(end) == 1, scenario.describe()
         assert ends["length"] + ends["stop"] + ends["refused"] == len(requests) - 1, scenario.describe()
+
+
+def test_a_request_that_kills_cores_kills_as_many_of_several_engines_as_of_one() -> None:
+    for seed in range(30):
+        scenario = draw_group_scenario(seed)
+        harmless = [
+            replace(one, poison=None, abort_at=None, timeout_s=None, queue_timeout_s=None)
+            for one in scenario.requests
+        ]
+        culprit = replace(harmless[0], poison="core", poison_from=0, beam_width=None, pooling=None)
+        requests = (culprit, *harmless[1:])
+        outcome = run_scenario(
+            replace(scenario, requests=requests, faults=(), max_num_queued_reqs=None, num_engines=3)
+        )
+        assert outcome.ends["poison_request"] == 1, scenario.describe()
+        assert outcome.num_core_crashes == SUSPECT_ATTEMPTS + FAILURES_ALONE, scenario.describe()
 
 
 def test_a_seed_replays_in_another_process_with_other_hashes() -> None:
@@ -273,6 +299,47 @@ def break_second_try(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepLimits, "shrink", lambda _self, _num_tokens, _num_rows: False)
 
 
+def break_hello_of_a_drain(patch: pytest.MonkeyPatch) -> None:
+    """A draining engine keeps what its clients have moved away."""
+    original = EngineGroup._move_all
+
+    def move_all(self: EngineGroup, now: float) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(ClientProtocol, "connection_made", lambda _self, _now: None)
+            original(self, now)
+
+    patch.setattr(EngineGroup, "_move_all", move_all)
+
+
+def break_move_after_a_loss(patch: pytest.MonkeyPatch) -> None:
+    """What is given up to another engine stays in the ledger of the lost one."""
+    original = RequestLedger.release
+
+    def release(self: RequestLedger, *, is_lost: bool, with_suspects: bool = True) -> list[LedgerEntry]:
+        entries = original(self, is_lost=is_lost, with_suspects=with_suspects)
+        self._entries |= {entry.request.request_id: entry for entry in entries}
+        return entries
+
+    patch.setattr(RequestLedger, "release", release)
+
+
+def break_place_of_the_moved(patch: pytest.MonkeyPatch) -> None:
+    """Nobody notes where a moved request is now."""
+    original = EngineRouter.place
+
+    def place(self: EngineRouter, request: EngineCoreRequest) -> int:
+        index = original(self, request)
+        return next(reversed(self._engines)) if request.request_id.endswith("1") else index
+
+    patch.setattr(EngineRouter, "place", place)
+
+
+GROUP_BREAKS = [
+    (break_hello_of_a_drain, 892),
+    (break_move_after_a_loss, 3),
+    (break_place_of_the_moved, 0),
+]
+
 # Each with the seed at which to begin: where it was found before, so that the hundreds before need not run.
 BREAKS = [
     (break_journal, 25),
@@ -284,9 +351,9 @@ BREAKS = [
     (break_retry, 2),
     (break_number_check, 360),
     (break_loss_of_number, 0),
-    (break_look_before_sending, 854),
-    (break_mark_of_resumed, 488),
-    (break_resumption, 5),
+    (break_look_before_sending, 1019),
+    (break_mark_of_resumed, 1631),
+    (break_resumption, 19),
     (break_merge_in_ledger, 34),
     (break_merge_by_position, 0),
     (break_block_free, 0),
@@ -294,10 +361,10 @@ BREAKS = [
 ]
 
 
-def find_failing_seed(first: int) -> tuple[int, Violation]:
+def find_failing_seed(first: int, draw: Callable[[int], Scenario] = draw_scenario) -> tuple[int, Violation]:
     """The seed and what is wrong with it."""
     for seed in range(first, first + 5000):
-        if (violation := find_violation(draw_scenario(seed))) is not None:
+        if (violation := find_violation(draw(seed))) is not None:
             return seed, violation
     raise AssertionError("5,000 seeds hold although something is broken")
 
@@ -308,6 +375,15 @@ def test_what_is_broken_on_purpose_is_found(
 ) -> None:
     break_it(monkeypatch)
     seed, violation = find_failing_seed(first)
+    print(f"{break_it.__name__}: seed {seed}: {violation}")
+
+
+@pytest.mark.parametrize(("break_it", "first"), GROUP_BREAKS)
+def test_what_is_broken_in_a_group_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    seed, violation = find_failing_seed(first, draw_group_scenario)
     print(f"{break_it.__name__}: seed {seed}: {violation}")
 
 

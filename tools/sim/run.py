@@ -29,9 +29,10 @@ from ...ipc.token_ids import decode_token_ids
 from .fake_vectors import expected_pooled
 from .fake_worker import VOCAB_SIZE, expected_beams, expected_output, make_request
 from .network import FIRST_MOMENT, Network, Timeline
-from .scenario import MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRequest
-from .sim_client import SimClient, Violation
+from .scenario import BLOCK_SIZE, MAX_MODEL_LEN, Fault, FaultKind, Scenario, SimRequest
+from .sim_client import SimClient
 from .sim_core import SimCore
+from .sim_link import Violation
 
 MAX_EVENTS = 20_000  # of a run; a usual one has some hundred
 _MAX_REPLIES = 16  # that wait for one client beside its outputs
@@ -64,21 +65,36 @@ class Outcome:
     ends: dict[str, int] = field(default_factory=dict[str, int])  # finish reason or error code -> requests
 
 
+class _Place:
+    """An engine's place: its network, and one core after the other."""
+
+    def __init__(self, network: Network, journal_path: str) -> None:
+        self.network = network
+        self.journal_path = journal_path
+        self.core: SimCore | None = None
+        self.num_drains = 0  # that last
+
+
 class _Run:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         """`folder`: for what a core leaves to the next one."""
-        self._journal_path = str(folder / "deaths.json")
         self._scenario = scenario
         self._config = scenario.make_config()
         self._rng = random.Random(scenario.rng_seed)
         self._timeline = Timeline()
-        self._network = Network(
-            self._timeline,
-            self._rng,
-            scenario.delay_s,
-            scenario.high_water_mark,
-            scenario.repeat_share,
-        )
+        self._places = [
+            _Place(
+                Network(
+                    self._timeline,
+                    self._rng,
+                    scenario.delay_s,
+                    scenario.high_water_mark,
+                    scenario.repeat_share,
+                ),
+                str(folder / f"deaths{index}.json"),
+            )
+            for index in range(scenario.num_engines)
+        ]
         self._lives: dict[str, _Life] = {}
         self._was_accepted: dict[str, bool] = {}
         self._num_accidents = 0  # most in one core's life, of those that no request is to blame for
@@ -87,8 +103,8 @@ class _Run:
         self._num_epochs = 0
         self._num_clients = 0
         self.outcome = Outcome()
-        self._core: SimCore | None = None
-        self._start_core()
+        for place in self._places:
+            self._start_core(place)
         self._clients = [self._make_client(number) for number in range(len(scenario.clients))]
 
     def play(self) -> None:
@@ -107,55 +123,72 @@ class _Run:
 
     # -- processes
 
-    def _start_core(self) -> None:
+    def _start_core(self, place: _Place) -> None:
         self._num_epochs += 1
-        self._core = SimCore(
+        place.core = SimCore(
             f"epoch {self._num_epochs}",
             self._scenario,
             self._config,
-            self._journal_path,
+            place.journal_path,
             self._was_accepted,
-            self._network,
+            place.network,
             self._timeline,
             self._rng,
             self._check_core,
-            lambda: self._lose_core(self._rng.choice(_RESTART_TIMES_S)),
+            lambda: self._lose_core(place, self._rng.choice(_RESTART_TIMES_S)),
         )
 
-    def _lose_core(self, lasts_s: float) -> None:
-        if self._core is not None:
-            self._core.crash()
-            self._core = None
+    def _lose_core(self, place: _Place, lasts_s: float) -> None:
+        if place.core is not None:
+            place.core.crash()
+            place.core = None
             self.outcome.num_core_crashes += 1
-            self._timeline.call_at(self._timeline.now + lasts_s, self._start_core)
+            self._timeline.call_at(self._timeline.now + lasts_s, lambda: self._start_core(place))
 
     def _make_client(self, number: int) -> SimClient:
         self._num_clients += 1
-        return SimClient(
+        client = SimClient(
             b"client %d" % self._num_clients,
             self._scenario.clients[number],
-            self._network,
+            [(place.network, lambda place=place: place.core) for place in self._places],
+            BLOCK_SIZE,
             self._timeline,
             self._rng,
-            lambda: self._core,
         )
+        for index, place in enumerate(self._places):
+            if place.num_drains:
+                client.set_draining(index, True)
+        return client
 
     def _happen(self, fault: Fault) -> None:
+        place = self._places[fault.engine]
         match fault.kind:
             case FaultKind.CORE_CRASH:
-                self._num_core_accidents += self._core is not None
-                self._lose_core(fault.lasts_s)
+                self._num_core_accidents += place.core is not None
+                self._lose_core(place, fault.lasts_s)
             case FaultKind.WORKER_CRASH | FaultKind.STEP_FAILURE | FaultKind.SHORTAGE:
-                if self._core is not None:
-                    self._harm_worker(self._core, fault.kind)
+                if place.core is not None:
+                    self._harm_worker(place.core, fault.kind)
             case FaultKind.CLIENT_CRASH:
                 self._clients[fault.client].crash()
                 self._clients[fault.client] = self._make_client(fault.client)
             case FaultKind.CONNECTION_LOSS:
-                self._clients[fault.client].lose_connection()
+                self._clients[fault.client].lose_connection(fault.engine)
             case FaultKind.CLIENT_STOP:
                 client = self._clients[fault.client]
                 client.stopped_until = max(client.stopped_until, self._timeline.now + fault.lasts_s)
+            case FaultKind.DRAIN:
+                self._drain(fault, 1)
+                self._timeline.call_at(self._timeline.now + fault.lasts_s, lambda: self._drain(fault, -1))
+
+    def _drain(self, fault: Fault, change: int) -> None:
+        """One drain of an engine more or less; each client hears of it after a while of its own."""
+        place = self._places[fault.engine]
+        place.num_drains += change
+        is_draining = place.num_drains > 0
+        for client in self._clients:
+            at = self._timeline.now + self._rng.uniform(0.0, self._scenario.delay_s)
+            self._timeline.call_at(at, lambda client=client: client.set_draining(fault.engine, is_draining))
 
     def _harm_worker(self, core: SimCore, kind: FaultKind) -> None:
         core.harm_worker(kind)
@@ -242,11 +275,20 @@ class _Run:
                 client.num_resumable == client.num_unfinished,
                 f"a ledger has {client.num_resumable} requests, its user waits for {client.num_unfinished}",
             )
+            client.check()
 
     def _check_end(self) -> None:
         unfinished = self._list_unfinished()
         _require(not unfinished, f"nothing more happens, and these have not ended: {unfinished}")
-        sim = self._core
+        for place in self._places:
+            self._check_end_of(place.core)
+        for life in self._lives.values():
+            self.outcome.num_tokens += len(life.tokens)
+            if life.final is not None:
+                end = self._check_final(life, life.final)
+                self.outcome.ends[end] = self.outcome.ends.get(end, 0) + 1
+
+    def _check_end_of(self, sim: SimCore | None) -> None:
         core = None if sim is None else sim.core
         _require(core is not None, "the core has not come back")
         assert sim is not None
@@ -255,11 +297,6 @@ class _Run:
         _require(not gone, f"the core still knows {sorted(gone)}")
         _require(core.num_unfinished == 0, f"the core keeps {core.num_unfinished} requests for nobody")
         _require(core.stats().kv_blocks_used == 0, f"{core.stats().kv_blocks_used} blocks are still in use")
-        for life in self._lives.values():
-            self.outcome.num_tokens += len(life.tokens)
-            if life.final is not None:
-                end = self._check_final(life, life.final)
-                self.outcome.ends[end] = self.outcome.ends.get(end, 0) + 1
 
     def _list_unfinished(self) -> list[str]:
         return [name for name, life in self._lives.items() if life.final is None and not life.client.is_dead]

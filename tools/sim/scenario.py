@@ -37,7 +37,10 @@ class FaultKind(Enum):
     CLIENT_CRASH = "client crash"  # its process is gone, and another one comes
     CONNECTION_LOSS = "connection loss"
     CLIENT_STOP = "client stop"  # it reads nothing for a while
+    DRAIN = "drain"  # an engine of several is to have nothing for a while
 
+
+_DRAWN_KINDS = [kind for kind in FaultKind if kind is not FaultKind.DRAIN]  # with one engine
 
 # A step with it raises, kills the worker, has no finite logits, runs out of memory, kills the core.
 PoisonKind = Literal["step", "death", "logits", "memory", "core", "grammar"]
@@ -45,12 +48,13 @@ PoisonKind = Literal["step", "death", "logits", "memory", "core", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`client`: the number of the client that it happens to, for faults of clients."""
+    """`client`, `engine`: the number of the one that it happens to."""
 
     at: float
     kind: FaultKind
     client: int = 0
     lasts_s: float = 0.0  # until what was lost is there again
+    engine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class Scenario:
     delay_s: float  # a message takes up to this long, one in ten up to ten times
     high_water_mark: int  # messages on the way to one client
     repeat_share: float  # of the messages to clients that arrive again later
+    num_engines: int = 1
 
     @property
     def poisons(self) -> dict[str, SimRequest]:
@@ -137,6 +142,9 @@ class Scenario:
             yield replace(self, repeat_share=0.0)
         if self.capacity is not None:
             yield replace(self, capacity=None)
+        if self.num_engines > 2:
+            faults = (replace(fault, engine=fault.engine % 2) for fault in self.faults)
+            yield replace(self, num_engines=2, faults=tuple(faults))
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -167,6 +175,18 @@ def draw_scenario(seed: int) -> Scenario:
     return replace(
         scenario, requests=tuple(_maybe_pool(pooling_rng, request) for request in scenario.requests)
     )
+
+
+def draw_group_scenario(seed: int) -> Scenario:
+    """The scenario of a seed with two or three engines, which are drained too."""
+    scenario, rng = draw_scenario(seed), random.Random(f"group/{seed}")
+    num_engines = rng.choice([2, 2, 3])
+    faults = [replace(fault, engine=rng.randrange(num_engines)) for fault in scenario.faults]
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        at, lasts_s = rng.uniform(0.0, _BUSY_S), rng.choice([0.01, 0.05, 0.2])
+        faults.append(Fault(at, FaultKind.DRAIN, lasts_s=lasts_s, engine=rng.randrange(num_engines)))
+    faults.sort(key=lambda fault: fault.at)
+    return replace(scenario, num_engines=num_engines, faults=tuple(faults))
 
 
 def _maybe_pool(rng: random.Random, request: SimRequest) -> SimRequest:
@@ -207,7 +227,7 @@ def _draw_faults(rng: random.Random, num_clients: int) -> Iterator[Fault]:
     for _ in range(rng.choice([0, 1, 2, 3, 4, 6])):
         at = rng.uniform(0.0, _BUSY_S)
         for _ in range(rng.choice([1, 1, 1, 2])):  # some meet another one closely
-            kind = rng.choice(list(FaultKind))
+            kind = rng.choice(_DRAWN_KINDS)
             client = rng.randrange(num_clients) if "CLIENT" in kind.name or "CONN" in kind.name else 0
             yield Fault(at, kind, client, lasts_s=rng.choice([0.01, 0.05, 0.2]))
             at += rng.uniform(0.0, 0.05)

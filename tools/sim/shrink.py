@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .run import run_scenario
 from .scenario import Scenario
-from .sim_client import Violation
+from .sim_link import Violation
 
 MAX_TRIES = 400  # some 4 ms each
 

@@ -1,50 +1,32 @@
 """SimClient: a frontend with the real ClientProtocol, EngineConnection and OutputProcessor in it.
 
-It adds a transport over the simulated network, and the order in which it looks: `sync` reads what has arrived
-before it looks at the connection, `async` learns of either first.
+Of several engines it has an EngineGroup, as real clients have. It adds the order in which it looks: `sync`
+reads what has arrived before it looks at the connection, `async` learns of either first.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from ...frontend.client.engine_connection import EngineConnection
-from ...frontend.client.engines import Engine
+from ...frontend.client.engine_group import EngineGroup, RequestTarget
 from ...frontend.input_processor import EngineInput
 from ...frontend.output_processor import OutputProcessor, Sink
 from ...frontend.pooling.state import PoolingInput
 from ...ipc.errors import QuireError
-from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice
-from .network import Connection, Network, Timeline
+from .network import Network, Timeline
 from .sim_core import SimCore
+from .sim_link import SimLink, Violation
 
-_RECONNECT_S = 0.02
 _LONGEST_LAG_S = 0.01
-_NOTICE = next(head for head, kind in MESSAGE_TYPES.items() if kind is ProtocolNotice)
 
-
-class Violation(Exception):
-    """Something that must hold does not."""
-
-
-class _Anchor(Engine):
-    """An engine that is always there, or will be again."""
-
-    def check_owner(self) -> None:
-        pass
-
-    def describe_end(self) -> None:
-        return None
-
-    def stop(self) -> None:
-        pass
+EnginePlace = tuple[Network, Callable[[], SimCore | None]]
 
 
 class SimClient:
-    """A client that connects as soon as there is a core, and again whenever its connection has ended."""
+    """A client of one engine or several."""
 
     failure: str | None = None  # its connections can always be made again
 
@@ -52,27 +34,27 @@ class SimClient:
         self,
         identity: bytes,
         kind: Literal["sync", "async"],
-        network: Network,
+        places: Sequence[EnginePlace],
+        block_size: int,
         timeline: Timeline,
         rng: random.Random,
-        find_core: Callable[[], SimCore | None],
     ) -> None:
+        """`places`: of the engines, each its network and the core that is there."""
         self.identity = identity
         self.stopped_until = 0.0
         self.is_dead = False
         self._kind = kind
-        self._network = network
         self._timeline = timeline
         self._rng = rng
-        self._find_core = find_core
-        self._link = EngineConnection(_Anchor(), self, "simulated", 1.0)
-        self._protocol = self._link.protocol
         self._processor = OutputProcessor(None)
-        self._connection: Connection | None = None
-        self._events: list[bool] = []  # of the connection, not yet noticed
-        self._inbox: deque[tuple[bytes, ...]] = deque()
         self._before_attach: list[Callable[[], None]] = []
-        self._connect_soon()
+        self._links = [SimLink(self, identity, network, timeline, rng, find) for network, find in places]
+        self._target: RequestTarget = self._links[0].protocol
+        self._group: EngineGroup | None = None
+        if len(self._links) > 1:
+            self._target = self._group = EngineGroup(block_size)
+            for index, link in enumerate(self._links):
+                self._group.add_engine(index, link.protocol)
 
     @property
     def num_unfinished(self) -> int:
@@ -81,21 +63,32 @@ class SimClient:
 
     @property
     def num_resumable(self) -> int:
-        """Requests in the ledger."""
-        return len(self._protocol.ledger)
+        """Requests in the ledgers."""
+        return sum(len(link.protocol.ledger) for link in self._links)
+
+    def check(self) -> None:
+        """Raise Violation if a request is in two ledgers, or where the router does not know it."""
+        if self._group is None:
+            return
+        places = Counter(request_id for link in self._links for request_id in link.protocol.ledger.ids)
+        for index, link in enumerate(self._links):
+            for request_id in link.protocol.ledger.ids:
+                known = self._group.router.find(request_id)
+                if known != index or places[request_id] > 1:
+                    raise Violation(f"{request_id} is in {places[request_id]} ledgers, and placed at {known}")
 
     # -- what its user does
 
     def add(self, make: Callable[[], EngineInput | PoolingInput], sink: Sink) -> None:
-        """Add a request, once the engine was ready for the first time."""
+        """Add a request, once an engine was ready for the first time."""
 
         def add_now() -> None:
             request = make()
             self._processor.add_request(request, sink)
-            self._protocol.add_requests([request.sequences[0]], self._timeline.now)
-            self._link.send_waiting(self._timeline.now)
+            self._target.add_requests([request.sequences[0]], self._timeline.now)
+            self._send_waiting()
 
-        if self._protocol.facts is None:
+        if all(link.protocol.facts is None for link in self._links):
             self._before_attach.append(add_now)
         else:
             self._when_awake(add_now)
@@ -106,8 +99,8 @@ class SimClient:
         def abort_now() -> None:
             ids = self._processor.find_engine_ids([name])
             if ids:
-                self._protocol.abort_requests(ids)
-                self._link.send_waiting(self._timeline.now)
+                self._target.abort_requests(ids)
+                self._send_waiting()
 
         self._when_awake(abort_now)
 
@@ -115,76 +108,34 @@ class SimClient:
         """Abort a request of any client by its name; lost while the engine cannot be reached."""
 
         def abort_now() -> None:
-            self._protocol.abort_named([name], "")
-            self._link.send_waiting(self._timeline.now)
+            self._target.abort_named([name], "")
+            self._send_waiting()
 
         self._when_awake(abort_now)
+
+    def set_draining(self, index: int, is_draining: bool) -> None:
+        """The roster says so of an engine."""
+
+        def set_now() -> None:
+            assert self._group is not None
+            self._group.set_draining(index, is_draining)
+            self._settle()
+
+        self._when_awake(set_now)
 
     # -- faults
 
     def crash(self) -> None:
         """Its process ends."""
         self.is_dead = True
-        self.lose_connection()
+        for link in self._links:
+            link.lose()
 
-    def lose_connection(self) -> None:
-        """Its connection ends, if there is one."""
-        if self._connection is not None and not self._connection.is_cut:
-            self._network.lose(self._connection)
-
-    # -- what EngineConnection sends and receives by
-
-    def send(self, frames: tuple[bytes]) -> bool:
-        """Send if there is a connection."""
-        if self._connection is not None:
-            self._network.send_up(self._connection, frames)
-        return self._connection is not None
-
-    def receive(self) -> list[bytes] | None:
-        """The next message that has arrived. Violation if it complains: all that is sent here can be read."""
-        if not self._inbox:
-            return None
-        frames = list(self._inbox.popleft())
-        if frames[0].startswith(_NOTICE):
-            raise Violation(f"a frame of {self.identity!r} was refused: {frames[0][1:]!r}")
-        return frames
-
-    def read_connection_events(self) -> list[bool]:
-        """What has become of the connection."""
-        events, self._events = self._events, []
-        return events
-
-    # -- the network's side
-
-    def arrive(self, frames: tuple[bytes, ...]) -> None:
-        """A message has arrived at the socket."""
-        self._inbox.append(frames)
-        self._wake()
-
-    def note_connection(self, connection: Connection, is_up: bool) -> None:
-        """The socket's monitor has news."""
-        if connection is not self._connection:
-            return
-        if not is_up:
-            self._connection = None
-            self._connect_soon()
-        self._events.append(is_up)
-        self._wake()
+    def lose_connection(self, index: int) -> None:
+        """Its connection to an engine ends, if there is one."""
+        self._links[index].lose()
 
     # -- what it does by itself
-
-    def _connect_soon(self) -> None:
-        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _RECONNECT_S), self._connect)
-
-    def _connect(self) -> None:
-        core = self._find_core()
-        if self.is_dead:
-            return
-        if core is None:
-            self._connect_soon()
-            return
-        self._connection = self._network.connect(core, self)
-        self.note_connection(self._connection, True)
 
     def _when_awake(self, action: Callable[[], None]) -> None:
         def act() -> None:
@@ -196,35 +147,48 @@ class SimClient:
         else:
             act()
 
-    def _wake(self) -> None:
+    def wake(self, link: SimLink) -> None:
+        """Let it look at a link after a while."""
         lag_s = self._rng.uniform(0.0, _LONGEST_LAG_S) * self._rng.choice([1.0, 1.0, 1.0, 10.0])
         at = max(self.stopped_until, self._timeline.now + lag_s)
-        self._timeline.call_at(at, self._pump)
+        self._timeline.call_at(at, lambda: self._pump(link))
 
-    def _pump(self) -> None:
+    def _pump(self, link: SimLink) -> None:
         """Take what has arrived and notice what has become of the connection."""
         if self.is_dead:
             return
         if self.stopped_until > self._timeline.now:
-            self._timeline.call_at(self.stopped_until, self._pump)
+            self._timeline.call_at(self.stopped_until, lambda: self._pump(link))
             return
         now = self._timeline.now
         if self._kind == "async" and self._rng.random() < 0.5:
-            self._link.follow_connection(now)
-        while (frames := self._link.receive(now)) is not None:
-            self._take(frames)
-        self._link.follow_connection(now)
-        self._link.send_waiting(now)
+            link.connection.follow_connection(now)
+        while (frames := link.connection.receive(now)) is not None:
+            self._take(link, frames)
+        link.connection.follow_connection(now)
+        link.connection.send_waiting(now)
+        self._settle()
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _take(self, link: SimLink, frames: list[bytes]) -> None:
         try:
-            outputs = self._link.take(frames, self._timeline.now)
+            outputs = link.connection.take(frames, self._timeline.now)
         except QuireError as error:
             raise Violation(f"the client's user gets a {type(error).__name__}: {error}") from None
+        if self._group is not None:
+            self._group.note_outputs(outputs)
         processed = self._processor.process_outputs(outputs)
         if processed.ids_to_abort:
             raise Violation(f"{processed.ids_to_abort} came with a gap")
-        if self._protocol.is_open:
+        if link.protocol.is_open:
             actions, self._before_attach = self._before_attach, []
             for action in actions:
                 action()
+
+    def _settle(self) -> None:
+        if self._group is not None and self._group.settle(self._timeline.now):
+            self._send_waiting()
+        self.check()
+
+    def _send_waiting(self) -> None:
+        for link in self._links:
+            link.connection.send_waiting(self._timeline.now)

@@ -7,24 +7,27 @@ from collections import Counter
 from collections.abc import Iterable
 
 from .run import run_scenario
-from .scenario import draw_scenario
+from .scenario import draw_group_scenario, draw_scenario
 from .shrink import find_violation, shrink
-from .sim_client import Violation
+from .sim_link import Violation
 
 EXIT_OK = 0
 EXIT_VIOLATED = 1
 
 
-def simulate(seeds: Iterable[int]) -> int:
-    """Play the seeds until one fails. Prints a summary, or the failure; returns the exit code."""
+def simulate(seeds: Iterable[int], has_groups: bool = False) -> int:
+    """Play the seeds until one fails, with `has_groups` over several engines. Prints a summary, or the
+    failure; returns the exit code.
+    """
+    draw = draw_group_scenario if has_groups else draw_scenario
     began = time.perf_counter()
     counts: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     for seed in seeds:
         try:
-            outcome = run_scenario(draw_scenario(seed))
+            outcome = run_scenario(draw(seed))
         except Violation:
-            print(describe_failure(seed))
+            print(describe_failure(seed, has_groups))
             return EXIT_VIOLATED
         counts.update(
             seeds=1,
@@ -41,9 +44,10 @@ def simulate(seeds: Iterable[int]) -> int:
     return EXIT_OK
 
 
-def describe_failure(seed: int) -> str:
+def describe_failure(seed: int, has_groups: bool = False) -> str:
     """What is wrong with a seed that fails, all its options, and the smallest part of it that still fails."""
-    scenario = draw_scenario(seed)
+    scenario = (draw_group_scenario if has_groups else draw_scenario)(seed)
+    option = " --groups" if has_groups else ""
     small = shrink(scenario)
     return "\n".join(
         [
@@ -51,6 +55,6 @@ def describe_failure(seed: int) -> str:
             scenario.describe(),
             f"without what it does not need: {find_violation(small)}",
             small.describe(),
-            f"again: python -m quire.tools.sim --first {seed} --seeds 1",
+            f"again: python -m quire.tools.sim --first {seed} --seeds 1{option}",
         ]
     )

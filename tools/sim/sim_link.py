@@ -1,0 +1,136 @@
+"""SimLink: a simulated client's way to one engine: the real EngineConnection over the simulated network."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ...frontend.client.engine_connection import EngineConnection
+from ...frontend.client.engines import Engine
+from ...ipc.messages import MESSAGE_TYPES, ProtocolNotice
+from .network import Connection, Network, Timeline
+from .sim_core import SimCore
+
+_RECONNECT_S = 0.02
+_NOTICE = next(head for head, kind in MESSAGE_TYPES.items() if kind is ProtocolNotice)
+
+
+class Violation(Exception):
+    """Something that must hold does not."""
+
+
+class _Anchor(Engine):
+    """An engine that is always there, or will be again."""
+
+    def check_owner(self) -> None:
+        pass
+
+    def describe_end(self) -> None:
+        return None
+
+    def stop(self) -> None:
+        pass
+
+
+class Owner(Protocol):
+    """The client that it is of."""
+
+    is_dead: bool
+    stopped_until: float
+
+    def wake(self, link: SimLink) -> None:
+        """Something has arrived, or has become of the connection."""
+        ...
+
+
+class SimLink:
+    """Connects as soon as there is a core, and again whenever its connection has ended."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        identity: bytes,
+        network: Network,
+        timeline: Timeline,
+        rng: random.Random,
+        find_core: Callable[[], SimCore | None],
+    ) -> None:
+        self.identity = identity
+        self.connection = EngineConnection(_Anchor(), self, "simulated", 1.0)
+        self.protocol = self.connection.protocol
+        self._owner = owner
+        self._network = network
+        self._timeline = timeline
+        self._rng = rng
+        self._find_core = find_core
+        self._connection: Connection | None = None
+        self._events: list[bool] = []  # of the connection, not yet noticed
+        self._inbox: deque[tuple[bytes, ...]] = deque()
+        self._connect_soon()
+
+    @property
+    def stopped_until(self) -> float:
+        """Nothing reaches its client before."""
+        return self._owner.stopped_until
+
+    def lose(self) -> None:
+        """Its connection ends, if there is one."""
+        if self._connection is not None and not self._connection.is_cut:
+            self._network.lose(self._connection)
+
+    # -- what EngineConnection sends and receives by
+
+    def send(self, frames: tuple[bytes]) -> bool:
+        """Send if there is a connection."""
+        if self._connection is not None:
+            self._network.send_up(self._connection, frames)
+        return self._connection is not None
+
+    def receive(self) -> list[bytes] | None:
+        """The next message that has arrived. Violation if it complains: all that is sent here can be read.
+
+        What is said before a Welcome may be about a message of the connection before.
+        """
+        if not self._inbox:
+            return None
+        frames = list(self._inbox.popleft())
+        if frames[0].startswith(_NOTICE) and self.protocol.is_open:
+            raise Violation(f"a frame of {self.identity!r} was refused: {frames[0][1:]!r}")
+        return frames
+
+    def read_connection_events(self) -> list[bool]:
+        """What has become of the connection."""
+        events, self._events = self._events, []
+        return events
+
+    # -- the network's side
+
+    def arrive(self, frames: tuple[bytes, ...]) -> None:
+        """A message has arrived at the socket."""
+        self._inbox.append(frames)
+        self._owner.wake(self)
+
+    def note_connection(self, connection: Connection, is_up: bool) -> None:
+        """The socket's monitor has news."""
+        if connection is not self._connection:
+            return
+        if not is_up:
+            self._connection = None
+            self._connect_soon()
+        self._events.append(is_up)
+        self._owner.wake(self)
+
+    def _connect_soon(self) -> None:
+        self._timeline.call_at(self._timeline.now + self._rng.uniform(0.0, _RECONNECT_S), self._connect)
+
+    def _connect(self) -> None:
+        core = self._find_core()
+        if self._owner.is_dead:
+            return
+        if core is None:
+            self._connect_soon()
+            return
+        self._connection = self._network.connect(core, self)
+        self.note_connection(self._connection, True)
