@@ -1,8 +1,8 @@
 """`python -m poisoned ROLE`: the real engine core and the real worker, which some prompts do harm to.
 
-A step that computes a request whose prompt begins with RAISES raises; with KILLS, it ends its worker by a
-segmentation fault, each time. A grammar with the text HANGS never compiles, one with PANICS makes the library
-panic.
+A step that computes a request whose prompt begins with RAISES raises; with RAISES_IN_OTHERS, in every rank
+but 0; with KILLS, it ends its worker by a segmentation fault, each time. A grammar with the text HANGS
+never compiles, one with PANICS makes the library panic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-RAISES, KILLS = 7, 8  # token ids that no test begins another prompt with
+RAISES, KILLS, RAISES_IN_OTHERS = 7, 8, 9  # token ids that no test begins another prompt with
 HANGS, PANICS = "never compiled", "a panic"
 
 
@@ -44,7 +44,8 @@ def poison_steps() -> None:
         firsts = {harm[row] for row in step.rows}
         if KILLS in firsts:
             os.kill(os.getpid(), signal.SIGSEGV)
-        if RAISES in firsts:
+        group = getattr(self, "_group", None)
+        if RAISES in firsts or (RAISES_IN_OTHERS in firsts and group is not None and group.rank):
             raise RuntimeError("a poisonous prompt")
         return launch(self, step)
 

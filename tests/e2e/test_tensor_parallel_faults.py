@@ -1,0 +1,77 @@
+"""Two ranks of one model, of which one fails, hangs or is killed: every other request gets its tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from poisoned import RAISES, RAISES_IN_OTHERS
+from quire import LLM, RequestOutput, SamplingParams
+from quire.frontend.client import engines
+
+NUM_REQUESTS = 8
+PARAMS = [
+    SamplingParams(temperature=float(i % 2), seed=i, max_tokens=16, ignore_eos=True)
+    for i in range(NUM_REQUESTS)
+]
+# Before any result of a step, after some, and both at once; the warm-up reaches none of them.
+FAULTS = "worker.execute#1:raise@1,worker.execute#0:raise@4,worker.execute#1:oom@9,worker.execute:raise@16"
+
+
+def generate(llm: LLM, firsts: dict[int, int]) -> list[RequestOutput]:
+    """The same prompts each time, but for the first tokens that are given."""
+    prompts = [{"prompt_token_ids": [firsts.get(i, 100 + i), 200, 300 + i]} for i in range(NUM_REQUESTS)]
+    return llm.generate(prompts, PARAMS, use_tqdm=False)
+
+
+def find_tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+        patch.setattr(engines, "CORE_MODULE", "poisoned")
+        size = {"max_model_len": 128, "max_num_seqs": NUM_REQUESTS}
+        with LLM(tensor_parallel_size=2, fault_hooks=FAULTS, **size) as llm:
+            yield llm
+
+
+@pytest.fixture(scope="module")
+def golden(llm: LLM) -> list[list[int]]:
+    """What the same engine answers after steps have failed in one rank, in the other and in both."""
+    disturbed = find_tokens(generate(llm, {}))
+    undisturbed = find_tokens(generate(llm, {}))
+    assert disturbed == undisturbed
+    return undisturbed
+
+
+@pytest.mark.parametrize("harm", [RAISES, RAISES_IN_OTHERS])
+def test_exactly_the_request_that_a_rank_cannot_compute_fails(
+    llm: LLM, golden: list[list[int]], harm: int
+) -> None:
+    outputs = generate(llm, {3: harm})
+    assert outputs[3].error_code == "poison_request"
+    assert "a poisonous prompt" in (outputs[3].error or "")
+    assert find_tokens(outputs[:3] + outputs[4:]) == golden[:3] + golden[4:]
+    assert llm.llm_engine.check_integrity() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_may_be_killed_or_stopped_at_any_time(
+    llm: LLM, golden: list[list[int]], number: signal.Signals
+) -> None:
+    ranks = psutil.Process(llm.llm_engine.facts.pids["core"]).children()
+    (rank,) = (one.pid for one in ranks if one.cmdline()[-1] == "worker-1")
+    striker = threading.Timer(0.02, os.kill, (rank, number))
+    striker.start()
+    for _ in range(20):
+        assert find_tokens(generate(llm, {})) == golden
+    striker.join()
