@@ -38,8 +38,9 @@ def llm() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
         patch.setattr(engines, "CORE_MODULE", "poisoned")
-        size = {"max_model_len": 128, "max_num_seqs": NUM_REQUESTS}
-        with LLM(tensor_parallel_size=2, fault_hooks=FAULTS, **size) as llm:
+        with LLM(
+            max_model_len=128, max_num_seqs=NUM_REQUESTS, tensor_parallel_size=2, fault_hooks=FAULTS
+        ) as llm:
             yield llm
 
 

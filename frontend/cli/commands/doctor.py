@@ -202,8 +202,8 @@ def check_ranks(size: int) -> Iterator[Check]:
 def check_model(options: argparse.Namespace) -> Iterator[Check]:
     """A model's folder: whether it can be served, and how its thoughts and tool calls would be read."""
     given = {name: getattr(options, name) for name in ("model", "tool_call_parser", "reasoning_parser")}
-    ranks = {"tensor_parallel_size": options.tensor_parallel_size or 1}
-    config = EngineArgs(**given, **ranks).create_engine_config().model
+    size = options.tensor_parallel_size or 1
+    config = EngineArgs(**given, tensor_parallel_size=size).create_engine_config().model
     spec = config.spec
     yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}, in {config.model}", spec.tasks)
     if not spec.has_logits:
