@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from checkpoints import RECIPES, Checkpoint, Recipe, make_checkpoint
+from encoders import LENGTHS, EncoderStep, compute_reference, make_encoder
 from paged import PagedRun
+from quire.ipc.config import EngineConfig
 from quire.kernels.shared_group import SharedGroup
-from quire.worker.models import load_model
+from quire.worker.models import builder, load_model
 from ranks import run_ranks, with_ranks
 from torch import Tensor
 
 CPU = torch.device("cpu")
 LENGTH = 45  # past the trained length of 32, not a multiple of the block size
-SIZES = [2, 4]
-
-pytestmark = pytest.mark.usefixtures("library")
-
-
 # Of the heads of keys each of two ranks has one and a half.
 UNEVEN = {"uneven": Recipe(num_heads=12, num_kv_heads=3, head_size=8)}
+# What differs in how they are cut: biases, fused projections, a bias by position.
+ENCODERS = {"bert": 2, "mpnet": 2, "modernbert": 2, "nomic": 2, "distilbert": 4}
+
+pytestmark = pytest.mark.usefixtures("library")
 
 
 @pytest.fixture(scope="module", params=[*RECIPES, *UNEVEN])
@@ -33,32 +36,65 @@ def tokens_of(checkpoint: Checkpoint) -> list[int]:
     return torch.randint(checkpoint.spec.vocab_size, (LENGTH,), generator=generator).tolist()
 
 
-def compute_logits(
-    checkpoint: Checkpoint,
-    size: int,
-    chunk: int | None = None,
-    is_native: bool = True,
-) -> Tensor:
-    """Rank 0's, of all tokens."""
-    config = with_ranks(checkpoint.engine_config(), size)
+def compute_logits(checkpoint: Checkpoint, config: EngineConfig) -> list[Tensor]:
+    """Rank 0's, of all tokens: at once, in chunks, and in Python."""
 
-    def compute(group: SharedGroup) -> Tensor:
+    def compute(group: SharedGroup) -> list[Tensor]:
         model = load_model(config, CPU, group)
-        assert model.native is not None
-        if not is_native:
-            model.native = None
-        run = PagedRun(model, config.for_rank())
-        run.add("a", tokens_of(checkpoint))
-        return run.run("a", chunk)
+        native = model.native
+        assert native is not None
+        logits: list[Tensor] = []
+        for model.native, chunk in ((native, None), (native, 7), (None, 16)):
+            run = PagedRun(model, config.for_rank())
+            run.add("a", tokens_of(checkpoint))
+            logits.append(run.run("a", chunk))
+        return logits
 
-    return run_ranks(size, compute)[0]
+    return run_ranks(config.parallel.tensor_parallel_size, compute)[0]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_logits_of_ranks_equal_transformers(checkpoint: Checkpoint, size: int) -> None:
+@pytest.mark.parametrize(("size", "is_table_cut"), [(2, True), (4, False)])
+def test_logits_of_ranks_equal_transformers(
+    checkpoint: Checkpoint, size: int, is_table_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_table_cut:
+        monkeypatch.setattr(builder, "MAX_COPIED_TABLE_BYTES", 0)
     with torch.inference_mode():
         expected = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
-    actual = compute_logits(checkpoint, size)
+    actual, *others = compute_logits(checkpoint, with_ranks(checkpoint.engine_config(), size))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
-    assert torch.equal(compute_logits(checkpoint, size, chunk=7), actual)
-    assert torch.equal(compute_logits(checkpoint, size, is_native=False), actual)
+    assert all(torch.equal(other, actual) for other in others)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_bfloat16_logits_of_ranks_are_near_transformers(
+    checkpoint: Checkpoint, quantization: str | None
+) -> None:
+    config = with_ranks(checkpoint.engine_config("bfloat16", quantization=quantization), 2)
+    actual, *others = compute_logits(checkpoint, config)
+    assert all(torch.equal(other, actual) for other in others)
+    with torch.inference_mode():
+        expected = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
+    assert torch.cosine_similarity(actual, expected, dim=-1).median() > 0.99
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_hidden_states_of_ranks_equal_transformers(tmp_path: Path, name: str) -> None:
+    checkpoint = make_encoder(tmp_path, name)
+    size, prompts = ENCODERS[name], range(len(LENGTHS))
+    config = with_ranks(checkpoint.engine_config(max_model_len=512), size)
+
+    def compute(group: SharedGroup) -> list[Tensor]:
+        model = load_model(config, CPU, group)
+        step = EncoderStep(model, config.for_rank())
+        together = step.compute(checkpoint, list(prompts))
+        assert all(torch.equal(step.compute(checkpoint, [one])[0], together[one]) for one in prompts)
+        model.native = None
+        assert all(map(torch.equal, step.compute(checkpoint, list(prompts)), together))
+        return together
+
+    results = run_ranks(size, compute)
+    for which in prompts:
+        expected = compute_reference(checkpoint, which)
+        torch.testing.assert_close(results[0][which], expected, rtol=0, atol=1e-5)
+        assert all(torch.equal(other[which], results[0][which]) for other in results[1:])
