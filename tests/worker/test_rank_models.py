@@ -67,6 +67,7 @@ def test_logits_of_ranks_equal_transformers(
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("checkpoint", ["gemma2", "mixtral", "olmo2"], indirect=True)
 def test_bfloat16_logits_of_ranks_are_near_transformers(
     checkpoint: Checkpoint, quantization: str | None
 ) -> None:

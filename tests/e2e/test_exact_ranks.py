@@ -1,0 +1,84 @@
+"""Two ranks that share a model: every kind of request gives the tokens that one gives, and the same bits
+whatever runs beside it or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from crowd import PROCESSORS, Answer, Ask, answer, answer_alone, answer_through, list_asks
+from quire import LLM
+from quire.frontend.models.model_folder import POCKET, POCKET_ENCODER
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+def make_llm(dtype: str = "float32", num_ranks: int = 2, **changes: Any) -> LLM:
+    """Of a decoder that generates and embeds."""
+    fields: dict[str, Any] = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1}
+    fields |= {"runner": "generate", "convert": "embed", "logits_processors": PROCESSORS}
+    backend = "mp" if num_ranks > 1 else "uni"
+    ranks = {"tensor_parallel_size": num_ranks, "distributed_executor_backend": backend}
+    return LLM(POCKET, dtype=dtype, exact=True, **ranks, **(fields | changes))
+
+
+def one_of_each_kind(asks: list[Ask]) -> list[Ask]:
+    return [ask for ask in asks if ask.number == 1]
+
+
+def assert_alike(actual: Answer, expected: Answer) -> None:
+    """The same tokens, or nearly the same vectors."""
+    if isinstance(actual, bytes):
+        assert isinstance(expected, bytes)
+        vectors = [np.frombuffer(raw, np.float32) for raw in (actual, expected)]
+        np.testing.assert_allclose(*vectors, rtol=0, atol=1e-4)
+    else:
+        assert [one[:4] for one in actual[0]] == [one[:4] for one in expected[0]]
+
+
+def test_two_ranks_give_the_tokens_of_one_alone_and_in_a_crowd() -> None:
+    asks = list_asks()
+    some = one_of_each_kind(asks)
+    with make_llm(num_ranks=1) as llm:
+        expected = answer(llm, some)
+    with make_llm(enable_prefix_caching=False) as llm:
+        assert sorted(llm.llm_engine.facts.pids) == ["core", "worker-0", "worker-1"]
+        assert llm.llm_engine.facts.batch_variance_reason == ""
+        alone = answer_alone(llm, some)
+        crowd = answer(llm, asks)
+    for name, found in alone.items():
+        assert_alike(found, expected[name])
+        assert crowd[name] == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_preemptions_and_lost_processes_change_no_bit_of_two_ranks(dtype: str) -> None:
+    asks = list_asks()
+    with make_llm(dtype, enable_prefix_caching=False) as llm:
+        alone = answer_alone(llm, asks)
+    with make_llm(dtype, num_gpu_blocks_override=24, block_size=8, max_model_len=128) as llm:
+        assert answer(llm, asks) == alone
+        assert llm.stats().num_preemptions_total > 8
+    with make_llm(dtype, max_num_batched_tokens=48, max_num_seqs=32) as llm:
+
+        def kill(role: str) -> None:
+            os.kill(llm.llm_engine.facts.pids[role], signal.SIGKILL)
+
+        accidents = [partial(kill, role) for role in ("worker-1", "core", "worker-0")]
+        assert answer_through(llm, asks, accidents) == alone
+
+
+@pytest.mark.slow
+def test_two_ranks_embed_as_one() -> None:
+    texts = ["What did the fox find?", "It found a red ball beside the river. " * 9]
+    vectors: list[list[list[float]]] = []
+    for size in (1, 2):
+        with LLM(POCKET_ENCODER, tensor_parallel_size=size, dtype="float32") as llm:
+            vectors.append([output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)])
+    np.testing.assert_allclose(*vectors, rtol=0, atol=1e-5)
