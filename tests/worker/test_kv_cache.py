@@ -67,6 +67,15 @@ def test_without_a_size_a_cpu_holds_what_all_requests_need_within_bounds(free_by
     assert plan_memory(many, CPU, 0).num_blocks == GIB // (8 << 20)
 
 
+def test_ranks_share_the_memory_of_a_machine(free_bytes: list[int]) -> None:
+    config, free_bytes[0] = _wide_config(), GIB
+    activations = estimate_activation_bytes(config)
+    for num_ranks in (1, 2, 4):
+        free = free_bytes[0] // num_ranks - activations
+        expected = free // 2 // config.block_size_bytes
+        assert plan_memory(config, CPU, 0, num_ranks).num_blocks == expected
+
+
 def test_the_ledger_adds_up_to_what_was_planned(free_bytes: list[int]) -> None:
     plan = plan_memory(_config(), CPU, 12_345)
     sizes = {entry.name: entry.size_bytes for entry in plan.ledger}

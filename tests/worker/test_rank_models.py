@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from checkpoints import RECIPES, Checkpoint, Recipe, make_checkpoint
 from encoders import LENGTHS, EncoderStep, compute_reference, make_encoder
 from paged import PagedRun
 from quire.ipc.config import EngineConfig
+from quire.kernels.program import Kind, Program
 from quire.kernels.shared_group import SharedGroup
 from quire.worker.models import builder, load_model
 from ranks import run_ranks, with_ranks
@@ -77,6 +79,26 @@ def test_bfloat16_logits_of_ranks_are_near_transformers(
     with torch.inference_mode():
         expected = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
     assert torch.cosine_similarity(actual, expected, dim=-1).median() > 0.99
+
+
+def test_one_rank_has_no_operation_for_others(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "MAX_COPIED_TABLE_BYTES", 0)
+    num_layers = checkpoint.spec.num_layers
+
+    def count(group: SharedGroup | None) -> Counter[Kind]:
+        config = checkpoint.engine_config()
+        model = load_model(config if group is None else with_ranks(config, group.size), CPU, group)
+        program = Program(torch.float32, checkpoint.spec.vocab_size, wants_logits=True)
+        model.emit(program)
+        return Counter(kind for kind, _ in program._arguments)
+
+    alone, shared = count(None), run_ranks(2, count)
+    assert alone[Kind.ALL_REDUCE] == alone[Kind.SHARED_NORM] == 0
+    for one in shared:
+        assert one[Kind.ALL_REDUCE] == 1 + 2 * num_layers  # the table, attention and what follows it
+        assert one.total() - one[Kind.ALL_REDUCE] == alone.total()
 
 
 @pytest.mark.parametrize("name", ENCODERS)
