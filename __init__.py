@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .frontend.pooling.outputs import PoolingRequestOutput as PoolingRequestOutput
     from .frontend.pooling.outputs import ScoringOutput as ScoringOutput
     from .frontend.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
+    from .frontend.text.prompts import TextPrompt as TextPrompt
+    from .frontend.text.prompts import TokensPrompt as TokensPrompt
     from .ipc.beam_search import BeamSearchParams as BeamSearchParams
     from .ipc.pooling_params import PoolingParams as PoolingParams
     from .ipc.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
@@ -46,6 +48,8 @@ _HOME_OF = {
     "EmbeddingRequestOutput": "frontend.pooling.outputs",
     "ClassificationRequestOutput": "frontend.pooling.outputs",
     "ScoringRequestOutput": "frontend.pooling.outputs",
+    "TextPrompt": "frontend.text.prompts",
+    "TokensPrompt": "frontend.text.prompts",
     "BeamSearchOutput": "frontend.beam_search",
     "BeamSearchParams": "ipc.beam_search",
     "PoolingParams": "ipc.pooling_params",

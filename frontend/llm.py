@@ -332,6 +332,11 @@ class LLM:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.llm_engine.get_tokenizer()
 
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", tasks of PoolingParams, "score"."""
+        return self.llm_engine.facts.tasks
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when it is given none."""
         return self.llm_engine.get_default_sampling_params()

@@ -61,6 +61,10 @@ class PoolingParams(
             allowed = f"None or True with task={self.task!r}, which needs every position"
             raise PoolingParamsError("skip_reading_prefix_cache", False, allowed)
 
+    def clone(self) -> PoolingParams:
+        """A copy."""
+        return msgspec.structs.replace(self)
+
     @property
     def is_token_wise(self) -> bool:
         """True if each token of the prompt has a vector."""

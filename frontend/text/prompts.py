@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from ...ipc.errors import PromptError, did_you_mean
 from ...ipc.messages import MAX_CACHE_SALT_LENGTH
@@ -12,6 +12,22 @@ from ...ipc.param_fields import make_plain
 from .truncation import Truncation
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as a text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, and the text that they are of, if somebody wants it in the output."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _ALLOWED_PROMPT = "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from frontend_fakes import FakeSyncClient, prompt_ids
+from quire import TextPrompt, TokensPrompt
 from quire.frontend import llm_engine as llm_engine_module
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
@@ -119,6 +120,13 @@ def test_a_bad_prompt_among_many_is_refused_before_any_is_added(llm: LLM, client
     with pytest.raises(ValueError, match="stop_token_ids"):
         llm.generate([[9], [8]], [SamplingParams(), SamplingParams(stop_token_ids=[99999])], use_tqdm=False)
     assert client.engine.added == []
+
+
+def test_prompts_may_be_typed_as_vllms_are(llm: LLM):
+    typed = [TextPrompt(prompt="the fox"), TokensPrompt(prompt_token_ids=[9, 8])]
+    outputs = llm.generate(typed, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert (outputs[0].prompt, outputs[1].prompt_token_ids) == ("the fox", [9, 8])
+    assert llm.supported_tasks == ("generate",)
 
 
 def test_the_users_params_are_not_changed(llm: LLM):

@@ -76,3 +76,8 @@ def test_what_is_sent_is_checked_again_on_decoding() -> None:
     assert msgspec.msgpack.decode(packed, type=PoolingParams) == params
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode({"dimensions": 0}), type=PoolingParams)
+
+
+def test_a_clone_is_equal() -> None:
+    params = PoolingParams(task="embed", dimensions=8)
+    assert params.clone() == params
