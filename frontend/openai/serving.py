@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from hashlib import sha256
 from http import HTTPStatus
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ...ipc.errors import RequestFailedError
+from ...ipc.pooling_params import PoolingParams
 from ...ipc.request_price import find_result_price
 from ...ipc.sampling_params import SamplingParams
 from ..async_llm import AsyncLLM
@@ -24,6 +25,7 @@ from ..input_processor import PreparedParams
 from ..output_formats.output_format import OutputFormat
 from ..outputs import RequestOutput
 from ..pooling.model_texts import ModelTexts
+from ..pooling.outputs import PoolingOutput, PoolingRequestOutput
 from ..structured_outputs.grammar_cache import GrammarCache
 from ..text.tokenizer import Tokenizer
 from .bodies.messages import MessagesRequest
@@ -230,6 +232,16 @@ class Serving:
             raise _blame_limits(error, params) from None
         finally:
             self.room.leave(request_id)
+
+    def note_pooled(
+        self,
+        request_id: str,
+        params: PoolingParams,
+        outputs: Sequence[PoolingRequestOutput[PoolingOutput]],
+    ) -> None:
+        """The vectors of a request are here."""
+        for tell in self._parts.on_pooled:
+            tell(request_id, params, outputs)
 
     def stream(
         self,

@@ -1,4 +1,5 @@
-"""Request tracing with OpenTelemetry: one server span a request to /v1, with what the engine says of it.
+"""Request tracing with OpenTelemetry: one server span a request to /v1 or any route that computes, with what
+the engine says of it.
 
 Optional: the SDK and its exporter are an extra, loaded when an endpoint is configured. Attributes are named
 by OpenTelemetry's GenAI conventions, latencies as in vLLM. Prompts and answers are never in a span.
@@ -7,17 +8,22 @@ by OpenTelemetry's GenAI conventions, latencies as in vLLM. Prompts and answers 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...ipc.errors import ConfigError
+from ...ipc.pooling_params import EMBEDDING, PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ..outputs import RequestOutput
+from ..pooling.outputs import PoolingOutput, PoolingRequestOutput
 from .engines.server_parts import ServerParts
+from .pooling.tasks import computes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
 
 _SERVICE_NAME = "quire"
 _TRACED_PREFIX = "/v1/"
@@ -49,8 +55,9 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
 
     def wrap(self, app: ASGIApp, parts: ServerParts) -> ASGIApp:
-        """The app with a span around each request to /v1; `parts` tells spans what the engines say."""
+        """The app with a span around each such request; `parts` tells spans what the engines say."""
         parts.on_output.append(note_output)
+        parts.on_pooled.append(note_pooled)
         return _TracingMiddleware(app, self._provider)
 
     def close(self) -> None:
@@ -69,7 +76,7 @@ class _TracingMiddleware:
         self._server_kind = trace.SpanKind.SERVER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(_TRACED_PREFIX):
+        if scope["type"] != "http" or not _is_traced(scope["path"]):
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -88,6 +95,27 @@ class _TracingMiddleware:
                 await send(message)
 
             await self._app(scope, receive, send_and_note)
+
+
+def _is_traced(path: str) -> bool:
+    return path.startswith(_TRACED_PREFIX) or computes(path)
+
+
+def note_pooled(
+    request_id: str, params: PoolingParams, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]
+) -> None:
+    """Put the figures of a request for vectors into the current span."""
+    from opentelemetry import trace
+
+    values: dict[str, Any] = {
+        "gen_ai.operation.name": "embeddings" if params.task in EMBEDDING else params.task,
+        "gen_ai.request.id": request_id,
+        "quire.num_inputs": len(outputs),
+        "gen_ai.embeddings.dimension.count": params.dimensions,
+        "gen_ai.usage.prompt_tokens": sum(len(one.prompt_token_ids) for one in outputs),
+        "gen_ai.usage.cached_tokens": sum(one.num_cached_tokens for one in outputs),
+    }
+    _set_attributes(trace.get_current_span(), values)
 
 
 def note_output(output: RequestOutput, params: SamplingParams) -> None:
@@ -113,4 +141,8 @@ def note_output(output: RequestOutput, params: SamplingParams) -> None:
             values["gen_ai.latency.time_in_queue"] = metrics.scheduled_ts - metrics.queued_ts
         if metrics.last_token_ts is not None:
             values["gen_ai.latency.e2e"] = metrics.last_token_ts - metrics.arrival_time
+    _set_attributes(span, values)
+
+
+def _set_attributes(span: Span, values: dict[str, Any]) -> None:
     span.set_attributes({name: value for name, value in values.items() if value is not None})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from ....ipc.pooling_params import PoolingParams
 from ....ipc.sampling_params import SamplingParams
 from ...outputs import RequestOutput
+from ...pooling.outputs import PoolingOutput, PoolingRequestOutput
 from ..errors import unavailable
 from ..options import ServerOptions
 from ..responses.registry import ResponseRegistry
 from ..room import Tally
+
+# A request's id, its parameters, and what it was answered.
+TellPooled = Callable[[str, PoolingParams, Sequence[PoolingRequestOutput[PoolingOutput]]], None]
 
 
 class ServerParts:
@@ -22,6 +27,7 @@ class ServerParts:
         self.is_draining = False
         self.on_drain: list[Callable[[], None]] = []  # ends streams that have no end of their own
         self.on_output: list[Callable[[RequestOutput, SamplingParams], None]] = []  # told finished outputs
+        self.on_pooled: list[TellPooled] = []  # told the vectors of a request
         self.responses = ResponseRegistry(options.limits)
         self.answer_bytes = Tally()  # of answers under way, whatever engine makes them
 

@@ -81,6 +81,7 @@ async def ask(serving: Serving, caller: Caller, question: Question) -> Vectors:
         raise _explain(error) from None
     finally:
         serving.room.leave(answer_id)
+    serving.note_pooled(answer_id, question.params, outputs)
     num_tokens = sum(len(one.prompt_token_ids) for one in outputs)
     return Vectors([one.outputs.raw for one in outputs], num_tokens)
 

@@ -22,6 +22,11 @@ def find_task(path: str) -> str | None:
     return _TASK_OF_ROUTE.get(path)
 
 
+def computes(path: str) -> bool:
+    """Whether a route has the engine compute something."""
+    return path in _TASK_OF_ROUTE or path == _POOLING_ROUTE
+
+
 def check_task(facts: EngineFacts, task: str) -> None:
     """Raise ApiError 400, which names the routes that there are, unless the model can do this."""
     if task in facts.tasks:

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 from daemons import Daemon, fake_modules, runtime_folders
+from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.engine_args import EngineArgs
+from quire.frontend.openai.serving import Serving
+from quire.frontend.openai.tracing import _TracingMiddleware, note_pooled
 from served import Served
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -101,3 +104,28 @@ def test_an_endpoint_that_is_no_url_is_refused_before_anything_starts() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "otlp_traces_endpoint='collector:4318': an http:// or https:// URL" in done.stderr
+
+
+def test_the_span_of_a_request_for_vectors_has_its_figures() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    async def scenario(_llm: FakeLLM, client: AsgiClient, serving: Serving) -> None:
+        serving._parts.on_pooled.append(note_pooled)
+        client.app = _TracingMiddleware(client.app, provider)
+        for path in ("/v1/embeddings", "/pooling", "/embed"):
+            fields = {"inputs" if path == "/embed" else "input": ["One", "Two words"]}
+            assert (await client.post(path, fields)).status == 200
+        await client.post("/tokenize", {"prompt": "One"})
+
+    run_with_app(scenario, tasks=("embed", "token_embed"), embedding_size=4)
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == ["POST /v1/embeddings", "POST /pooling", "POST /embed"]
+    for span in spans:
+        values = span.attributes or {}
+        assert (values["gen_ai.operation.name"], values["quire.num_inputs"]) == ("embeddings", 2)
+        assert values["gen_ai.usage.prompt_tokens"] == 4
