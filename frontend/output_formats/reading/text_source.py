@@ -171,10 +171,10 @@ class TextSource:
         while True:
             found = pattern.match(self.text, self.position)
             end = found.end() if found else self.position
-            if end < len(self.text) or self.is_over():
-                break
             if end - self.position > _MAX_WORD:
                 raise Unreadable
+            if end < len(self.text) or self.is_over():
+                break
             yield from self.wait()
         word = self.text[self.position : end]
         self.position = end

@@ -238,6 +238,15 @@ def test_any_schema_of_a_parameter_will_do(schema: object) -> None:
     assert found.parts == ("", "", [("f", '{"a": 2}')])
 
 
+@pytest.mark.parametrize("text", ["[get_weather(days={})]", '[TOOL_CALLS]list_files[ARGS]{{"a": {}}}'])
+def test_a_number_without_end_is_as_long_as_it_may_be_however_it_is_cut(text: str) -> None:
+    name = "pythonic" if text.startswith("[g") else "mistral"
+    transcript = replace(TRANSCRIPTS[name], text=text.format("1" * 1100))
+    length = len(encode(transcript.tokenizer, transcript.text))
+    whole, cut = read(transcript), read(transcript, range(1, length))
+    assert (whole.parts, whole.num_errors) == (cut.parts, cut.num_errors)
+
+
 def test_harmony_calls_nothing_that_is_not_offered() -> None:
     text = '<|channel|>commentary to=functions.rm code<|message|>{"a": 1}<|call|>'
     found = read(replace(TRANSCRIPTS["harmony"], text=text))
