@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..output_format import CallFormat
 from .json_text import decode_json, read_json, read_json_string, read_json_text
 from .lexicon import Lexicon
-from .literals import PYTHON, LiteralReader, LiteralStyle
+from .literals import PYTHON, LiteralReader, load_style
 from .marked_text import MARKS
 from .text_source import Steps, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
@@ -34,7 +34,7 @@ class CallReader:
         self.close = lexicon.split(calls.close)
         self._parameters = ParameterReader(source, calls, lexicon.split) if calls.form == "xml" else None
         quotes = ("".join(lexicon.split(calls.quote)), '"') if calls.quote else ()
-        self._style = PYTHON if calls.form == "python" else LiteralStyle(quotes, is_python=False)
+        self._style = PYTHON if calls.form == "python" else load_style(*quotes)
 
     def open_section(self, opener: str) -> Steps[bool]:
         """Read what comes before the first call, after `opener`; whether that has opened the call itself."""
@@ -120,7 +120,7 @@ class CallReader:
         if self._format.form == "json":
             yield from read_json(source, writer.write)
         else:
-            yield from LiteralReader(source, writer, self._style).read_object()
+            yield from LiteralReader(source, writer, self._style).read_value()
 
     def _start_empty(self, writer: CallWriter, name: str) -> Steps[None]:
         """A call that ends without arguments has none."""
@@ -131,24 +131,16 @@ class CallReader:
 
     def _read_keywords(self, writer: CallWriter, name: str) -> Steps[None]:
         source = self._source
-        values = LiteralReader(source, writer, self._style)
-        while (yield from source.peek()) != self.close[0][0]:
-            if writer.is_started:
-                yield from source.expect(",")
-                yield from source.skip_space()
-            key = yield from values.read_word()
-            yield from source.expect("=")
-            before = ", "
-            if not writer.is_started:
-                self.start_arguments(writer, name)
-                before = "{"
-            writer.write(f"{before}{to_json(key)}: ")
-            yield from values.read_value()
-            yield from source.skip_space()
-        if not writer.is_started:
+        if (yield from source.peek()) == self.close[0][0]:
             self.start_arguments(writer, name)
-            writer.write("{")
-        writer.write("}")
+            writer.write("{}")
+            return
+        values = LiteralReader(source, writer, self._style)
+        key = yield from values.read_word()
+        yield from source.expect("=")
+        self.start_arguments(writer, name)
+        writer.write(f"{{{to_json(key)}: ")
+        yield from values.read_keywords()
 
     def _read_object(self, writer: CallWriter, name_key: str) -> Steps[None]:
         """Read a call that is an object. Its members may stand in any order; the name is told first."""

@@ -18,7 +18,7 @@ Sink = Callable[[str], None]
 
 _SPACE = re.compile(r"\s*")
 _MAX_HELD_SPACE = 256  # characters of white space before a marker
-_MAX_WORD = 1000
+MAX_WORD = 1000
 _MAX_KEPT = 100_000  # characters of a call that is not announced yet
 
 
@@ -150,7 +150,7 @@ class TextSource:
                 space = _SPACE.match(self.text, self.position + ahead)
                 ahead = (space.end() if space else 0) - self.position
                 there = self.text[self.position + ahead : self.position + ahead + len(piece)]
-                is_short = len(there) < len(piece) and piece.startswith(there) and ahead < _MAX_WORD
+                is_short = len(there) < len(piece) and piece.startswith(there) and ahead < MAX_WORD
                 if not is_short or self.is_over():
                     break
                 yield from self.wait()
@@ -171,7 +171,7 @@ class TextSource:
         while True:
             found = pattern.match(self.text, self.position)
             end = found.end() if found else self.position
-            if end - self.position > _MAX_WORD:
+            if end - self.position > MAX_WORD:
                 raise Unreadable
             if end < len(self.text) or self.is_over():
                 break

@@ -30,8 +30,8 @@ class JsonWriter(Protocol):
         """More JSON."""
         ...
 
-    def write_text(self, text: str) -> None:
-        """More of a string, as the string means it."""
+    def to_text(self, text: str) -> str:
+        """JSON of a piece of a string's inside, which is not written."""
         ...
 
 
@@ -76,9 +76,13 @@ class CallWriter:
         self._pieces.append(text)
         self._emit(ToolCallDelta(self._index, text))
 
+    def to_text(self, text: str) -> str:
+        """JSON of a piece of a string's inside."""
+        return to_json(self.restore(text))[1:-1]
+
     def write_text(self, text: str) -> None:
         """More of a string within the arguments, as the string means it."""
-        self.write(to_json(self.restore(text))[1:-1])
+        self.write(self.to_text(text))
 
     def end(self) -> bool:
         """Tell that the arguments are complete; False if they are no JSON object."""

@@ -117,8 +117,8 @@ class _Value:
     def write(self, text: str) -> None:
         self.json += text
 
-    def write_text(self, text: str) -> None:
-        self.json += to_json(text)[1:-1]
+    def to_text(self, text: str) -> str:
+        return to_json(text)[1:-1]
 
 
 _READINGS: tuple[Callable[[str], str], ...] = (

@@ -175,7 +175,7 @@ TRANSCRIPTS = {
     "pythonic": Transcript(
         "pythonic",
         "[get_weather(city='Rome', days=2), list_files(), get_weather(city=\"a'\\n\\u00e9\", where={'x': (1, None,)}, "
-        "exact=True, factor=-.5)]" + END,
+        "exact=True, factor=-.5,)]" + END,
         calls=[
             ROME,
             FILES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import random
@@ -236,6 +237,27 @@ def test_any_schema_of_a_parameter_will_do(schema: object) -> None:
     text = "<tool_call>\n<function=f>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>"
     found = read(replace(TRANSCRIPTS["qwen3_coder"], text=text, tools=[tool]))
     assert found.parts == ("", "", [("f", '{"a": 2}')])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[1,-2,0,1_000,.5,1.,1e9,+3]",
+        "[True,None,[],(),{},((1,),)]",
+        "{'a':1,\"b\":{'':(2,3,)},}",
+        """['','a','it"s',"it's",'''x'y''',\"\"\"x\"\"\",""]""",
+        r"""['\n\'\\','\x41\u00e9','\q',"\U0001F600","\
+"]""",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning")
+def test_python_values_are_the_same_json_however_they_are_cut(value: str) -> None:
+    transcript = replace(TRANSCRIPTS["pythonic"], text=f"[get_weather(days=1,where={value},)]")
+    length = len(encode(transcript.tokenizer, transcript.text))
+    ((_, arguments),) = read(transcript).parts[2]
+    assert json.loads(arguments)["where"] == json.loads(json.dumps(ast.literal_eval(value)))
+    for cuts in (range(1, length), range(2, length, 2), range(1, length, 3)):
+        assert read(transcript, cuts).parts[2] == [("get_weather", arguments)]
 
 
 @pytest.mark.parametrize("text", ["[get_weather(days={})]", '[TOOL_CALLS]list_files[ARGS]{{"a": {}}}'])
