@@ -53,11 +53,6 @@ inline void weigh_row(float* scores, bf16* weights, Seen seen, float scale, floa
             store(scores + j, cap_score(load(scores + j) * scale, soft_cap));
         scale = 1.0f;
     }
-    if (seen.bias) {
-        for (int j = seen.from; j < seen.to; j += kLanes)
-            store(scores + j, load(scores + j) * scale + load(seen.bias + j));
-        scale = 1.0f;
-    }
     std::fill(scores + seen.from, scores + seen.first, kNone);
     std::fill(scores + seen.last, scores + seen.to, kNone);
     __m512 high = _mm512_set1_ps(kNone);

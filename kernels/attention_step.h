@@ -12,7 +12,6 @@
 namespace quire::attention {
 
 constexpr int kSplit = 1024;  // keys of a split; a multiple of every variant's kKeys
-constexpr int kBiasPadding = 64;  // a vector of keys may begin with a sequence's last
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 template <typename T>
@@ -25,12 +24,10 @@ struct Step {
     const int32_t* block_tables;
     size_t table_stride;
     const int32_t* query_starts;
-    const int32_t *seq_lens, *key_lens;
-    int num_requests, num_heads, num_kv_heads, head_size, block_size, window, ahead;
+    const int32_t* seq_lens;
+    int num_requests, num_heads, num_kv_heads, head_size, block_size, window;
     float scale;
-    float soft_cap;       // 0: none
-    const float* bias;    // [H, 2 reach + 1] by key less query, and kBiasPadding numbers more; null: none
-    int reach;
+    float soft_cap;  // 0: none
 
     int group() const { return num_heads / num_kv_heads; }
 };
@@ -99,11 +96,9 @@ Place<T> find_keys(const Step<T>& step, const Task& task, int key, int end) {
             std::min(size - offset, end - key)};
 }
 
-// The keys of a tile that one row sees, [first, last), among the columns [from, to) that hold scores; what is added
-// to their scores, from column 0 on, or null.
+// The keys of a tile that one row sees, [first, last), among the columns [from, to) that hold scores.
 struct Seen {
     int first, last, from, to;
-    const float* bias;
 };
 
 // A row's scores become weights in place, those of unseen keys 0; its sums so far shrink to the new largest.
@@ -117,7 +112,6 @@ inline void weigh_row(float* scores, Seen seen, float scale, float soft_cap, flo
         const IntVec is_seen = (index >= seen.first) & (index < seen.last);
         Vec score = load(scores + j) * scale;
         if (soft_cap > 0.0f) score = cap_score(score, soft_cap);
-        if (seen.bias) score += load(seen.bias + j);
         score = is_seen ? score : splat(kNone);
         high = high > score ? high : score;
         store(scores + j, score);

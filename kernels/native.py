@@ -47,8 +47,13 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
     "quire_experts": (_INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT, *[_POINTER] * 4),
     "quire_rotate_and_write": (_INT, _POINTER, _INT, *[_POINTER] * 4, _FLOAT, *[_POINTER] * 3, *[_INT] * 4),
     "quire_paged_attention": (
-        *(_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, *[_POINTER] * 4),
-        *[_INT] * 8,
+        *(_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, *[_POINTER] * 2),
+        *[_INT] * 6,
+        *[_FLOAT] * 2,
+    ),
+    "quire_encoder_attention": (
+        *(_INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
+        *[_INT] * 5,
         *[_FLOAT] * 2,
     ),
     "quire_attention_variant": (_INT,),

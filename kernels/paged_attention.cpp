@@ -28,12 +28,6 @@ int first_key(const Step<T>& step, const Task& task) {
     return std::max(0, task.position - step.window + 1);
 }
 
-// The bias of a head's keys from `distance` after the query on, null where there is none.
-template <typename T>
-const float* find_bias(const Step<T>& step, int head, int distance) {
-    return step.bias ? step.bias + size_t(head) * (2 * step.reach + 1) + step.reach + distance : nullptr;
-}
-
 // All rows of the task against keys [start, end), which lie in one tile.
 template <typename Variant, typename T>
 void attend_keys(const Step<T>& step, const Task& task, int start, int end, Variant& variant, Sums& sums) {
@@ -43,14 +37,13 @@ void attend_keys(const Step<T>& step, const Task& task, int start, int end, Vari
         const int count = std::min(Variant::kRows, rows - first);
         const int low = task.position + first / group, high = task.position + (first + count - 1) / group;
         const int from = std::max(0, low - step.window + 1 - start);
-        const int to = std::min(end, high + step.ahead + 1) - start;
+        const int to = std::min(end, high + 1) - start;
         if (from >= to) continue;
         variant.score(first, count, from, to);
         for (int r = 0; r < count; ++r) {
             const int row = first + r, position = task.position + row / group;
             const Seen seen{std::max(0, position - step.window + 1 - start),
-                            std::min(end, position + step.ahead + 1) - start, from, to,
-                            find_bias(step, task.kv_head * group + row % group, start - position)};
+                            std::min(end, position + 1) - start, from, to};
             variant.weigh(r, seen, sums.largest + row, sums.weight + row, sums.value + size_t(row) * padded);
         }
         variant.add_values(count, from, to, sums.value + size_t(first) * padded);
@@ -87,7 +80,7 @@ std::vector<Task> make_tasks(const Step<T>& step, double& work) {
             const int begin = step.query_starts[request], end = step.query_starts[request + 1];
             for (int first = begin; first < end; first += most) {
                 const int tokens = std::min(most, end - first), position = step.seq_lens[request] - (end - first);
-                const int seen_end = std::min(step.key_lens[request], position + tokens + step.ahead);
+                const int seen_end = position + tokens;
                 tasks.push_back({request, first, tokens, head, position, seen_end});
                 work += 2.0 * tokens * step.group() * std::min(seen_end, step.window) * step.head_size;
             }
@@ -208,16 +201,14 @@ extern "C" void quire_force_attention_variant(int first) {
 extern "C" void quire_paged_attention(int is_bf16, const void* query, int64_t query_stride, void* out,
                                       const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                       int64_t table_stride, const int32_t* query_starts,
-                                      const int32_t* seq_lens, const int32_t* key_lens, const float* bias,
-                                      int num_requests, int num_heads, int num_kv_heads, int head_size,
-                                      int block_size, int window, int ahead, int reach, float scale,
+                                      const int32_t* seq_lens, int num_requests, int num_heads,
+                                      int num_kv_heads, int head_size, int block_size, int window, float scale,
                                       float soft_cap) {
     with_type(is_bf16, [&](auto zero) {
         using T = decltype(zero);
         attend_all(Step<T>{static_cast<const T*>(query), size_t(query_stride), static_cast<T*>(out),
                            static_cast<const T*>(k_cache), static_cast<const T*>(v_cache), block_tables,
-                           size_t(table_stride), query_starts, seq_lens, key_lens, num_requests, num_heads, num_kv_heads,
-                           head_size, block_size, std::min(window, kMaxWindow), std::min(ahead, kMaxWindow), scale,
-                           soft_cap, bias, reach});
+                           size_t(table_stride), query_starts, seq_lens, num_requests, num_heads, num_kv_heads,
+                           head_size, block_size, std::min(window, kMaxWindow), scale, soft_cap});
     });
 }

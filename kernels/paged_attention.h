@@ -7,15 +7,14 @@ extern "C" {
 
 // Query t begins `query_stride * t` elements into `query` [T, .]; out is [T, H, D]. Request r owns queries
 // query_starts[r] to query_starts[r + 1] - 1, the last of its seq_lens[r] tokens; its blocks are row r of
-// block_tables. A query sees itself, the window - 1 keys before it and `ahead` after it, of the key_lens[r] that there
-// are; window and ahead are larger than any length where there is no bound. Scores are multiplied by `scale`
-// and bounded by `soft_cap`, 0 where there is none; then bias [H, 2 reach + 1] is added, by key less query (null: none).
-// is_bf16: queries, caches and out, else float32.
+// block_tables. A query sees itself and the window - 1 keys before it; window is larger than any length where there
+// is no bound. Scores are multiplied by `scale` and bounded by `soft_cap`, 0 where there is none. is_bf16: queries,
+// caches and out, else float32.
 void quire_paged_attention(int is_bf16, const void* query, int64_t query_stride, void* out, const void* k_cache,
                            const void* v_cache, const int32_t* block_tables, int64_t table_stride,
-                           const int32_t* query_starts, const int32_t* seq_lens, const int32_t* key_lens,
-                           const float* bias, int num_requests, int num_heads, int num_kv_heads, int head_size,
-                           int block_size, int window, int ahead, int reach, float scale, float soft_cap);
+                           const int32_t* query_starts, const int32_t* seq_lens, int num_requests, int num_heads,
+                           int num_kv_heads, int head_size, int block_size, int window, float scale,
+                           float soft_cap);
 
 // How bfloat16 is computed for this head size: 0 AMX, 1 avx512_bf16, 2 widened to float32.
 int quire_attention_variant(int head_size);

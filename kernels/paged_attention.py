@@ -23,7 +23,7 @@ from torch import Tensor
 # Scores of one tile of queries, in elements: bounds the reference's memory to 64 MB at any length.
 _MAX_SCORES = 1 << 24
 NO_WINDOW = 0x7FFFFFFF
-_BIAS_PADDING = 64  # kBiasPadding of attention_step.h
+_BIAS_PADDING = 64  # at least kPanel of encoder_engines.h
 
 MAX_NATIVE_HEAD_SIZE = 256
 
@@ -136,11 +136,11 @@ def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
 def pack_position_bias(bias: Tensor) -> Tensor:
     """float32 [H, 2 L - 1] by key less query, of sequences of up to L tokens.
 
-    It lies in memory that kernels may read a vector past its end.
+    It lies in memory that kernels may read before its beginning, for queries past the last.
     """
-    memory = bias.new_zeros(bias.numel() + _BIAS_PADDING, dtype=torch.float32)
-    memory[: bias.numel()] = bias.flatten()
-    return memory[: bias.numel()].view_as(bias)
+    memory = bias.new_zeros(_BIAS_PADDING + bias.numel(), dtype=torch.float32)
+    memory[_BIAS_PADDING:] = bias.flatten()
+    return memory[_BIAS_PADDING:].view_as(bias)
 
 
 def launch_paged_attention(
@@ -156,8 +156,6 @@ def launch_paged_attention(
     window: int | None,
     soft_cap: float | None = None,
     scale: float | None = None,
-    ahead: int = 0,
-    position_bias: Tensor | None = None,
 ) -> Tensor:
     """[T, H * D] on the CPU. Query t begins `t * query_stride` elements into `query`.
 
@@ -177,16 +175,12 @@ def launch_paged_attention(
         block_tables.stride(0),
         query_starts.data_ptr(),
         seq_lens.data_ptr(),
-        seq_lens.data_ptr(),
-        None if position_bias is None else position_bias.data_ptr(),
         seq_lens.shape[0],
         num_heads,
         num_kv_heads,
         head_size,
         block_size,
         NO_WINDOW if window is None else window,
-        ahead,
-        0 if position_bias is None else position_bias.shape[1] // 2,
         scale or default_scale(head_size),
         soft_cap or 0.0,
     )

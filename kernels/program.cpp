@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <vector>
 
+#include "encoder_attention.h"
 #include "experts.h"
 #include "gated_activation.h"
 #include "layer_norm.h"
@@ -107,11 +109,11 @@ class Arena {
 // like any other, whose keys may be written by another thread in this very step.
 struct Part {
     QuireStep step;
-    const int32_t* key_lens;  // [R] of the whole requests
+    const QuireStep& whole;
     const int first_token;
     int first_sampling = 0;  // sampling requests of the step before this part's
 
-    Part(const QuireStep& whole, int first, int last, Arena& arena) : step(whole), first_token(first) {
+    Part(const QuireStep& whole, int first, int last, Arena& arena) : step(whole), whole(whole), first_token(first) {
         const int32_t* starts = whole.query_starts;
         const int begin = int(std::upper_bound(starts, starts + whole.num_requests, first) - starts) - 1;
         const int end = int(std::lower_bound(starts, starts + whole.num_requests, last) - starts);
@@ -122,7 +124,6 @@ struct Part {
         step.slots += first;
         if (step.types) step.types += first;
         step.block_tables += size_t(begin) * whole.table_width;
-        key_lens = whole.seq_lens + begin;
         step.query_starts = arena.take<int32_t>((step.num_requests + 1) * sizeof(int32_t));
         step.seq_lens = arena.take<int32_t>(step.num_requests * sizeof(int32_t));
         step.sampling = arena.take<int64_t>(step.num_requests * sizeof(int64_t));
@@ -151,13 +152,21 @@ struct Part {
     }
 };
 
+// The buffers that all parts of a step share, by slot; null in other places.
+std::vector<char*> take_whole_slots(const QuireProgram& program, const QuireStep& step, Arena& arena) {
+    std::vector<char*> slots(program.num_slots);
+    for (int i = 0; i < program.num_slots; ++i)
+        if (program.slots[i].is_whole) slots[i] = arena.take<char>(step.num_tokens * program.slots[i].row_bytes);
+    return slots;
+}
+
 // A part of a step on its way through the operations. Tokens that are dropped free their places in the slots.
 class Pass {
   public:
-    Pass(const QuireProgram& program, const Part& part, void* out, Arena& arena)
+    Pass(const QuireProgram& program, const Part& part, const std::vector<char*>& whole_slots, void* out, Arena& arena)
         : program_(program),
           step_(part.step),
-          key_lens_(part.key_lens),
+          whole_(part.whole),
           first_token_(part.first_token),
           rows_(step_.num_tokens),
           requests_(step_.num_requests),
@@ -167,8 +176,9 @@ class Pass {
         slots_ = arena.take<char*>(program.num_slots * sizeof(char*));
         for (int i = 1; i < program.num_slots; ++i) {
             const QuireSlot& slot = program.slots[i];
-            char* memory = arena.take<char>((slot.is_sampled ? step_.num_sampling : rows_) * slot.row_bytes);
-            if (arena.is_real()) slots_[i] = memory;
+            const int rows = slot.is_whole ? 0 : slot.is_sampled ? step_.num_sampling : rows_;
+            char* memory = arena.take<char>(rows * slot.row_bytes);
+            if (arena.is_real()) slots_[i] = slot.is_whole ? whole_slots[i] + first_token_ * slot.row_bytes : memory;
         }
         last_tokens_ = arena.take<int64_t>(rows_ * sizeof(int64_t));
         kept_starts_ = arena.take<int32_t>((rows_ + 1) * sizeof(int32_t));
@@ -209,6 +219,7 @@ class Pass {
             case QUIRE_ADD_ROWS: return add_rows_of(*static_cast<const QuireAddRows*>(p));
             case QUIRE_ALL_REDUCE: return all_reduce(*static_cast<const QuireAllReduce*>(p));
             case QUIRE_SHARED_NORM: return norm_of_ranks(*static_cast<const QuireNormOfRanks*>(p));
+            case QUIRE_ENCODER_ATTEND: return attend_whole(*static_cast<const QuireEncoderAttend*>(p));
         }
     }
 
@@ -269,7 +280,7 @@ class Pass {
     }
 
     void rotate_and_write(const QuireRotate& op) {
-        const QuireCache& cache = program_.caches[op.layer];
+        const QuireCache cache = op.writes ? program_.caches[op.layer] : QuireCache{};
         const float *cos = op.cos ? at<float>(op.cos) : nullptr, *sin = op.cos ? at<float>(op.sin) : nullptr;
         quire_rotate_and_write(program_.is_bf16, at(op.qkv), rows_, cos, sin, op.query_norm, op.key_norm,
                                op.eps, cache.k, cache.v, step_.slots, op.num_heads, op.num_kv_heads, op.head_size,
@@ -298,8 +309,15 @@ class Pass {
         const QuireCache& cache = program_.caches[op.layer];
         quire_paged_attention(program_.is_bf16, at(op.qkv), (op.num_heads + 2 * op.num_kv_heads) * op.head_size,
                               at(op.y), cache.k, cache.v, tables_, step_.table_width, starts_, lengths_,
-                              op.ahead ? key_lens_ : lengths_, op.bias, requests_, op.num_heads, op.num_kv_heads,
-                              op.head_size, program_.block_size, op.window, op.ahead, op.reach, op.scale, op.soft_cap);
+                              requests_, op.num_heads, op.num_kv_heads, op.head_size, program_.block_size, op.window,
+                              op.scale, op.soft_cap);
+    }
+
+    void attend_whole(const QuireEncoderAttend& op) {
+        const char* qkv = at<char>(op.qkv) - first_token_ * program_.slots[op.qkv].row_bytes;
+        quire_encoder_attention(program_.is_bf16, qkv, at(op.y), whole_.query_starts, whole_.num_requests, first_token_,
+                                rows_, op.bias, op.num_heads, op.num_kv_heads, op.head_size, op.window, op.reach,
+                                op.scale, op.soft_cap);
     }
 
     void activate(const QuireActivate& op) {
@@ -338,7 +356,7 @@ class Pass {
 
     const QuireProgram& program_;
     const QuireStep& step_;
-    const int32_t* key_lens_;
+    const QuireStep& whole_;
     const int first_token_;
     char** slots_;
     int rows_, requests_;
@@ -357,10 +375,11 @@ struct Run {
     Pass pass;
 
     // Without memory, only its size is of use.
-    Run(const QuireProgram& program, const QuireStep& step, int index, int parts, void* memory, void* out)
+    Run(const QuireProgram& program, const QuireStep& step, const std::vector<char*>& whole_slots, int index, int parts,
+        void* memory, void* out)
         : arena(memory),
           part(step, find_first(step, index, parts), find_first(step, index + 1, parts), arena),
-          pass(program, part, out, arena) {}
+          pass(program, part, whole_slots, out, arena) {}
 };
 
 }  // namespace
@@ -372,7 +391,8 @@ extern "C" int quire_program_layout(int which) {
         sizeof(QuireNorm), sizeof(QuireMultiply), sizeof(QuireRotate), sizeof(QuireKeep), sizeof(QuireAttend),
         sizeof(QuireActivate), sizeof(QuireWiden), sizeof(QuireScale), sizeof(QuireCap), sizeof(QuireRoute),
         sizeof(QuireExperts), sizeof(QuireAdd), sizeof(QuireLayerNorm), sizeof(QuireAddRows), sizeof(QuireAllReduce),
-        sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireOperation), sizeof(QuireProgram), sizeof(QuireStep),
+        sizeof(QuireSharedNorm), sizeof(QuireNormOfRanks), sizeof(QuireEncoderAttend), sizeof(QuireOperation),
+        sizeof(QuireProgram), sizeof(QuireStep),
     };
     return int(sizes[which]);
 }
@@ -382,8 +402,11 @@ extern "C" int quire_program_layout(int which) {
 extern "C" int64_t quire_program_workspace(const QuireProgram* program, QuireStep* step) {
     const int most = program->splits_tokens ? std::min(num_threads(), step->num_tokens / kMinPartTokens) : 1;
     const int parts = step->num_parts = std::max(1, most);
-    size_t size = 0;
-    for (int part = 0; part < parts; ++part) size += Run(*program, *step, part, parts, nullptr, nullptr).arena.used();
+    Arena arena(nullptr);
+    const std::vector<char*> whole_slots = take_whole_slots(*program, *step, arena);
+    size_t size = arena.used();
+    for (int part = 0; part < parts; ++part)
+        size += Run(*program, *step, whole_slots, part, parts, nullptr, nullptr).arena.used();
     return int64_t(size);
 }
 
@@ -392,15 +415,19 @@ extern "C" int64_t quire_program_workspace(const QuireProgram* program, QuireSte
 // `out` and what the caches have of this step mean nothing.
 extern "C" int quire_program_run(const QuireProgram* program, const QuireStep* step, void* workspace, void* out) {
     const int parts = step->num_parts;
+    Arena arena(workspace);
+    const std::vector<char*> whole_slots = take_whole_slots(*program, *step, arena);
+    workspace = static_cast<char*>(workspace) + arena.used();
     std::deque<Run> runs;
     for (int i = 0; i < parts; ++i) {
-        runs.emplace_back(*program, *step, i, parts, workspace, out);
+        runs.emplace_back(*program, *step, whole_slots, i, parts, workspace, out);
         workspace = static_cast<char*>(workspace) + runs.back().arena.used();
     }
     const QuireOperation *first = program->operations, *end = first + program->num_operations;
     while (first < end) {
         const QuireOperation* last = first + 1;
-        while (last < end && last->kind != QUIRE_ATTEND) ++last;  // which waits for all parts of the step
+        // Attention waits for all parts of the step.
+        while (last < end && last->kind != QUIRE_ATTEND && last->kind != QUIRE_ENCODER_ATTEND) ++last;
         parallel_for(parts, true, [&](int i) { runs[i].pass.run(first, last); });
         first = last;
     }

@@ -12,10 +12,11 @@
 extern "C" {
 
 // A buffer with a row for each token or for each sampling request; operations know it by its number. 0 is the
-// caller's memory for the result.
+// caller's memory for the result. One that is whole has the rows of all parts of a step, for operations that read those
+// of other parts; it is written again only after two such operations, when all parts have done with the first.
 struct QuireSlot {
     int64_t row_bytes;
-    int32_t is_sampled, padding;
+    int32_t is_sampled, is_whole;
 };
 
 // K and V of a layer.
@@ -27,7 +28,7 @@ struct QuireCache {
 enum QuireKind {
     QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
-    QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM,
+    QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
@@ -75,11 +76,12 @@ struct QuireMultiply {
     int32_t x, y;
 };
 
-// Norms, rotates and writes to the caches what a linear layer has left in qkv. Nothing is rotated where cos is 0.
+// Norms, rotates and, where it `writes`, writes to the caches what a linear layer has left in qkv. Nothing is rotated
+// where cos is 0.
 struct QuireRotate {
     const void *query_norm, *key_norm;  // null where the model has none
     int32_t qkv, cos, sin, layer;
-    int32_t num_heads, num_kv_heads, head_size;
+    int32_t num_heads, num_kv_heads, head_size, writes;
     float eps;
 };
 
@@ -91,12 +93,19 @@ struct QuireKeep {
 
 // y = attention of the queries in qkv; K and V of the whole step must be in the caches.
 struct QuireAttend {
-    const float* bias;  // as of quire_paged_attention, null: none
     int32_t qkv, y, layer;
     int32_t num_heads, num_kv_heads, head_size;
-    int32_t window, ahead;  // larger than any length where there is no bound
-    int32_t reach, padding;
+    int32_t window;         // larger than any length where there is no bound
     float scale, soft_cap;  // soft_cap 0: none
+};
+
+// y = attention both ways, as quire_encoder_attention; qkv is a whole slot that holds the whole step.
+struct QuireEncoderAttend {
+    const float* bias;  // null: none
+    int32_t qkv, y;
+    int32_t num_heads, num_kv_heads, head_size;
+    int32_t window, reach, padding;
+    float scale, soft_cap;
 };
 
 struct QuireActivate {

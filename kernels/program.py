@@ -26,7 +26,7 @@ Kind = IntEnum(
     "Kind",
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
-     "SHARED_NORM"],
+     "SHARED_NORM", "ENCODER_ATTEND"],
     start=0,
 )  # fmt: skip
 
@@ -57,7 +57,7 @@ class LinearTable(_Table):
 class SlotTable(_Table):
     """QuireSlot."""
 
-    _fields_ = (("row_bytes", _LONG), ("is_sampled", _INT), ("padding", _INT))
+    _fields_ = (("row_bytes", _LONG), ("is_sampled", _INT), ("is_whole", _INT))
 
 
 class CacheTable(_Table):
@@ -71,13 +71,11 @@ Embed = _make_struct("table", "y size first num_rows")
 Angles = _make_struct("cos_table sin_table", "cos sin half padding")
 Norm = _make_struct("weight", "x residual y first size stride rounds_normed padding", "eps weight_offset")
 Multiply = _make_struct("", "x y", first=(("linear", LinearTable),))
-Rotate = _make_struct("query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size", "eps")
-Keep = _make_struct("slots", "num_slots padding")
-Attend = _make_struct(
-    "bias",
-    "qkv y layer num_heads num_kv_heads head_size window ahead reach padding",
-    "scale soft_cap",
+Rotate = _make_struct(
+    "query_norm key_norm", "qkv cos sin layer num_heads num_kv_heads head_size writes", "eps"
 )
+Keep = _make_struct("slots", "num_slots padding")
+Attend = _make_struct("", "qkv y layer num_heads num_kv_heads head_size window", "scale soft_cap")
 Activate = _make_struct("", "x y size activation")
 Widen = _make_struct("", "x y size")
 Scale = _make_struct("", "x size", "factor")
@@ -99,6 +97,9 @@ class SharedNormTable(_Table):
 
 
 NormOfRanks = _make_struct("", "x first stride squares", first=(("norm", SharedNormTable),))
+EncoderAttend = _make_struct(
+    "bias", "qkv y num_heads num_kv_heads head_size window reach padding", "scale soft_cap"
+)
 
 
 class OperationTable(_Table):
@@ -147,15 +148,21 @@ class Program:
         self.slot("out", out_width, torch.float32 if wants_logits else dtype, is_sampled=wants_logits)
 
     def slot(
-        self, name: str, width: int, dtype: torch.dtype | None = None, *, is_sampled: bool = False
+        self,
+        name: str,
+        width: int,
+        dtype: torch.dtype | None = None,
+        *,
+        is_sampled: bool = False,
+        is_whole: bool = False,
     ) -> Slot:
         """The buffer of that name with a row of `width` numbers for each token (or sampling request).
 
-        Asked for again it is the same one, wide enough for both.
+        Asked for again it is the same one, wide enough for both. `is_whole`: as of QuireSlot.
         """
         row_bytes = width * (dtype or self.dtype).itemsize
         slot, table = self._slots.setdefault(
-            name, (Slot(len(self._slots)), SlotTable(row_bytes=0, is_sampled=is_sampled))
+            name, (Slot(len(self._slots)), SlotTable(row_bytes=0, is_sampled=is_sampled, is_whole=is_whole))
         )
         table.row_bytes = max(table.row_bytes, row_bytes)
         return slot

@@ -64,22 +64,6 @@ void write_run(const Place<float>& place, const float* key, const float* value, 
         std::memcpy(place.v + size_t(place.offset + t) * D, value + t * stride, D * sizeof(float));
 }
 
-// to = [pairs of a and b side by side], two rows of D numbers.
-void interleave(const bf16* a, const bf16* b, bf16* to, int D) {
-    int d = 0;
-    for (; d + kLanes <= D; d += kLanes) {
-        HalfVec first, second;
-        std::memcpy(&first, a + d, sizeof first);
-        std::memcpy(&second, b + d, sizeof second);
-        const UintVec pairs = __builtin_convertvector(first, UintVec) | __builtin_convertvector(second, UintVec) << 16;
-        std::memcpy(to + 2 * d, &pairs, sizeof pairs);
-    }
-    for (; d < D; ++d) {
-        to[2 * d] = a[d];
-        to[2 * d + 1] = b[d];
-    }
-}
-
 void write_run(const Place<bf16>& place, const bf16* key, const bf16* value, size_t stride, int D, int size) {
     // Tokens lie a power of two apart, in the same few sets of the first-level cache: they are brought together first.
     alignas(64) bf16 keys[kChunk * kMaxHeadSize];
@@ -129,7 +113,7 @@ void rotate_token(const Layer<T>& layer, int token) {
 template <typename T>
 void process_chunk(const Layer<T>& layer, int first, int last) {
     for (int token = first; token < last; ++token) rotate_token(layer, token);
-    for (int token = first; token < last;) {
+    for (int token = first; layer.k_cache && token < last;) {
         const int64_t slot = layer.slots[token];
         int count = 1;
         while (token + count < last && layer.slots[token + count] == slot + count &&

@@ -203,6 +203,22 @@ inline void copy_rounded(T* to, const float* from, int count) {
     for (; i < count; ++i) to[i] = narrow<T>(from[i]);
 }
 
+// to = [pairs of a and b side by side], two rows of D numbers.
+inline void interleave(const bf16* a, const bf16* b, bf16* to, int D) {
+    int d = 0;
+    for (; d + kLanes <= D; d += kLanes) {
+        HalfVec first, second;
+        std::memcpy(&first, a + d, sizeof first);
+        std::memcpy(&second, b + d, sizeof second);
+        const UintVec pairs = __builtin_convertvector(first, UintVec) | __builtin_convertvector(second, UintVec) << 16;
+        std::memcpy(to + 2 * d, &pairs, sizeof pairs);
+    }
+    for (; d < D; ++d) {
+        to[2 * d] = a[d];
+        to[2 * d + 1] = b[d];
+    }
+}
+
 // Asks for `count` numbers before they are read; what lies past the end of memory costs nothing.
 template <typename T>
 inline void fetch(const T* from, int count) {

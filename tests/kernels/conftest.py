@@ -1,11 +1,30 @@
-"""Prepares Triton's interpreter, if it is what runs the GPU kernels here."""
+"""Variants of the attention kernels; Triton's interpreter, if it is what runs the GPU kernels here."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
+from collections.abc import Iterator
+
+import pytest
+
+_ATTENTION_VARIANTS = ["amx", "avx512_bf16", "widened"]
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
     from triton_interpreter import make_bfloat16_exact
 
     make_bfloat16_exact()
+
+
+@pytest.fixture(params=_ATTENTION_VARIANTS)
+def attention_variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[str]:
+    """A variant of bfloat16 attention, forced; its head sizes are multiples of 32."""
+    index = _ATTENTION_VARIANTS.index(request.param)
+    library.quire_force_attention_variant(index)
+    try:
+        if library.quire_attention_variant(32) != index:
+            pytest.skip(f"this processor has no {request.param}")
+        yield request.param
+    finally:
+        library.quire_force_attention_variant(0)

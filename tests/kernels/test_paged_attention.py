@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from attention_step import EPS, MIXED, SHAPES, AttentionStep
 from cache_layout import to_native_layout
-from kernel_checks import random
-from quire.kernels.paged_attention import NO_WINDOW, launch_paged_attention, pack_position_bias
+from quire.kernels.paged_attention import launch_paged_attention
 from torch import Tensor
-
-VARIANTS = ["amx", "avx512_bf16", "widened"]
-
-
-@pytest.fixture(params=VARIANTS)
-def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[str]:
-    """A variant of bfloat16 attention, forced; its head sizes are multiples of 32."""
-    index = VARIANTS.index(request.param)
-    library.quire_force_attention_variant(index)
-    try:
-        if library.quire_attention_variant(32) != index:
-            pytest.skip(f"this processor has no {request.param}")
-        yield request.param
-    finally:
-        library.quire_force_attention_variant(0)
 
 
 class Step(AttentionStep):
@@ -38,8 +22,6 @@ class Step(AttentionStep):
         window: int | None = None,
         soft_cap: float | None = None,
         scale: float | None = None,
-        ahead: int = 0,
-        position_bias: Tensor | None = None,
     ) -> Tensor:
         heads, head_size = self.query.shape[1:]
         flat = self.query.reshape(len(self.query), -1)
@@ -55,8 +37,6 @@ class Step(AttentionStep):
             window,
             soft_cap,
             scale,
-            ahead,
-            position_bias,
         )
         return out.view(-1, heads, head_size)
 
@@ -90,12 +70,12 @@ def test_a_soft_cap_bends_scores_before_the_softmax(
 @pytest.mark.parametrize("window", [None, 13, 100])
 @pytest.mark.parametrize("shape", [*SHAPES, (4, 2, 32, 8), (8, 1, 64, 16), (20, 2, 96, 32)])
 def test_bfloat16_equals_the_reference(
-    library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None, variant: str
+    library: ctypes.CDLL, shape: tuple[int, int, int, int], window: int | None, attention_variant: str
 ) -> None:
     step = Step.draw([*LONGER, (3, 1030), (200, 201)], *shape, dtype=torch.bfloat16)
     actual, expected = step.compute(library, window), step.reference(window)
     # Weights may be rounded to bfloat16; kernel and reference round the result once each.
-    rounding = 0.0 if variant == "widened" else 2.0**-8 * step.largest_value
+    rounding = 0.0 if attention_variant == "widened" else 2.0**-8 * step.largest_value
     torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=step.bound() + rounding)
 
 
@@ -110,7 +90,7 @@ def test_a_model_may_have_a_scale_of_its_own(library: ctypes.CDLL, dtype: torch.
     assert (actual - step.compute(library, 100)).abs().max() > 2 * (step.bound() + rounding)
 
 
-@pytest.mark.usefixtures("variant")
+@pytest.mark.usefixtures("attention_variant")
 def test_a_soft_cap_bends_scores_in_bfloat16_too(library: ctypes.CDLL) -> None:
     step = Step.draw(LONGER, 4, 2, 32, dtype=torch.bfloat16)
     atol = step.bound() + 2.0**-8 * step.largest_value
@@ -153,7 +133,7 @@ def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(
     assert_rows_have_the_same_bits_alone(library, Step.draw([*LONGER, (5, 2100)], 6, 2, 24), window)
 
 
-@pytest.mark.usefixtures("threads", "variant")
+@pytest.mark.usefixtures("threads", "attention_variant")
 @pytest.mark.parametrize("window", [None, 50, 1500])
 def test_a_bfloat16_row_has_the_same_bits_whatever_is_computed_beside_it(
     library: ctypes.CDLL, window: int | None
@@ -162,45 +142,7 @@ def test_a_bfloat16_row_has_the_same_bits_whatever_is_computed_beside_it(
     assert_rows_have_the_same_bits_alone(library, step, window)
 
 
-# Window and keys ahead: all of a prompt, as many on both sides, more on one.
-BOTH_WAYS = [(None, NO_WINDOW), (14, 13), (65, 64), (5, 70)]
-# Whole prompts; the last is longer than a split.
-PROMPTS = [(1, 1), (3, 3), (70, 70), (150, 150), (64, 64), (1100, 1100)]
-
-
-@pytest.mark.usefixtures("variant")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("window", "ahead"), BOTH_WAYS)
-def test_a_query_may_see_keys_after_itself(
-    library: ctypes.CDLL, window: int | None, ahead: int, has_bias: bool, dtype: torch.dtype
-) -> None:
-    step = Step.draw(PROMPTS, 4, 2, 32, dtype=dtype)
-    bias = pack_position_bias(random(4, 2 * 1100 - 1)) if has_bias else None
-    rounding = 2.0**-8 * step.largest_value if dtype == torch.bfloat16 else 0.0
-    actual = step.compute(library, window, None, None, ahead, bias)
-    expected = step.reference(window, None, None, ahead, bias)
-    torch.testing.assert_close(
-        actual, expected, rtol=2.0**-7 if rounding else 0, atol=step.bound() + rounding
-    )
-
-
-@pytest.mark.usefixtures("threads", "variant")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("window", "ahead"), BOTH_WAYS[:2])
-def test_a_prompt_that_looks_ahead_has_the_same_bits_alone(
-    library: ctypes.CDLL, window: int | None, ahead: int, dtype: torch.dtype
-) -> None:
-    step = Step.draw(PROMPTS, 4, 2, 32, dtype=dtype)
-    bias = pack_position_bias(random(4, 2 * 1100 - 1))
-    expected = step.compute(library, window, None, None, ahead, bias)
-    for request, (count, _) in enumerate(PROMPTS):
-        start = int(step.query_starts[request])
-        alone = step.only(request, 0, count).compute(library, window, None, None, ahead, bias)
-        assert torch.equal(alone, expected[start : start + count])
-
-
-@pytest.mark.usefixtures("variant")
+@pytest.mark.usefixtures("attention_variant")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_nan_in_a_request_stays_in_that_request(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     step = Step.draw([(4, 20), (1, 40)], head_size=32, dtype=dtype)

@@ -1,4 +1,7 @@
-"""Attention by the C++ kernels, which read blocks in place; a row depends on its own sequence alone."""
+"""Attention by the C++ kernels, which read blocks, or qkv both ways, in place.
+
+A row depends on its own sequence alone.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from functools import partial
 from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
+from ...kernels.encoder_attention import launch_encoder_attention
 from ...kernels.paged_attention import launch_paged_attention
 from ...kernels.rotate_and_write import launch_rotate_and_write
-from .backend import AttentionBackend, count_ahead
+from .backend import AttentionBackend
 from .metadata import AttentionMetadata, KVCache
 
 
@@ -31,6 +35,18 @@ class NativeAttention(AttentionBackend):
         spec: AttentionSpec,
         position_bias: Tensor | None = None,
     ) -> Tensor:
+        if not spec.is_causal:
+            return launch_encoder_attention(
+                self._library,
+                query,
+                self._num_heads,
+                spec.num_kv_heads,
+                metadata.query_starts,
+                spec.window,
+                spec.soft_cap,
+                spec.scale,
+                position_bias,
+            )
         return launch_paged_attention(
             self._library,
             query,
@@ -43,6 +59,4 @@ class NativeAttention(AttentionBackend):
             spec.window,
             spec.soft_cap,
             spec.scale,
-            count_ahead(spec),
-            position_bias,
         )

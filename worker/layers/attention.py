@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ...ipc.model_spec import AttentionSpec
 from ...kernels.paged_attention import NO_WINDOW, default_scale
-from ...kernels.program import Attend, Kind, NotNativeError, Program, Rotate, Slot
+from ...kernels.program import Attend, EncoderAttend, Kind, NotNativeError, Program, Rotate, Slot
 from ..attention import AttentionBackend, QKNorm
-from ..attention.backend import count_ahead
 from ..attention.metadata import AttentionMetadata
 from ..attention.native_attention import NativeAttention
 from .linear import Linear
@@ -54,12 +53,17 @@ class Attention:
         if not isinstance(self.backend, NativeAttention):
             raise NotNativeError(type(self.backend).__name__)
         spec, first = self.spec, 0
-        qkv = program.slot("qkv", spec.qkv_size)
+        if spec.is_causal:
+            qkv = program.slot("qkv", spec.qkv_size)
+        else:  # layers use two in turn: other parts of a step may still read the one before
+            qkv = program.slot(f"qkv_{layer % 2}", spec.qkv_size, is_whole=True)
         self.qkv_proj.emit(program, x, qkv)
         for norm in self.all_heads_norms:
             norm.emit_in_place(program, qkv, first, spec.qkv_size)
             first += norm.size
-        operation = Rotate(qkv=qkv, layer=layer, **_heads_of(spec))
+        if not spec.is_causal and angles is None and self.head_norms is None:
+            return qkv
+        operation = Rotate(qkv=qkv, layer=layer, writes=spec.is_causal, **_heads_of(spec))
         if angles is not None:
             operation.cos, operation.sin = angles
         if self.head_norms is not None:
@@ -72,14 +76,15 @@ class Attention:
         """The rest as operations: y [T, hidden]."""
         spec = self.spec
         attended = program.slot("attended", spec.query_size)
-        window = NO_WINDOW if spec.window is None else spec.window
-        operation = Attend(qkv=qkv, y=attended, layer=layer, window=window, **_heads_of(spec))
-        operation.ahead = count_ahead(spec)
+        operation = Attend(layer=layer) if spec.is_causal else EncoderAttend()
+        for name, value in {"qkv": qkv, "y": attended, **_heads_of(spec)}.items():
+            setattr(operation, name, value)
+        operation.window = NO_WINDOW if spec.window is None else spec.window
         if self.position_bias is not None:
             operation.bias, operation.reach = self.position_bias.data_ptr(), self.position_bias.shape[1] // 2
         operation.scale = spec.scale or default_scale(spec.head_size)
         operation.soft_cap = spec.soft_cap or 0.0
-        program.add(Kind.ATTEND, operation)
+        program.add(Kind.ATTEND if spec.is_causal else Kind.ENCODER_ATTEND, operation)
         self.o_proj.emit(program, attended, y)
 
 

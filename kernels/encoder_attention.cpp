@@ -1,0 +1,284 @@
+// Attention of whole prompts, read from where the projection left them (encoder_attention.py has the formula).
+//
+// Queries are lanes: scores lie [keys, queries], so largest scores and sums of weights are taken without crossing
+// lanes, and keys past the last are rows that nobody computes. A panel of queries has all its scores before the first
+// weight: nothing is rescaled. A query's numbers are chains over its own prompt's keys in order, the same in every
+// lane, so its bits do not depend on the other queries of a panel, on prompts beside it or on threads.
+// Legend: T tokens, H query heads, G kv heads, D head size.
+#include "encoder_attention.h"
+
+#include "encoder_engines.h"
+#include "paged_attention.h"
+#include "thread_pool.h"
+
+#include <vector>
+
+namespace {
+
+using namespace quire;
+using namespace quire::attention;
+
+constexpr double kMinParallelWork = 200e3;  // multiply-adds worth a second thread
+constexpr int kTaskQueries = 512;           // that share one staging of keys and values
+constexpr int kMaxWindow = 1 << 30;
+constexpr int kMaxHeadSize = 256;           // MAX_NATIVE_HEAD_SIZE of paged_attention.py
+
+template <typename T>
+struct Prompts {
+    static constexpr int kUnit = 4 / sizeof(T);  // numbers of a dword
+
+    const T* qkv;
+    T* out;
+    const float* bias;
+    int num_heads, num_kv_heads, head_size, window, reach;
+    float scale, soft_cap;
+
+    int units() const { return head_size / kUnit; }
+    size_t width() const { return size_t(num_heads + 2 * num_kv_heads) * head_size; }
+    const T* row(int token, int head) const { return qkv + token * width() + size_t(head) * head_size; }
+    bool edits_scores() const { return window < kMaxWindow || soft_cap > 0.0f || bias; }
+};
+
+// Queries [first, last) of a prompt, counted from its own first token, and one head.
+struct HeadTask {
+    int start, length;  // of the prompt
+    int first, last, head;
+    int out_row;  // of the query `first`
+};
+
+// A task's memory. Keys are rounded up to kKeyStep.
+template <class Engine>
+struct Scratch {
+    typedef typename Engine::Left Left;
+
+    Left *key, *value;  // [keys, D], [D, keys]
+    float* rows;        // of V before they are turned: dwords [keys, D] at most
+    float *query, *scores, *sums;  // panels [units, kPanel], [keys, kPanel], [D, kPanel]; rows and scores share memory
+
+    static size_t size(int keys, int D) {
+        return 2 * size_t(keys) * D * sizeof(Left) / sizeof(float) + size_t(keys) * std::max(D, kPanel) +
+               2 * size_t(round_up(D, kKeyStep)) * kPanel;
+    }
+
+    Scratch(float* memory, int keys, int D) {
+        key = reinterpret_cast<Left*>(memory);
+        value = key + size_t(keys) * D;
+        query = reinterpret_cast<float*>(value + size_t(keys) * D);
+        sums = query + size_t(round_up(D, kKeyStep)) * kPanel;
+        rows = scores = sums + size_t(round_up(D, kKeyStep)) * kPanel;
+    }
+};
+
+inline Vec greater(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// Rows [length, D] of keys, with zeros up to `keys` of them.
+template <typename T, typename Left>
+void stage_key(const T* from, size_t stride, int length, int keys, int D, Left* to) {
+    for (int j = 0; j < length; ++j, to += D) {
+        if constexpr (sizeof(T) == sizeof(Left))
+            std::memcpy(to, from + j * stride, D * sizeof(T));
+        else
+            copy_floats(to, from + j * stride, D);
+    }
+    std::fill_n(to, size_t(keys - length) * D, Left(0));
+}
+
+// V [D, keys] as float32.
+template <typename T>
+void stage_value(const T* from, size_t stride, int length, int keys, int D, float* rows, float* to) {
+    stage_key(from, stride, length, keys, D, rows);
+    transpose(rows, D, keys, D, to, keys, true);
+}
+
+// V [D, keys] as bfloat16, whose neighbours are a pair of keys.
+void stage_value(const bf16* from, size_t stride, int length, int keys, int D, float* rows, bf16* to) {
+    static const bf16 zeros[kMaxHeadSize] = {};
+    bf16* pairs = reinterpret_cast<bf16*>(rows);
+    for (int j = 0; j < length; j += 2) {
+        const bf16* row = from + j * stride;
+        interleave(row, j + 1 < length ? row + stride : zeros, pairs + size_t(j) * D, D);
+    }
+    const int done = round_up(length, 2);
+    std::fill_n(pairs + size_t(done) * D, size_t(keys - done) * D, bf16(0));
+    transpose(pairs, D, keys / 2, D, to, keys / 2, true);
+}
+
+// Scores of keys [from, to) with the queries from `first` on become those of the model, in place.
+template <typename T>
+void edit_scores(const Prompts<T>& step, int head, int first, int from, int to, int vectors, float* scores) {
+    const float* bias = step.bias ? step.bias + size_t(head) * (2 * step.reach + 1) + step.reach : nullptr;
+    IntVec lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    for (int j = from; j < to; ++j)
+        for (int v = 0; v < vectors; ++v) {
+            const int query = first + v * kLanes;
+            float* row = scores + size_t(j) * kPanel + v * kLanes;
+            Vec score = load(row) * step.scale;
+            if (step.soft_cap > 0.0f) score = cap_score(score, step.soft_cap);
+            if (bias) {
+                float backwards[kLanes];
+                for (int i = 0; i < kLanes; ++i) backwards[i] = bias[j - query - i];
+                score += load(backwards);
+            }
+            const IntVec distance = lane + (query - j);
+            const IntVec is_seen = (distance < step.window) & (distance > -step.window);
+            store(row, is_seen ? score : splat(kNone));
+        }
+}
+
+template <int Vectors>
+void find_largest(const float* scores, int from, int to, Vec* largest) {
+    Vec high[2][Vectors];
+    for (int v = 0; v < Vectors; ++v) high[0][v] = high[1][v] = splat(kNone);
+    for (int j = from; j < to; ++j)
+        for (int v = 0; v < Vectors; ++v)
+            high[j % 2][v] = greater(high[j % 2][v], load(scores + size_t(j) * kPanel + v * kLanes));
+    for (int v = 0; v < Vectors; ++v) largest[v] = greater(high[0][v], high[1][v]);
+}
+
+// Scores of keys [from, to) times `scale` become weights in place, of keys up to `end` zeros; `totals` are their sums.
+template <int Vectors>
+void weigh(float*, float* scores, int from, int to, int end, float scale, Vec* totals) {
+    Vec largest[Vectors];
+    find_largest<Vectors>(scores, from, to, largest);
+    for (int v = 0; v < Vectors; ++v) largest[v] *= scale, totals[v] = Vec{};
+    for (int j = from; j < to; ++j)
+        for (int v = 0; v < Vectors; ++v) {
+            float* at = scores + size_t(j) * kPanel + v * kLanes;
+            const Vec weight = exp(load(at) * scale - largest[v]);
+            totals[v] += weight;
+            store(at, weight);
+        }
+    std::fill_n(scores + size_t(to) * kPanel, size_t(end - to) * kPanel, 0.0f);
+}
+
+// The same with weights that are pairs of bfloat16: of keys j and j + 1 in row (from + j) / 2, which has been read.
+template <int Vectors>
+void weigh(bf16*, float* scores, int from, int to, int end, float scale, Vec* totals) {
+    Vec largest[Vectors], second[Vectors];
+    find_largest<Vectors>(scores, from, to, largest);
+    for (int v = 0; v < Vectors; ++v) largest[v] *= scale * kRoughScale, totals[v] = second[v] = Vec{};
+    float* row = scores + size_t(from) * kPanel;
+    for (int j = from; j < to; j += 2, row += kPanel)
+        for (int v = 0; v < Vectors; ++v) {
+            const float* at = scores + size_t(j) * kPanel + v * kLanes;
+            const Vec one = rough_power(load(at) * (scale * kRoughScale) - largest[v]);
+            const Vec other = j + 1 < to ? rough_power(load(at + kPanel) * (scale * kRoughScale) - largest[v]) : Vec{};
+            totals[v] += one;
+            second[v] += other;
+            store_pairs(row + v * kLanes, one, other);
+        }
+    for (int v = 0; v < Vectors; ++v) totals[v] += second[v];
+    std::fill(row, scores + size_t(from + (end - from) / 2) * kPanel, 0.0f);
+}
+
+// Sums [D, queries] over their totals become rows of `out`.
+template <typename T>
+void write_out(const Prompts<T>& step, float* sums, const Vec* totals, int count, T* out) {
+    const int vectors = (count + kLanes - 1) / kLanes;
+    for (int v = 0; v < vectors; ++v) {
+        const Vec factor = 1.0f / totals[v];
+        for (int u = 0; u < step.units(); ++u) {
+            const float* sum = sums + size_t(u) * Prompts<T>::kUnit * kPanel + v * kLanes;
+            float* to = sums + size_t(u) * kPanel + v * kLanes;
+            if constexpr (sizeof(T) == sizeof(float))
+                store(to, load(sum) * factor);
+            else
+                store_pairs(to, load(sum) * factor, load(sum + kPanel) * factor);
+        }
+    }
+    transpose(sums, kPanel, step.units(), count, out, size_t(step.num_heads) * step.units(), false);
+}
+
+template <class Engine, typename T>
+void attend_panel(const Prompts<T>& step, const HeadTask& task, int first, const Scratch<Engine>& scratch, int keys) {
+    const int D = step.head_size, count = std::min(kPanel, task.last - first), vectors = count > kLanes ? 2 : 1;
+    const int from = std::max(0, first - step.window + 1) / kKeyStep * kKeyStep;
+    const int to = std::min(task.length, first + count + step.window - 1), end = round_up(to, kKeyStep);
+    transpose(step.row(task.start + first, task.head), step.width() / step.kUnit, count, step.units(), scratch.query,
+              kPanel, true);
+    Engine::multiply(to - from, vectors, scratch.key + size_t(from) * D, D, scratch.query,
+                     scratch.scores + size_t(from) * kPanel, step.units());
+    const bool edits = step.edits_scores();
+    if (edits) edit_scores(step, task.head, first, from, to, vectors, scratch.scores);
+    Vec totals[2];
+    with_constant<2>(vectors, [&](auto wide) {
+        weigh<wide>(static_cast<T*>(nullptr), scratch.scores, from, to, end, edits ? 1.0f : step.scale, totals);
+    });
+    Engine::multiply(D, vectors, scratch.value + from, keys, scratch.scores + size_t(from) * kPanel, scratch.sums,
+                     (end - from) / step.kUnit);
+    const size_t row = task.out_row + (first - task.first);
+    write_out(step, scratch.sums, totals, count, step.out + (row * step.num_heads + task.head) * D);
+}
+
+template <class Engine, typename T>
+void attend_task(const Prompts<T>& step, const HeadTask& task) {
+    const int D = step.head_size, keys = round_up(task.length, kKeyStep);
+    const Scratch<Engine> scratch(thread_memory(Scratch<Engine>::size(keys, D)), keys, D);
+    [[maybe_unused]] const typename Engine::Scope scope;
+    const int kv_head = step.num_heads + task.head / (step.num_heads / step.num_kv_heads);
+    stage_key(step.row(task.start, kv_head), step.width(), task.length, keys, D, scratch.key);
+    stage_value(step.row(task.start, kv_head + step.num_kv_heads), step.width(), task.length, keys, D, scratch.rows,
+                scratch.value);
+    for (int first = task.first; first < task.last; first += kPanel)
+        attend_panel(step, task, first, scratch, keys);
+}
+
+// Prompt by prompt: the heads of a token are neighbours in memory.
+std::vector<HeadTask> make_tasks(const int32_t* starts, int num_prompts, int first, int count, int num_heads) {
+    std::vector<HeadTask> tasks;
+    for (int prompt = 0; prompt < num_prompts; ++prompt) {
+        const int start = starts[prompt], length = starts[prompt + 1] - start;
+        const int begin = std::max(first, start) - start, end = std::min(first + count, start + length) - start;
+        for (int query = begin; query < end; query += kTaskQueries)
+            for (int head = 0; head < num_heads; ++head) {
+                const int last = std::min(end, query + kTaskQueries);
+                tasks.push_back({start, length, query, last, head, start + query - first});
+            }
+    }
+    return tasks;
+}
+
+template <class Engine, typename T>
+void attend_all(const Prompts<T>& step, const std::vector<HeadTask>& tasks) {
+    double work = 0;
+    for (const HeadTask& task : tasks) work += 2.0 * (task.last - task.first) * task.length * step.head_size;
+    parallel_for(int(tasks.size()), work > kMinParallelWork, [&](int i) { attend_task<Engine>(step, tasks[i]); });
+}
+
+void attend_all(const Prompts<float>& step, const std::vector<HeadTask>& tasks) {
+    attend_all<FloatEngine>(step, tasks);
+}
+
+void attend_all(const Prompts<bf16>& step, const std::vector<HeadTask>& tasks) {
+    switch (quire_attention_variant(step.head_size)) {
+#if defined(QUIRE_HAS_AMX)
+        case 0: return attend_all<TilesEngine>(step, tasks);
+#endif
+#if defined(__AVX512BF16__)
+        case 1: return attend_all<PairsEngine<DottedPairs>>(step, tasks);
+#endif
+        default: return attend_all<PairsEngine<WidenedPairs>>(step, tasks);
+    }
+}
+
+}  // namespace
+
+extern "C" void quire_encoder_attention(int is_bf16, const void* qkv, void* out, const int32_t* starts,
+                                        int num_prompts, int first, int count, const float* bias, int num_heads,
+                                        int num_kv_heads, int head_size, int window, int reach, float scale,
+                                        float soft_cap) {
+    const std::vector<HeadTask> tasks = make_tasks(starts, num_prompts, first, count, num_heads);
+    with_type(is_bf16, [&](auto zero) {
+        using T = decltype(zero);
+        attend_all(Prompts<T>{static_cast<const T*>(qkv), static_cast<T*>(out), bias, num_heads, num_kv_heads,
+                              head_size, std::min(window, kMaxWindow), reach, scale, soft_cap},
+                   tasks);
+    });
+}
