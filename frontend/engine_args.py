@@ -141,7 +141,7 @@ class EngineArgs:
     distributed_executor_backend: str | None = _arg(
         None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
     )
-    tensor_parallel_size: int = _arg(1, "parallel", "devices that share one model")
+    tensor_parallel_size: int = _arg(1, "parallel", "processes (ranks) that share one model, on a CPU")
     data_parallel_size: int = _arg(
         1, "parallel", "engines that share the requests, each with the whole model", alias="--engines"
     )
