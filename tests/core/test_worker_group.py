@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
 from fakes import make_config
+from msgspec.structs import replace
 from quire.core import executor as executor_module
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.ipc.config import EngineConfig, ParallelConfig
+from quire.ipc.model_spec import ModelSpec
 from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
 
 SIZE = 3
@@ -35,15 +36,26 @@ def start(runtime: Path) -> Iterator[Callable[..., Ranks]]:
 
     def start(**changes: object) -> Ranks:
         config = make_config()
-        model = msgspec.structs.replace(config.model, served_model_name=changes.pop("name", "fake"))
+        model = replace(
+            config.model,
+            served_model_name=changes.pop("name", "fake"),
+            spec=widen(config.model.spec),
+        )
         parallel = ParallelConfig(tensor_parallel_size=SIZE)
-        config = msgspec.structs.replace(config, model=model, parallel=parallel, **changes)
+        config = replace(config, model=model, parallel=parallel, **changes)
         started.append(Ranks(config, f"ipc://{runtime}/ranks"))
         return started[-1]
 
     yield start
     for ranks in started:
         ranks.stop()
+
+
+def widen(spec: ModelSpec) -> ModelSpec:
+    """Of one layer with so much for each rank."""
+    layer = spec.layers[0]
+    attention, ffn = replace(layer.attention, num_heads=SIZE), replace(layer.ffn, intermediate_size=SIZE)
+    return replace(spec, layers=(replace(layer, attention=attention, ffn=ffn),))
 
 
 class Ranks:
