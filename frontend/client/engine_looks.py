@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import zmq
 
 from ...ipc.client_protocol import GOODBYE
+from ...ipc.due import until_ms
 from ...ipc.errors import QuireError
 from ...ipc.messages import EngineFacts, EngineSnapshot, UtilityMethod
 from ...ipc.protocol_link import ProtocolLink
 
-_CONNECT_POLL_S = 0.01
+_CONNECT_POLL_MS = 10
 _LINGER_MS = 200  # for a Goodbye to leave
 
 
@@ -57,7 +58,7 @@ def look_at_engines(
             index: EngineLook(ProtocolLink(context, address, client_kind))
             for index, address in addresses.items()
         }
-        while (left_s := deadline - time.monotonic()) > 0:
+        while time.monotonic() < deadline:
             for look in looks.values():
                 look.follow(time.monotonic())
             waiting = [look.link for look in looks.values() if not look.is_over]
@@ -67,7 +68,7 @@ def look_at_engines(
             for link in waiting:
                 poller.register(link.socket, zmq.POLLIN)
             is_connecting = any(not link.has_connected for link in waiting)
-            poller.poll(1000 * (min(left_s, _CONNECT_POLL_S) if is_connecting else left_s))
+            poller.poll(_CONNECT_POLL_MS if is_connecting else until_ms(deadline))
     finally:
         context.destroy(linger=_LINGER_MS)
     return looks

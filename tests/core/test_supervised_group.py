@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from daemon_loads import TIMEOUT_S, make_named_config, under_load, wait_for_tokens
 from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
-from fakes import make_config, make_request
+from fakes import make_request
 from quire.frontend.daemon import (
     add_engine,
     drain_engine,
@@ -32,17 +33,12 @@ from quire.ipc.errors import DaemonError, ModelError
 from quire.ipc.messages import PROTOCOL_VERSION, EngineCoreOutputs, EngineRoster, Goodbye, Hello, Welcome
 from quire.ipc.sockets import connect_dealer, make_ipc_address
 
-TIMEOUT_S = 20.0
 CODEC = make_client_codec()
 
 
-def make_group_config(num_engines: int, model: str = "paced", max_core_restarts: int = 5) -> EngineConfig:
-    config = make_config(max_model_len=512, block_size=64)
-    config = msgspec.structs.replace(
-        config,
-        model=msgspec.structs.replace(config.model, served_model_name=model),
-        recovery=RecoveryConfig(max_core_restarts=max_core_restarts),
-    )
+def make_group_config(num_engines: int, name: str = "paced", max_core_restarts: int = 5) -> EngineConfig:
+    recovery = RecoveryConfig(max_core_restarts=max_core_restarts)
+    config = msgspec.structs.replace(make_named_config(name), recovery=recovery)
     return config.for_engine(0, num_engines)
 
 
@@ -155,13 +151,30 @@ def test_a_drained_engine_ends_what_it_has_and_takes_requests_again_when_told(pa
     assert read_engines(pair)[1].state == "ready"
 
 
+def test_streams_go_on_elsewhere_when_their_engine_is_killed_or_drained(pair: str) -> None:
+    before = read_engines(pair)
+    with under_load(pair, 16, 480) as loads:
+        wait_for_tokens(loads, 50)
+        drain_engine(pair, 1, TIMEOUT_S)
+        assert all(load.is_alive() for load in loads), "it was drained though its streams had not ended"
+        resume_engine(pair, 1, TIMEOUT_S)
+        pid = before[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_for(pair, lambda engines: engines[0].num_restarts > before[0].num_restarts)
+    wait_for(pair, lambda engines: engines[0].state == "ready")
+    assert read_engines(pair)[1].num_restarts == before[1].num_restarts
+
+
 def test_a_restart_rolls_while_one_engine_serves_at_any_time(pair: str) -> None:
     before = read_engines(pair)
     restart = threading.Thread(target=restart_engine, args=(pair, TIMEOUT_S))
-    restart.start()
     seen: set[tuple[str, ...]] = set()
-    while restart.is_alive():
-        seen.add(tuple(engine.state for engine in read_engines(pair).values()))
+    with under_load(pair, 8) as loads:
+        wait_for_tokens(loads, 50)
+        restart.start()
+        while restart.is_alive():
+            seen.add(tuple(engine.state for engine in read_engines(pair).values()))
     assert all("ready" in states for states in seen), seen
     assert {("restarting", "ready"), ("ready", "restarting")} <= seen
     after = read_engines(pair)

@@ -19,8 +19,20 @@ import msgspec
 import psutil
 import pytest
 import zmq
+from daemon_loads import (
+    PACED,
+    TIMEOUT_S,
+    AsyncLoad,
+    SyncLoad,
+    assert_undisturbed,
+    collect,
+    make_named_config,
+    make_requests,
+    under_load,
+    wait_for_tokens,
+)
 from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_until
-from fakes import expected_output, make_config, make_request
+from fakes import make_request
 from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.engine_connection import EngineSocket
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
@@ -33,25 +45,11 @@ from quire.frontend.daemon import (
     stop_daemon,
 )
 from quire.ipc.client_protocol import GOODBYE
-from quire.ipc.config import EngineConfig
 from quire.ipc.daemon.daemon_state import SupervisorArgs, read_state
 from quire.ipc.daemon.run_dir import RunDirectory, find_daemon, find_named, list_daemons
 from quire.ipc.errors import DaemonError, EngineDeadError, EngineStartError, ModelError
-from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, UtilityMethod
+from quire.ipc.messages import SchedulerStats, UtilityMethod
 from quire.ipc.processes.restarts import MAX_LOSSES
-
-
-def make_named_config(name: str, model: str = "fake") -> EngineConfig:
-    config = make_config(max_model_len=512, block_size=64)
-    return msgspec.structs.replace(
-        config, model=msgspec.structs.replace(config.model, served_model_name=name, model=model)
-    )
-
-
-PACED = make_named_config("paced")
-TIMEOUT_S = 20.0
-
-Outputs = dict[str, list[EngineCoreOutput]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,135 +64,10 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-def make_requests(prefix: str, count: int, max_tokens: int = 200) -> list[EngineCoreRequest]:
-    return [
-        make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens + i % 7)
-        for i in range(count)
-    ]
-
-
-def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
-    """Outputs per request until each of `ids` has ended."""
-    outputs = {} if outputs is None else outputs
-    live = set(ids)
-    deadline = time.monotonic() + TIMEOUT_S
-    while live:
-        assert time.monotonic() < deadline, f"waiting for {sorted(live)}"
-        for output in client.get_outputs(timeout_s=1.0):
-            outputs.setdefault(output.request_id, []).append(output)
-            if output.finish_reason is not None:
-                live.remove(output.request_id)
-    return outputs
-
-
-def assert_undisturbed(requests: list[EngineCoreRequest], outputs: Outputs) -> None:
-    """Merged by position, every request has the tokens of an undisturbed run, and one end."""
-    for request in requests:
-        merged: list[int] = []
-        own = outputs[request.request_id]
-        for output in own:
-            num_known = len(merged) - output.start
-            assert num_known >= 0, f"{request.request_id} has a gap at {len(merged)}"
-            assert merged[output.start :] == output.new_token_ids[:num_known], "a token has changed"
-            merged += output.new_token_ids[num_known:]
-        tokens, reason = expected_output(request, PACED.model.max_model_len)
-        assert merged == tokens
-        assert [output.finish_reason for output in own if output.finish_reason is not None] == [reason]
-
-
 def read_stats(client: SyncClient) -> SchedulerStats:
     stats = client.call_utility(UtilityMethod.STATS).stats
     assert stats is not None
     return stats
-
-
-class SyncLoad(threading.Thread):
-    """An attached sync client with requests, in a thread of its own."""
-
-    def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
-        super().__init__(daemon=True)
-        self.outputs: Outputs = {}
-        self.error: BaseException | None = None
-        self.requests = requests
-        self._client = attach_sync_client(name, "LLM")
-
-    def run(self) -> None:
-        try:
-            for request in self.requests:
-                self._client.add_request(request)
-            collect(self._client, {request.request_id for request in self.requests}, self.outputs)
-            assert self._client.get_outputs(timeout_s=0.05) == []
-        except BaseException as error:
-            self.error = error
-        finally:
-            self._client.close()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(o.new_token_ids) for outputs in list(self.outputs.values()) for o in outputs)
-
-    def finish(self) -> Outputs:
-        self.join(TIMEOUT_S)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-        return self.outputs
-
-
-class AsyncLoad(SyncLoad):
-    """The same with an async client and its event loop."""
-
-    def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
-        threading.Thread.__init__(self, daemon=True)
-        self.outputs = {}
-        self.error = None
-        self.requests, self._name = requests, name
-
-    def run(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except BaseException as error:
-            self.error = error
-
-    async def _run(self) -> None:
-        client = await attach_async_client(self._name, "AsyncLLM")
-        try:
-            for request in self.requests:
-                client.add_request(request)
-            live = {request.request_id for request in self.requests}
-            async with asyncio.timeout(TIMEOUT_S):
-                while live:
-                    for output in await client.get_outputs():
-                        self.outputs.setdefault(output.request_id, []).append(output)
-                        if output.finish_reason is not None:
-                            live.remove(output.request_id)
-        finally:
-            client.close()
-
-
-def make_loads(name: str, count: int, max_tokens: int = 200) -> list[SyncLoad]:
-    """A client of each kind with `count` requests."""
-    return [
-        SyncLoad(name, make_requests("sync", count, max_tokens)),
-        AsyncLoad(name, make_requests("async", count, max_tokens)),
-    ]
-
-
-@contextlib.contextmanager
-def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[list[SyncLoad]]:
-    """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
-    loads = make_loads(name, count, max_tokens)
-    for load in loads:
-        load.start()
-    yield loads
-    for load in loads:
-        assert_undisturbed(load.requests, load.finish())
-
-
-def wait_for_tokens(loads: list[SyncLoad], count: int) -> None:
-    """Until each has received that many tokens; fails if one has ended."""
-    assert wait_until(lambda: all(load.num_tokens >= count or load.error for load in loads), TIMEOUT_S)
-    assert all(load.is_alive() for load in loads), [load.error for load in loads]
 
 
 # The core is lost.

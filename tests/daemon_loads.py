@@ -1,0 +1,157 @@
+"""Clients of daemons with fake cores: requests of known tokens while something is done to the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+from daemons import wait_until
+from fakes import expected_output, make_config, make_request
+from quire.frontend.client.async_engine_core_client import attach_async_client
+from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
+from quire.ipc.config import EngineConfig
+from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest
+
+TIMEOUT_S = 20.0
+
+Outputs = dict[str, list[EngineCoreOutput]]
+
+
+def make_named_config(name: str, model: str = "fake") -> EngineConfig:
+    """Of a fake core that does what its name says (fake_core.py)."""
+    config = make_config(max_model_len=512, block_size=64)
+    return msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, served_model_name=name, model=model)
+    )
+
+
+PACED = make_named_config("paced")
+
+
+def make_requests(prefix: str, count: int, max_tokens: int = 200) -> list[EngineCoreRequest]:
+    return [
+        make_request(f"{prefix}-{i}", [ord(prefix[0]), i, 3], max_tokens=max_tokens + i % 7)
+        for i in range(count)
+    ]
+
+
+def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
+    """Outputs per request until each of `ids` has ended."""
+    outputs = {} if outputs is None else outputs
+    live = set(ids)
+    deadline = time.monotonic() + TIMEOUT_S
+    while live:
+        assert time.monotonic() < deadline, f"waiting for {sorted(live)}"
+        for output in client.get_outputs(timeout_s=1.0):
+            outputs.setdefault(output.request_id, []).append(output)
+            if output.finish_reason is not None:
+                live.remove(output.request_id)
+    return outputs
+
+
+def assert_undisturbed(requests: list[EngineCoreRequest], outputs: Outputs) -> None:
+    """Merged by position, every request has the tokens of an undisturbed run, and one end."""
+    for request in requests:
+        merged: list[int] = []
+        own = outputs[request.request_id]
+        for output in own:
+            num_known = len(merged) - output.start
+            assert num_known >= 0, f"{request.request_id} has a gap at {len(merged)}"
+            assert merged[output.start :] == output.new_token_ids[:num_known], "a token has changed"
+            merged += output.new_token_ids[num_known:]
+        tokens, reason = expected_output(request, PACED.model.max_model_len)
+        assert merged == tokens
+        assert [output.finish_reason for output in own if output.finish_reason is not None] == [reason]
+
+
+class SyncLoad(threading.Thread):
+    """An attached sync client with requests, in a thread of its own."""
+
+    def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
+        super().__init__(daemon=True)
+        self.outputs: Outputs = {}
+        self.error: BaseException | None = None
+        self.requests = requests
+        self._client = attach_sync_client(name, "LLM")
+
+    def run(self) -> None:
+        try:
+            for request in self.requests:
+                self._client.add_request(request)
+            collect(self._client, {request.request_id for request in self.requests}, self.outputs)
+            assert self._client.get_outputs(timeout_s=0.05) == []
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._client.close()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(o.new_token_ids) for outputs in list(self.outputs.values()) for o in outputs)
+
+    def finish(self) -> Outputs:
+        self.join(TIMEOUT_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.outputs
+
+
+class AsyncLoad(SyncLoad):
+    """The same with an async client and its event loop."""
+
+    def __init__(self, name: str, requests: list[EngineCoreRequest]) -> None:
+        threading.Thread.__init__(self, daemon=True)
+        self.outputs = {}
+        self.error = None
+        self.requests, self._name = requests, name
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            self.error = error
+
+    async def _run(self) -> None:
+        client = await attach_async_client(self._name, "AsyncLLM")
+        try:
+            for request in self.requests:
+                client.add_request(request)
+            live = {request.request_id for request in self.requests}
+            async with asyncio.timeout(TIMEOUT_S):
+                while live:
+                    for output in await client.get_outputs():
+                        self.outputs.setdefault(output.request_id, []).append(output)
+                        if output.finish_reason is not None:
+                            live.remove(output.request_id)
+        finally:
+            client.close()
+
+
+def make_loads(name: str, count: int, max_tokens: int = 200) -> list[SyncLoad]:
+    """A client of each kind with `count` requests."""
+    return [
+        SyncLoad(name, make_requests("sync", count, max_tokens)),
+        AsyncLoad(name, make_requests("async", count, max_tokens)),
+    ]
+
+
+@contextlib.contextmanager
+def under_load(name: str, count: int = 32, max_tokens: int = 300) -> Iterator[list[SyncLoad]]:
+    """A sync and an async client with `count` requests each; afterwards all must have ended undisturbed."""
+    loads = make_loads(name, count, max_tokens)
+    for load in loads:
+        load.start()
+    yield loads
+    for load in loads:
+        assert_undisturbed(load.requests, load.finish())
+
+
+def wait_for_tokens(loads: list[SyncLoad], count: int) -> None:
+    """Until each has received that many tokens; fails if one has ended."""
+    assert wait_until(lambda: all(load.num_tokens >= count or load.error for load in loads), TIMEOUT_S)
+    assert all(load.is_alive() for load in loads), [load.error for load in loads]
