@@ -24,7 +24,7 @@ from ...ipc.messages import (
 from .async_pump import AsyncPump
 from .engine_connection import PhaseCallback
 from .engine_core_client import ATTACH_TIMEOUT_S, UTILITY_TIMEOUT_S, EngineCoreClient, make_call_timeout
-from .engine_links import EngineLink, EngineLinks
+from .engine_links import GATHER_S, EngineLink, EngineLinks
 from .engines import Engine, start_engines
 from .remote_daemon import Attachment, find_daemon_engines
 
@@ -72,12 +72,16 @@ class AsyncMPClient(EngineCoreClient):
     async def wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None = None) -> None:
         """Start-up's other half. Raises like `make_async_client`, and then has ended the engines."""
         try:
-            async with asyncio.timeout(timeout_s):
-                while not self._links.are_ready:
-                    self._take(*await self._pump.receive(), on_phase)
-        except TimeoutError:
-            self.close()
-            raise EngineStartError(f"the engine was not ready within {timeout_s:g} s") from None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while not self._links.are_ready:
+                        self._take(*await self._pump.receive(), on_phase)
+            except TimeoutError:
+                raise EngineStartError(f"the engine was not ready within {timeout_s:g} s") from None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    while not self._links.are_gathered:
+                        self._take(*await self._pump.receive())
         except BaseException:
             self.close()
             raise
@@ -197,6 +201,8 @@ class AsyncMPClient(EngineCoreClient):
     def _take(
         self, link: EngineLink, frames: list[bytes], on_phase: PhaseCallback | None = None
     ) -> list[EngineCoreOutput]:
+        if link.is_gone:
+            return []
         was_open = link.protocol.is_open
         try:
             outputs = link.connection.take(frames, time.monotonic(), on_phase)

@@ -11,7 +11,7 @@ import select
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -30,7 +30,7 @@ from ...ipc.messages import (
 )
 from ...ipc.sockets import POLLIN
 from .engine_connection import PhaseCallback
-from .engine_links import EngineLink, EngineLinks
+from .engine_links import GATHER_S, EngineLink, EngineLinks
 from .engines import Engine, start_engines
 from .remote_daemon import Attachment, find_daemon_engines
 from .wakeup import Wakeup
@@ -283,19 +283,27 @@ class SyncMPClient(SyncClient):
         self._finalizer()
 
     def _wait_until_ready(self, timeout_s: float, on_phase: PhaseCallback | None) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self._links.are_ready:
-            has_received = False
-            for link in self._links.take_turns():
-                if (frames := self._receive(link)) is not None:
-                    self._take(link, frames, on_phase)
-                    has_received = True
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 and not self._links.are_ready:
-                raise EngineStartError(f"the engine was not ready within {timeout_s:g} s")
-            if not has_received:
-                self.wait(left_s)
+        if not self._wait_for(lambda: self._links.are_ready, timeout_s, on_phase):
+            raise EngineStartError(f"the engine was not ready within {timeout_s:g} s")
+        self._wait_for(lambda: self._links.are_gathered, GATHER_S)
         self._links.form_group()
+
+    def _wait_for(
+        self, is_done: Callable[[], bool], timeout_s: float, on_phase: PhaseCallback | None = None
+    ) -> bool:
+        """Take what engines say until `is_done()`; False if it is not after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not is_done():
+            received = [(link, self._receive(link)) for link in self._links.take_turns()]
+            for link, frames in received:
+                if frames is not None and not link.is_gone:
+                    self._take(link, frames, on_phase)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return is_done()
+            if all(frames is None for _, frames in received):
+                self.wait(left_s)
+        return True
 
     def _send_all(self) -> None:
         """Send what waits to be sent, however long an engine's queue is full. Raises EngineDeadError."""

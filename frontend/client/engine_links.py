@@ -15,6 +15,8 @@ from .engine_connection import EngineConnection, EngineSocket, close_connection
 from .engine_group import EngineGroup, RequestTarget
 from .engines import Engine, EngineProcess
 
+GATHER_S = 1.0  # for the others of a group, once one of its engines is there
+
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +69,7 @@ class EngineLinks:
         """Takes the engines over: they end if this raises ConfigError for the weight."""
         self._kind, self._weight = client_kind, weight
         self._roster: EngineRoster | None = None
+        self._away: set[int] = set()  # as the roster says
         self._links: list[EngineLink] = []
         self._turn = 0
         self.group: EngineGroup | None = None
@@ -106,6 +109,11 @@ class EngineLinks:
         """Whether requests are taken: every engine that this client has started is there, of others one."""
         opened = [link.protocol.is_open for link in self._links]
         return all(opened) if self.first.engine.is_own else any(opened)
+
+    @property
+    def are_gathered(self) -> bool:
+        """Whether every engine is there that can be soon."""
+        return all(link.protocol.is_open or link.index in self._away for link in self._links)
 
     @property
     def are_open(self) -> bool:
@@ -175,6 +183,7 @@ class EngineLinks:
             return None
         has_changed = roster != self._roster
         self._roster = roster
+        self._away = {entry.index for entry in roster.engines if entry.is_away}
         return roster if has_changed else None
 
     def follow(self, roster: EngineRoster) -> tuple[list[EngineLink], list[EngineLink]]:
