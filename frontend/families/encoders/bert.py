@@ -11,7 +11,7 @@ from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, P
 from ..config_fields import ConfigFields
 from ..heads import make_classifier, make_square
 from ..parts import read_num_layers
-from .parts import check_encoder, read_encoder, read_encoder_activation, read_heads
+from .parts import add_classifier, check_encoder, read_encoder, read_encoder_activation, read_heads
 
 _UNUSED = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
 
@@ -23,10 +23,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
 
 def read_classifier(fields: ConfigFields) -> ModelSpec:
     """The encoder with a classifier on its pooler."""
-    spec = read_spec(fields)
-    pooler = make_square("bert.pooler.dense", spec.hidden_size)
-    head = make_classifier(fields, "cls", "classifier", pooler, hidden_size=spec.hidden_size)
-    return replace(spec, pooling=head)
+    return add_classifier(fields, read_spec(fields))
 
 
 def read_roberta_spec(fields: ConfigFields) -> ModelSpec:
@@ -47,20 +44,10 @@ def make_two_layers(fields: ConfigFields, hidden_size: int) -> PoolingSpec:
     return make_classifier(fields, "cls", "classifier.out_proj", dense, hidden_size=hidden_size)
 
 
-def _read(fields: ConfigFields, prefix: str, position_offset: int) -> ModelSpec:
-    check_encoder(fields)
-    hidden_size, embeddings = fields.integer("hidden_size"), f"{prefix}embeddings."
-    rows = fields.integer("max_position_embeddings", 512)
-    if rows <= position_offset:
-        raise fields.error("max_position_embeddings", rows, f"above {position_offset}, the first position")
-    layer = LayerSpec(
-        attention=replace(
-            read_heads(fields),
-            qkv_bias=True,
-            o_bias=True,
-            qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
-            out="attention.output.dense",
-        ),
+def read_layer(fields: ConfigFields, qkv: tuple[str, str, str], out: str, norm: str) -> LayerSpec:
+    """A layer of BERT, and of MPNet, whose attention and its norm have other names."""
+    return LayerSpec(
+        attention=replace(read_heads(fields), qkv_bias=True, o_bias=True, qkv=qkv, out=out),
         ffn=DenseSpec(
             intermediate_size=fields.integer("intermediate_size"),
             activation=read_encoder_activation(fields),
@@ -69,16 +56,36 @@ def _read(fields: ConfigFields, prefix: str, position_offset: int) -> ModelSpec:
             up="intermediate.dense",
             down="output.dense",
         ),
-        attention_norm="attention.output.LayerNorm",
+        attention_norm=norm,
         ffn_norm="output.LayerNorm",
         norms_sum=True,
+    )
+
+
+def read_max_positions(fields: ConfigFields, offset: int) -> int:
+    """How many positions there are, of which the first is the row `offset` of the table."""
+    rows = fields.integer("max_position_embeddings", 512)
+    if rows <= offset:
+        raise fields.error("max_position_embeddings", rows, f"above {offset}, the first position")
+    return rows - offset
+
+
+def _read(fields: ConfigFields, prefix: str, position_offset: int) -> ModelSpec:
+    check_encoder(fields)
+    embeddings = f"{prefix}embeddings."
+    max_positions = read_max_positions(fields, position_offset)
+    layer = read_layer(
+        fields,
+        ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "attention.output.dense",
+        "attention.output.LayerNorm",
     )
     return read_encoder(
         fields,
         prefix,
         [layer] * read_num_layers(fields),
-        hidden_size=hidden_size,
-        max_positions=rows - position_offset,
+        hidden_size=fields.integer("hidden_size"),
+        max_positions=max_positions,
         embedding=EmbeddingSpec(
             tokens=f"{embeddings}word_embeddings",
             positions=f"{embeddings}position_embeddings",

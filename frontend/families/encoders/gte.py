@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, RopeConfig
 from ..config_fields import ConfigFields
-from ..heads import make_classifier, make_square
 from ..parts import read_num_layers
 from ..rope import read_rope
-from .parts import read_encoder, read_encoder_activation, read_heads
+from .parts import add_classifier, read_encoder, read_encoder_activation, read_heads
 
 # The last one weighs tokens for sparse vectors, in checkpoints that have both.
 _UNUSED = ("pooler.", "lm_head.", "embeddings.position_ids", "classifier.")
@@ -63,10 +62,7 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
 
 def read_classifier(fields: ConfigFields) -> ModelSpec:
     """The encoder with a classifier on its pooler."""
-    spec = read_spec(fields)
-    pooler = make_square(f"{spec.optional_prefix}pooler.dense", spec.hidden_size)
-    head = make_classifier(fields, "cls", "classifier", pooler, hidden_size=spec.hidden_size)
-    return replace(spec, pooling=head)
+    return add_classifier(fields, read_spec(fields))
 
 
 def _check_variant(fields: ConfigFields) -> None:

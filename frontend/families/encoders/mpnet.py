@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ....ipc.model_spec import DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, RelativeBiasSpec
+from ....ipc.model_spec import EmbeddingSpec, ModelSpec, RelativeBiasSpec
 from ..config_fields import ConfigFields
 from ..parts import read_num_layers
-from .bert import make_two_layers
-from .parts import check_encoder, read_encoder, read_encoder_activation, read_heads
+from .bert import make_two_layers, read_layer, read_max_positions
+from .parts import check_encoder, read_encoder
 
 _POSITION_OFFSET = 2  # transformers takes 1 as the padding token, whatever config.json says
 _NUM_BUCKETS = 32  # likewise
@@ -20,36 +20,16 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
     check_encoder(fields)
     if (buckets := fields.integer("relative_attention_num_buckets", _NUM_BUCKETS)) != _NUM_BUCKETS:
         raise fields.error("relative_attention_num_buckets", buckets, f"{_NUM_BUCKETS}")
-    rows = fields.integer("max_position_embeddings", 512)
-    if rows <= _POSITION_OFFSET:
-        raise fields.error("max_position_embeddings", rows, f"above {_POSITION_OFFSET}, the first position")
-    layer = LayerSpec(
-        attention=replace(
-            read_heads(fields),
-            qkv_bias=True,
-            o_bias=True,
-            qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-            out="attention.attn.o",
-        ),
-        ffn=DenseSpec(
-            intermediate_size=fields.integer("intermediate_size"),
-            activation=read_encoder_activation(fields),
-            bias=True,
-            is_gated=False,
-            up="intermediate.dense",
-            down="output.dense",
-        ),
-        attention_norm="attention.LayerNorm",
-        ffn_norm="output.LayerNorm",
-        norms_sum=True,
-    )
+    max_positions = read_max_positions(fields, _POSITION_OFFSET)
+    qkv = ("attention.attn.q", "attention.attn.k", "attention.attn.v")
+    layer = read_layer(fields, qkv, "attention.attn.o", "attention.LayerNorm")
     embeddings = "mpnet.embeddings."
     return read_encoder(
         fields,
         "mpnet.",
         [layer] * read_num_layers(fields),
         hidden_size=fields.integer("hidden_size"),
-        max_positions=rows - _POSITION_OFFSET,
+        max_positions=max_positions,
         embedding=EmbeddingSpec(
             tokens=f"{embeddings}word_embeddings",
             positions=f"{embeddings}position_embeddings",

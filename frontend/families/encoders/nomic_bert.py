@@ -19,10 +19,9 @@ from ....ipc.model_spec import (
     RopeConfig,
 )
 from ..config_fields import ConfigFields
-from ..heads import make_classifier, make_square
 from ..parts import MAX_LAYERS, read_num_layers
 from ..rope import read_rope
-from .parts import read_encoder, read_encoder_activation, read_heads
+from .parts import add_classifier, read_encoder, read_encoder_activation, read_heads
 
 _PREFIX = "nomic_bert."  # of transformers' classifiers
 _THETA = 1000.0
@@ -98,10 +97,7 @@ def read_classifier(fields: ConfigFields) -> ModelSpec:
     """The encoder with a classifier on its pooler, as transformers' class has it."""
     if "n_embd" in fields:
         raise fields.error("n_embd", fields.get("n_embd"), "absent: a classifier of transformers' own class")
-    spec = read_spec(fields)
-    pooler = make_square(f"{_PREFIX}pooler.dense", spec.hidden_size)
-    head = make_classifier(fields, "cls", "classifier", pooler, hidden_size=spec.hidden_size)
-    return replace(spec, pooling=head)
+    return add_classifier(fields, read_spec(fields))
 
 
 def _read_original(fields: ConfigFields) -> _Sizes:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ....ipc.model_spec import Activation, AttentionSpec, EmbeddingSpec, LayerSpec, ModelSpec, RopeConfig
 from ..config_fields import ConfigFields
+from ..heads import make_classifier, make_square
 from ..parts import ACTIVATIONS
 
 _ACTIVATIONS: dict[str, Activation] = {**ACTIVATIONS, "relu": "relu"}
@@ -52,6 +53,13 @@ def read_encoder(
         has_logits=False,
     )
     return replace(spec, **others)
+
+
+def add_classifier(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
+    """The encoder with a classifier on BERT's pooler."""
+    pooler = make_square(f"{spec.optional_prefix}pooler.dense", spec.hidden_size)
+    head = make_classifier(fields, "cls", "classifier", pooler, hidden_size=spec.hidden_size)
+    return replace(spec, pooling=head)
 
 
 def check_encoder(fields: ConfigFields) -> None:
