@@ -8,7 +8,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from ..ipc.beam_search import BeamSearchParams
 from ..ipc.errors import ConfigError, InputError, PromptError
@@ -38,7 +38,7 @@ from .text.prompts import Prompt, is_many
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .pooling.calls import PoolingCalls
+    from .pooling.calls import PoolingCalls, PoolingOptions
 
 Message = Mapping[str, Any]
 Params = SamplingParams | PreparedParams | Sequence[SamplingParams | PreparedParams] | None
@@ -209,50 +209,29 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        priority: Sequence[int] | None = None,
+        **options: Unpack[PoolingOptions],
     ) -> list[EmbeddingRequestOutput]:
         """The embedding of each prompt; prompts, priority and use_tqdm are as for `generate`.
 
-        truncate_prompt_tokens: longer prompts are cut; -1: to what the model takes. prompt_name: which of the
-        model's prompts goes before each text, or `prompt`, the caller's own. A prompt or parameter that
-        cannot be used, and a model that has no embeddings, raise a ValueError before anything runs. A request
-        that the engine fails comes back with the cause in `error`; the others are unaffected.
+        pooling_params: one for all, or one a prompt. truncate_prompt_tokens: longer prompts are cut; -1: to
+        what the model takes. prompt_name: which of the model's prompts goes before each text, or `prompt`,
+        the caller's own. A prompt or parameter that cannot be used, and a model that has no embeddings, raise
+        a ValueError before anything runs. A request that the engine fails comes back with the cause in
+        `error`; the others are unaffected.
         """
-        found = self._pooling.encode(
-            prompts,
-            pooling_params,
-            "embed",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            priority=priority,
-        )
+        found = self._pooling.encode(prompts, pooling_params, "embed", **options)
         return [to_embedding(output) for output in found]
 
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        priority: Sequence[int] | None = None,
+        **options: Unpack[PoolingOptions],
     ) -> list[ClassificationRequestOutput]:
         """What the model's classifier makes of each prompt; otherwise as `embed`."""
-        found = self._pooling.encode(
-            prompts,
-            pooling_params,
-            "classify",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            priority=priority,
-        )
+        found = self._pooling.encode(prompts, pooling_params, "classify", **options)
         return [to_classification(output) for output in found]
 
     def score(
@@ -286,47 +265,25 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
         pooling_task: PoolingTask | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        priority: Sequence[int] | None = None,
+        **options: Unpack[PoolingOptions],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What is pooled of each prompt as raw numbers; pooling_task: that of the params, else 'embed'.
 
         Otherwise as `embed`.
         """
-        return self._pooling.encode(
-            prompts,
-            pooling_params,
-            pooling_task,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            priority=priority,
-        )
+        return self._pooling.encode(prompts, pooling_params, pooling_task, **options)
 
     def reward(
         self,
         prompts: Prompt | Sequence[Prompt],
         /,
         *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        priority: Sequence[int] | None = None,
+        **options: Unpack[PoolingOptions],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a reward model gives each token of each prompt; otherwise as `embed`."""
-        return self._pooling.encode(
-            prompts,
-            pooling_params,
-            "token_classify",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            priority=priority,
-        )
+        return self._pooling.encode(prompts, pooling_params, "token_classify", **options)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import msgspec
 
@@ -19,6 +19,16 @@ from .scoring import Texts, prepare_scoring
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 Pooled = PoolingRequestOutput[PoolingOutput]
+
+
+class PoolingOptions(TypedDict, total=False):
+    """What LLM's calls take that compute vectors of prompts."""
+
+    truncate_prompt_tokens: int | None
+    prompt_name: str | None
+    prompt: str | None
+    use_tqdm: bool | Callable[..., Any]
+    priority: Sequence[int] | None
 
 
 class PoolingCalls:
