@@ -10,7 +10,7 @@ from .input_processor import InputProcessor, PreparedParams
 from .output_formats.events import AssistantMessage
 from .output_formats.grammars.rules import make_output_rules
 from .output_formats.offered_tools import check_tools, list_unfollowed, read_tool_choice, read_tools
-from .output_formats.output_format import OutputFormat, is_reasoning_open
+from .output_formats.output_format import OutputFormat, choose_parsed, is_reasoning_open
 from .output_formats.reading.output_parser import OutputParser
 from .outputs import CompletionOutput, RequestOutput
 from .structured_outputs.valid_schema import check_valid
@@ -48,8 +48,7 @@ class ChatTurns:
         if self._may_call and (known is None or known.calls is None):
             allowed = "None: how this model writes calls is not known"
             raise InputError("tools", f"{len(self.tools)} tools", allowed)
-        is_parsed = known is not None and (bool(self.tools) or known.thinking is not None)
-        self._format: OutputFormat | None = known if is_parsed else None
+        self._format = choose_parsed(known, bool(self.tools))
 
     def prepare(
         self, processor: InputProcessor, params: Sequence[PreparedParams], prompts: Sequence[TokenizedPrompt]

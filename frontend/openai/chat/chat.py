@@ -14,7 +14,7 @@ from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, AnswerMessage, AnswerToolCall, ChatChoice, ChatCompletion
 from ..bodies.schema import ChatCompletionRequest
 from ..endpoints.beam_search import read_beam_search
-from ..endpoints.conversation import AnswerReader, ParsedOutputs, parse_outputs, prepare_conversation
+from ..endpoints.conversation import AnswerReader, parse_outputs, prepare_conversation, read_output
 from ..endpoints.logprobs import make_beside, make_prompt_logprobs
 from ..endpoints.sampling import make_chat_params
 from ..endpoints.unsupported import CHAT_RULES, check_supported
@@ -42,11 +42,8 @@ async def create_chat_completion(
     outputs = serving.generate(request_id, prepared.prompt, prepared.params, caller, request)
     reader = prepared.make_reader()
     if request.stream:
-        chunks = ChunkMaker(request, request_id, serving.model_id, echoed)
-        if prepared.parsing is None:
-            return serving.stream(_stream(outputs, chunks, params.n), request_id)
-        parsed = parse_outputs(serving, outputs, reader)
-        return serving.stream(_stream_events(parsed, chunks, params.n, reader), request_id)
+        chunks = ChunkMaker(request, request_id, serving.model_id, echoed, reader)
+        return serving.stream(_stream(serving, outputs, chunks, params.n, reader), request_id)
     parsed = await take_last(parse_outputs(serving, outputs, reader))
     body = await make_beside(
         parsed[0],
@@ -139,39 +136,21 @@ def _make_choice(
     return choice
 
 
-async def _stream(outputs: Outputs, chunks: ChunkMaker, n: int) -> AsyncGenerator[bytes, None]:
-    counter = chunks.counter
+async def _stream(
+    serving: Serving, outputs: Outputs, chunks: ChunkMaker, n: int, reader: AnswerReader
+) -> AsyncGenerator[bytes, None]:
+    counter, is_plain = chunks.counter, reader.is_plain
     is_first = True
     async with aclosing(outputs):
         async for output in outputs:
-            if counter is not None:
-                counter.add(output)
-            data = await chunks.make_beside(output) if chunks.has_logprobs else chunks.make(output)
-            if is_first:
-                is_first = False
-                roles = functools.partial(chunks.make_roles, n, output)
-                data = await make_beside(output, roles) + data
-            if data:
-                yield data
-    yield chunks.make_last()
-
-
-async def _stream_events(
-    parsed: ParsedOutputs, chunks: ChunkMaker, n: int, reader: AnswerReader
-) -> AsyncGenerator[bytes, None]:
-    """As `_stream` for answers that are more than text."""
-    counter = chunks.counter
-    is_first = True
-    async with aclosing(parsed):
-        async for output, events in parsed:
+            events = None if is_plain else await read_output(serving, output, reader)
             if counter is not None:
                 counter.add(output)
                 counter.num_reasoning_tokens = reader.num_reasoning_tokens
             if chunks.has_logprobs:
-                make = functools.partial(chunks.make_of_events, output, events, reader)
-                data = await make_beside(output, make)
+                data = await make_beside(output, functools.partial(chunks.make, output, events))
             else:
-                data = chunks.make_of_events(output, events, reader)
+                data = chunks.make(output, events)
             if is_first:
                 is_first = False
                 roles = functools.partial(chunks.make_roles, n, output)

@@ -20,7 +20,7 @@ from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, ChatCompletionChunk, ChunkChoice, Delta, DeltaToolCall
 from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs
 from ..endpoints.conversation import AnswerReader
-from ..endpoints.logprobs import make_beside, make_chat_logprobs, make_prompt_logprobs
+from ..endpoints.logprobs import make_chat_logprobs, make_prompt_logprobs
 from ..endpoints.usage import UsageCounter
 from ..stream import DONE, encode_event
 
@@ -30,11 +30,14 @@ _TEXT_BEGINS, _TEXT_ENDS = b'{"content":', b"}"
 class ChunkMaker:
     """Chunks of one stream. A chunk that only brings text is a fixed prefix, the text and a fixed suffix."""
 
-    def __init__(self, request: ChatCompletionRequest, request_id: str, model: str, echoed: str) -> None:
-        """`echoed`: what each answer begins with."""
+    def __init__(
+        self, request: ChatCompletionRequest, request_id: str, model: str, echoed: str, reader: AnswerReader
+    ) -> None:
+        """`echoed`: what each answer begins with. `reader`: knows which calls could not be read."""
         options = request.stream_options
         self._echoed = echoed
         self._request = request
+        self._reader = reader
         self._has_usage = options is not None and bool(options.include_usage)
         self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
         self.has_logprobs = wants_logprobs(request)
@@ -61,14 +64,13 @@ class ChunkMaker:
             chunk.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
         return encode_event(chunk)
 
-    def make(self, output: RequestOutput) -> bytes:
-        """A chunk for each answer that has something new."""
-        parts = [self._make_one(one) for one in output.outputs]
+    def make(self, output: RequestOutput, events: Sequence[Sequence[OutputEvent]] | None) -> bytes:
+        """A chunk for each answer that has something new. `events`: of each answer; None: all is text."""
+        if events is None:
+            parts = [self._make_one(one) for one in output.outputs]
+        else:
+            parts = [self._make_deltas(one, own) for one, own in zip(output.outputs, events, strict=True)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def make_beside(self, output: RequestOutput) -> bytes:
-        """As `make`; not in the event loop where that takes long."""
-        return await make_beside(output, lambda: self.make(output))
 
     def make_last(self) -> bytes:
         """Usage, if it was asked for, and the end."""
@@ -76,14 +78,6 @@ class ChunkMaker:
             return DONE
         chunk = msgspec.structs.replace(self._head, usage=self.counter.usage())
         return encode_event(chunk) + DONE
-
-    def make_of_events(
-        self, output: RequestOutput, events: Sequence[Sequence[OutputEvent]], reader: AnswerReader
-    ) -> bytes:
-        """As `make` for answers that are more than text."""
-        return b"".join(
-            self._make_deltas(one, own, reader) for one, own in zip(output.outputs, events, strict=True)
-        )
 
     def _make_one(self, output: CompletionOutput) -> bytes:
         logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
@@ -111,9 +105,7 @@ class ChunkMaker:
         prefix = self._prefixes[index] = self._prefix % index
         return prefix
 
-    def _make_deltas(
-        self, output: CompletionOutput, events: Sequence[OutputEvent], reader: AnswerReader
-    ) -> bytes:
+    def _make_deltas(self, output: CompletionOutput, events: Sequence[OutputEvent]) -> bytes:
         """A chunk an event. The last one says what else there is of this output."""
         index, finish = output.index, output.finish_reason
         deltas = [delta for event in events if (delta := _make_delta(event)) is not None]
@@ -127,7 +119,7 @@ class ChunkMaker:
         if finish is not None:
             choice.finish_reason = choose_finish_reason(finish, self._has_calls[index])
             choice.stop_reason = output.stop_reason
-            if reader.has_errors(index):
+            if self._reader.has_errors(index):
                 choice.tool_parse_error = True
         choices = [*(ChunkChoice(index, delta) for delta in earlier), choice]
         return b"".join(encode_event(self._chunk([one])) for one in choices)

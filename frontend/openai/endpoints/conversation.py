@@ -21,7 +21,7 @@ from ...input_processor import PreparedParams
 from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
 from ...output_formats.grammars.rules import OutputRules, make_output_rules
 from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools, list_unfollowed
-from ...output_formats.output_format import OutputFormat, is_reasoning_open
+from ...output_formats.output_format import OutputFormat, choose_parsed, is_reasoning_open
 from ...output_formats.reading.output_parser import OutputParser
 from ...output_formats.tools import Tool, ToolChoice
 from ...outputs import RequestOutput
@@ -111,6 +111,11 @@ class AnswerReader:
         self._opening: Sequence[int] | None = None  # looked for once: prompts are long, and answers many
 
     @property
+    def is_plain(self) -> bool:
+        """Whether answers are nothing but text."""
+        return self._parsing is None
+
+    @property
     def num_reasoning_tokens(self) -> int | None:
         """Of all answers so far, also where thoughts are not shown; None of a model that does not think."""
         if self._parsing is None or self._parsing.format.thinking is None:
@@ -162,7 +167,7 @@ async def prepare_conversation(
     if conversation.thinking_token_budget is not None and not serving.is_thinking:
         budget = conversation.thinking_token_budget
         raise FieldError("thinking_token_budget", budget, "none: this model does not think")
-    output_format = _choose_parsing(serving, conversation)
+    output_format = choose_parsed(serving.output_format, bool(conversation.tools))
     if output_format is not None:
         params.skip_special_tokens = False  # markers may be special tokens
     prepared = await prepare_params(serving, params, caller, None, search=search, logprobs_name=logprobs_name)
@@ -192,20 +197,26 @@ async def prepare_conversation(
 async def parse_outputs(
     serving: Serving, outputs: AsyncGenerator[RequestOutput, None], reader: AnswerReader
 ) -> ParsedOutputs:
-    """Each output with the events of each of its answers. The engine is told what was counted in them."""
+    """Each output with the events of each of its answers."""
     async with aclosing(outputs):
         async for output in outputs:
-            num_tokens = sum(len(one.token_ids) for one in output.outputs)
-            if num_tokens <= _MAX_INLINE_TOKENS:
-                events = reader.read(output)
-            else:
-                events = await asyncio.to_thread(reader.read, output)
-            if output.finished:
-                counts = FrontendCounts(reader.num_errors, reader.num_reasoning_tokens or 0)
-                if any((counts.num_tool_parse_errors, counts.num_reasoning_tokens)):
-                    with contextlib.suppress(EngineDeadError):  # the answer is here all the same
-                        serving.llm.add_counts(counts)
-            yield output, events
+            yield output, await read_output(serving, output, reader)
+
+
+async def read_output(
+    serving: Serving, output: RequestOutput, reader: AnswerReader
+) -> Sequence[Sequence[OutputEvent]]:
+    """The events of each answer of an output. The engine is told what was counted in them."""
+    if sum(len(one.token_ids) for one in output.outputs) <= _MAX_INLINE_TOKENS:
+        events = reader.read(output)
+    else:
+        events = await asyncio.to_thread(reader.read, output)
+    if output.finished:
+        counts = FrontendCounts(reader.num_errors, reader.num_reasoning_tokens or 0)
+        if any((counts.num_tool_parse_errors, counts.num_reasoning_tokens)):
+            with contextlib.suppress(EngineDeadError):  # the answer is here all the same
+                serving.llm.add_counts(counts)
+    return events
 
 
 def make_render_job(
@@ -224,14 +235,6 @@ def make_render_job(
         tools=conversation.tools,
         schema_places=list_unfollowed(conversation.tools, conversation.choice, conversation.fields),
     )
-
-
-def _choose_parsing(serving: Serving, conversation: Conversation) -> OutputFormat | None:
-    """The model's format, if answers may hold more than text."""
-    known = serving.output_format
-    if known is None or not (known.thinking is not None or conversation.tools):
-        return None
-    return known
 
 
 def _make_variables(conversation: Conversation) -> dict[str, Any] | None:
