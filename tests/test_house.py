@@ -34,8 +34,6 @@ LAZY_ARROWS = {
     ("", "frontend"),  # the command, and the lazy face
     ("", "ipc"),
     ("", "worker"),  # the lazy face of LogitsProcessor
-    ("frontend.cli.commands.bench", "tools"),
-    ("frontend.cli.commands.stress", "tools"),
     ("frontend.cli.commands.doctor", "tools"),
     ("frontend.cli.entry", ""),  # its __version__
     ("frontend.cli.commands.doctor", ""),

@@ -19,7 +19,7 @@ from .parser import UsageError
 
 
 class Command(NamedTuple):
-    """A subcommand: what it does, and the module of this package whose `run(argv)` does it."""
+    """A subcommand: what it does, and the module whose `run(argv)` does it, from `commands` on."""
 
     summary: str
     module: str
@@ -27,19 +27,21 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("serve a model over HTTP, with OpenAI's API", "serve", prints=False),
-    "generate": Command("continue one or more prompts", "generate"),
-    "chat": Command("talk to a chat model, or answer what is piped in", "chat"),
-    "embed": Command("turn texts into vectors", "embed"),
-    "rerank": Command("order documents by how well they answer a query", "rerank"),
-    "daemon": Command("start, stop, restart an engine in the background", "daemon", prints=False),
-    "keys": Command("make keys for frontends on other machines", "keys"),
-    "ps": Command("list the daemons that run", "ps"),
-    "top": Command("watch an engine in the terminal", "top"),
-    "run-batch": Command("run a file of OpenAI requests, a result line for each", "run_batch", prints=False),
-    "bench": Command("measure: beside peers, beside the hardware's floors, under load", "bench"),
-    "stress": Command("kill processes under load and check every token", "stress"),
-    "doctor": Command("check this machine: versions, devices, what is missing", "doctor"),
+    "serve": Command("serve a model over HTTP, with OpenAI's API", ".serve", prints=False),
+    "generate": Command("continue one or more prompts", ".generate"),
+    "chat": Command("talk to a chat model, or answer what is piped in", ".chat"),
+    "embed": Command("turn texts into vectors", ".embed"),
+    "rerank": Command("order documents by how well they answer a query", ".rerank"),
+    "daemon": Command("start, stop, restart an engine in the background", ".daemon", prints=False),
+    "keys": Command("make keys for frontends on other machines", ".keys"),
+    "ps": Command("list the daemons that run", ".ps"),
+    "top": Command("watch an engine in the terminal", ".top"),
+    "run-batch": Command("run a file of OpenAI requests, a result line for each", ".run_batch", prints=False),
+    "bench": Command(
+        "measure: beside peers, beside the hardware's floors, under load", "....tools.bench.cli"
+    ),
+    "stress": Command("kill processes under load and check every token", "....tools.stress.cli"),
+    "doctor": Command("check this machine: versions, devices, what is missing", ".doctor"),
 }
 
 # What a disk or a terminal answers that takes no more: the cause is the machine's, and the text says it all.
@@ -99,7 +101,7 @@ def _dispatch(argv: list[str]) -> int:
         hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
         raise UsageError(f"{name!r}: not a command{hint or ', one of ' + ', '.join(COMMANDS)}")
     try:
-        return importlib.import_module(f".commands.{command.module}", __package__).run(argv[1:])
+        return importlib.import_module(command.module, f"{__package__}.commands").run(argv[1:])
     except SystemExit as end:  # how argparse leaves after it has printed its help
         return int(end.code or 0)
 

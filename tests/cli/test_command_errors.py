@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from quire.frontend.cli import piped
-from quire.frontend.cli.commands import bench, daemon
+from quire.frontend.cli.commands import daemon
 from quire.frontend.cli.entry import COMMANDS, run_command
+from quire.tools.bench import cli as bench
 
 HELPED = [
     *([name] for name in COMMANDS),

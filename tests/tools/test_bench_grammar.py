@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli.commands.bench import run as run_bench
 from quire.frontend.structured_outputs.grammar_text import make_grammar_text
 from quire.frontend.text.tokenizer import load_tokenizer
 from quire.ipc.errors import InputError
 from quire.ipc.structured_outputs import StructuredOutputsParams
 from quire.tools.bench import grammar, grammar_contest
 from quire.tools.bench.byte_tokenizer import EOS_TOKEN_ID, write_tokenizer
+from quire.tools.bench.cli import run as run_bench
 from quire.tools.bench.model_configs import BENCH_MODELS
 
 

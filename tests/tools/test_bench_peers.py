@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli.commands.bench import run as run_bench
 from quire.ipc.errors import InputError
 from quire.tools.bench import peers
+from quire.tools.bench.cli import run as run_bench
 from quire.tools.bench.contest import Contestant, ContestError, Job, JobResult
 from quire.tools.bench.offline import OfflineOptions, run_offline
 from quire.tools.bench.peers import BenchModel, check_peers, find_preloads, format_cores, make_launch

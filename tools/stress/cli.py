@@ -1,4 +1,4 @@
-"""`quire stress`: parses what is to be endured and hands over to quire.tools.stress, loaded only then."""
+"""`quire stress`: parses what is to be endured and hands over to those who play it, loaded only then."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from ....ipc.errors import InputError
-from ..parser import Parser
+from ...frontend.cli.parser import Parser
+from ...ipc.errors import InputError
 
 _SUPERVISOR = "supervisor"
 _DURATION_S, _HOSTILE_DURATION_S = 60.0, 300.0
@@ -38,8 +38,8 @@ def run(argv: Sequence[str]) -> int:
     _check_positive(options, "duration", "rate", "kill_interval", "max_tokens")
     if options.hostile:
         return _run_hostile(options)
-    from ....tools.stress.kills import METHODS, ROLES
-    from ....tools.stress.stress import StressOptions, run_reproduction, run_stress
+    from .kills import METHODS, ROLES
+    from .stress import StressOptions, run_reproduction, run_stress
 
     if options.kills is None:
         options.kills = "http,client" if options.attach else ",".join((*ROLES, _SUPERVISOR))
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
             raise InputError("engines", options.engines, "not given with --attach: the daemon has its own")
         _check_victims_of_others(options, set(names))
     if options.plot is not None:
-        from ....tools.bench.serve_plot import check_plot
+        from ..bench.serve_plot import check_plot
 
         check_plot(options.plot)
     return run_stress(
@@ -102,8 +102,8 @@ def _run_hostile(options: argparse.Namespace) -> int:
         value = getattr(options, field)
         if value not in (None, False, 1):
             raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
-    from ....tools.stress.hostile.attacks import ATTACKS
-    from ....tools.stress.hostile.run import HostileOptions, run_hostile
+    from .hostile.attacks import ATTACKS
+    from .hostile.run import HostileOptions, run_hostile
 
     names = ATTACKS if options.attacks is None else _parse_names("attacks", options.attacks, ATTACKS)
     return run_hostile(
@@ -131,7 +131,7 @@ def _simulate(options: argparse.Namespace) -> int:
             raise InputError(
                 field, getattr(options, field), "not given with --simulate, which has no processes"
             )
-    from ....tools.sim.simulate import simulate
+    from ..sim.simulate import simulate
 
     return simulate(range(options.seed, options.seed + options.simulate))
 

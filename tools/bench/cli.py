@@ -1,4 +1,4 @@
-"""`quire bench`: parses what is to be measured and hands over to quire.tools.bench, loaded only then."""
+"""`quire bench`: parses what is to be measured and hands over to the one that does it, loaded only then."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ....ipc.errors import InputError, QuireError, did_you_mean
-from ..exit_codes import ExitCode
-from ..parser import Parser, UsageError
+from ...frontend.cli.exit_codes import ExitCode
+from ...frontend.cli.parser import Parser, UsageError
+from ...ipc.errors import InputError, QuireError, did_you_mean
 
 _HELP = """\
 usage: quire bench KIND [OPTIONS]
@@ -51,9 +51,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run_offline(argv: Sequence[str]) -> int:
-    from ....tools.bench import offline
-    from ....tools.bench.peers import PEERS
-    from ....tools.bench.workloads import WORKLOADS
+    from . import offline
+    from .peers import PEERS
+    from .workloads import WORKLOADS
 
     parser = Parser(
         "quire bench offline",
@@ -100,8 +100,8 @@ def _run_offline(argv: Sequence[str]) -> int:
 
 
 def _run_kernels(argv: Sequence[str]) -> int:
-    from ....tools.bench.kernel_rows import OPS
-    from ....tools.bench.kernels import run_kernels
+    from .kernel_rows import OPS
+    from .kernels import run_kernels
 
     parser = Parser(
         "quire bench kernels", "Measured ceilings first, then each operation and shape as a fraction of them."
@@ -118,7 +118,7 @@ def _run_kernels(argv: Sequence[str]) -> int:
 
 
 def _run_startup(argv: Sequence[str]) -> int:
-    from ....tools.bench.startup import run_startup
+    from .startup import run_startup
 
     parser = Parser("quire bench startup", "What starting costs, measured in fresh processes.")
     add = parser.add_argument
@@ -134,7 +134,7 @@ def _run_startup(argv: Sequence[str]) -> int:
 
 
 def _run_core(argv: Sequence[str]) -> int:
-    from ....tools.bench.core import run_core
+    from .core import run_core
 
     parser = Parser(
         "quire bench core", "schedule() and update() of 256 running requests, with a fake worker."
@@ -159,7 +159,7 @@ def _run_all_reduce(argv: Sequence[str]) -> int:
 
 
 def _run_attach(argv: Sequence[str]) -> int:
-    from ....tools.bench.attach import run_attach
+    from .attach import run_attach
 
     parser = Parser("quire bench attach", "What attaching to a daemon takes, and what HTTP adds.")
     parser.add_argument("--model", default="pocket", help="the daemon's (pocket)")
@@ -170,7 +170,7 @@ def _run_attach(argv: Sequence[str]) -> int:
 
 
 def _run_fair(argv: Sequence[str]) -> int:
-    from ....tools.bench.fair import run_fair
+    from .fair import run_fair
 
     parser = Parser("quire bench fair", "A light client of a daemon, alone and beside a flooding one.")
     add = parser.add_argument
@@ -183,9 +183,9 @@ def _run_fair(argv: Sequence[str]) -> int:
 
 
 def _run_embed(argv: Sequence[str]) -> int:
-    from ....tools.bench.embed import EmbedOptions, run_embed
-    from ....tools.bench.encoder_models import ENCODERS
-    from ....tools.bench.peers import EMBED_PEERS, SENTENCE_TRANSFORMERS, VLLM, default_peer_python
+    from .embed import EmbedOptions, run_embed
+    from .encoder_models import ENCODERS
+    from .peers import EMBED_PEERS, SENTENCE_TRANSFORMERS, VLLM, default_peer_python
 
     parser = Parser("quire bench embed", "256 texts of 16 to 256 tokens in one call, on random encoders.")
     add = parser.add_argument
@@ -209,8 +209,8 @@ def _run_embed(argv: Sequence[str]) -> int:
 
 
 def _run_grammar(argv: Sequence[str]) -> int:
-    from ....tools.bench.grammar import WORKLOAD_OF, run_grammar
-    from ....tools.bench.grammar_contest import run_grammar_contest
+    from .grammar import WORKLOAD_OF, run_grammar
+    from .grammar_contest import run_grammar_contest
 
     parser = Parser("quire bench grammar", "JSON schemas beside no schema, in rounds of alternating order.")
     add = parser.add_argument
@@ -225,7 +225,7 @@ def _run_grammar(argv: Sequence[str]) -> int:
 
 
 def _run_http(argv: Sequence[str]) -> int:
-    from ....tools.bench.http import NUM_STREAMS, run_http
+    from .http import NUM_STREAMS, run_http
 
     parser = Parser("quire bench http", "Streaming by one HTTP server process, with a fake engine.")
     parser.add_argument(
@@ -242,9 +242,9 @@ def _run_http(argv: Sequence[str]) -> int:
 
 
 def _run_serve(argv: Sequence[str]) -> int:
-    from ....tools.bench.prompts import LengthRange
-    from ....tools.bench.serve import ServeOptions, run_serve
-    from ....tools.bench.serve_metrics import parse_goodput
+    from .prompts import LengthRange
+    from .serve import ServeOptions, run_serve
+    from .serve_metrics import parse_goodput
 
     options = _make_serve_parser().parse(argv)
     _check_counts(options, "num_prompts")
@@ -302,7 +302,7 @@ def _make_serve_parser() -> Parser:
 
 
 def _add_peer_options(parser: Parser, choices: tuple[str, ...], text: str) -> None:
-    from ....tools.bench.peers import default_peer_python
+    from .peers import default_peer_python
 
     parser.add_argument("--peer", nargs="+", action="extend", choices=choices, metavar="PEER", help=text)
     parser.add_argument(
