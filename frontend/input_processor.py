@@ -19,12 +19,7 @@ import msgspec
 from ..ipc.beam_search import BeamSearch
 from ..ipc.errors import SamplingParamsError
 from ..ipc.messages import EngineCoreRequest, EngineFacts, Purpose
-from ..ipc.sampling_params import (
-    MAX_SEED,
-    RequestOutputKind,
-    SamplingParams,
-    count_alternatives,
-)
+from ..ipc.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams, count_alternatives
 from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .pooling.tasks import check_task

@@ -20,12 +20,7 @@ def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
 
 
 def launch_layer_norm(
-    library: ctypes.CDLL,
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
+    library: ctypes.CDLL, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Norm of x, or of x + residual where `residual` is given and overwritten by that sum.
 

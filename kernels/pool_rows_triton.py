@@ -65,14 +65,5 @@ def launch_pool_rows(
     grid = (num_rows, triton.cdiv(size, _BLOCK))
     for pool, kind in enumerate(kinds):
         _pool_rows[grid](
-            hidden,
-            rows,
-            starts,
-            firsts,
-            pools,
-            pool,
-            len(kinds),
-            size,
-            KIND=POOLS.index(kind),
-            BLOCK=_BLOCK,
+            hidden, rows, starts, firsts, pools, pool, len(kinds), size, KIND=POOLS.index(kind), BLOCK=_BLOCK
         )

@@ -185,10 +185,7 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
     if recipe.family in ("qwen3", "qwen3_moe"):
         fields |= {"attention_bias": recipe.attention_bias}
     if recipe.family in ("mixtral", "qwen3_moe"):
-        fields |= {
-            "num_local_experts": recipe.num_experts,
-            "num_experts_per_tok": recipe.num_experts_per_tok,
-        }
+        fields |= {"num_local_experts": recipe.num_experts, "num_experts_per_tok": recipe.num_experts_per_tok}
     if recipe.family == "qwen3_moe":
         fields |= {
             "moe_intermediate_size": recipe.intermediate_size // 2,

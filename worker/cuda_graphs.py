@@ -51,12 +51,7 @@ class DecodeGraphs:
     """Runs the model on steps of single tokens; `last_tokens` [max_num_seqs] holds the newest of each row."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        model: Decoder,
-        kv_caches: KVCaches,
-        last_tokens: Tensor,
-        capture: Capture,
+        self, config: EngineConfig, model: Decoder, kv_caches: KVCaches, last_tokens: Tensor, capture: Capture
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches

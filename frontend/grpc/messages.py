@@ -62,9 +62,7 @@ def read_generate_request(message: pb.GenerateRequest, max_model_len: int, is_st
 def make_response(request_id: str, output: RequestOutput, has_prompt_logprobs: bool) -> bytes:
     """A GenerateResponse. has_prompt_logprobs: with the prompt's, if the output has them."""
     response = pb.GenerateResponse(
-        request_id=request_id,
-        outputs=[_make_output(one) for one in output.outputs],
-        finished=output.finished,
+        request_id=request_id, outputs=[_make_output(one) for one in output.outputs], finished=output.finished
     )
     if has_prompt_logprobs and output.prompt_logprobs is not None:
         response.prompt_logprobs.extend(map(_make_position, output.prompt_logprobs))
@@ -147,10 +145,7 @@ def _make_position(entries: dict[int, Logprob] | None) -> pb.PositionLogprobs:
     """The token itself is the first of its entries."""
     made = [
         pb.Logprob(
-            token_id=token_id,
-            logprob=entry.logprob,
-            rank=entry.rank,
-            decoded_token=entry.decoded_token or "",
+            token_id=token_id, logprob=entry.logprob, rank=entry.rank, decoded_token=entry.decoded_token or ""
         )
         for token_id, entry in (entries or {}).items()
     ]

@@ -90,14 +90,8 @@ _SETTABLE = {
     "max_inputs": ("texts of one request for vectors, classes, scores or ranks", "400"),
     "max_messages": ("messages of one conversation, and parts and calls in all of them", "400"),
     "max_sequences": ("prompts times n (or best_of) of one request", "400"),
-    "max_result_bytes": (
-        "bytes of an answer: 64 a token, 384 a logprob, 48 a number of a vector",
-        "413",
-    ),
-    "max_total_logprobs_bytes": (
-        "of them for logprobs and vectors of all requests; shared",
-        "429",
-    ),
+    "max_result_bytes": ("bytes of an answer: 64 a token, 384 a logprob, 48 a number of a vector", "413"),
+    "max_total_logprobs_bytes": ("of them for logprobs and vectors of all requests; shared", "429"),
     "max_render_s": ("seconds of processor time in which a prompt is rendered and tokenized", "400"),
     "write_timeout_s": ("seconds that a write may wait for a reader that does not read", "closed"),
     "ping_interval_s": ("seconds without a chunk before a stream gets a comment", "': ping'"),

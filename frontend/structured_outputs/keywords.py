@@ -84,18 +84,7 @@ KNOWN = SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS | COUNTS | NUMBERS | VALUES | ANNOTA
 TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 
 # Formats of texts that llguidance follows.
-FORMATS = (
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
-)
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 # What a format means besides llguidance's rule for it, by which every year has a 29 February, every minute a
 # second 60, and a name any length (RFC 3339, RFC 1123). Python and jsonschema read no year 0000.
 _PAIR = "(?:0[48]|[2468][048]|[13579][26])"

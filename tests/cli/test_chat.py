@@ -252,12 +252,7 @@ def test_a_call_is_run_and_its_result_is_given_to_the_model(capsys: pytest.Captu
     assert question == {"role": "user", "content": "What is 12 plus 30?"}
     function = {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}
     calls = [{"id": "call_0", "type": "function", "function": function}]
-    assert asked == {
-        "role": "assistant",
-        "content": "",
-        "reasoning_content": "\nA sum.",
-        "tool_calls": calls,
-    }
+    assert asked == {"role": "assistant", "content": "", "reasoning_content": "\nA sum.", "tool_calls": calls}
     assert result == {"role": "tool", "tool_call_id": "call_0", "name": "calculator", "content": "42"}
     assert conversation.num_messages == 4
     out, beside = capsys.readouterr()

@@ -43,11 +43,7 @@ def test_calls_give_their_results() -> None:
         ("calculator", "{}", "error: Object missing required field `expression`"),
         ("calculator", '{"expression": "1", "x": 2}', "error: Object contains unknown field `x`"),
         ("calculator", '{"expression": "1', "error: Input data was truncated"),
-        (
-            "lookup",
-            '{"key": "capital of Frence"}',
-            "error: nothing is known of 'capital of Frence', did you",
-        ),
+        ("lookup", '{"key": "capital of Frence"}', "error: nothing is known of 'capital of Frence', did you"),
         ("weather", "{}", "error: no tool 'weather' is offered"),
     ],
 )

@@ -81,10 +81,7 @@ def test_poison_fails_alone_and_is_reported(caplog: pytest.LogCaptureFixture) ->
         assert [token for output in outputs[request.request_id] for token in output.new_token_ids] == tokens
         assert outputs[request.request_id][-1].finish_reason == reason
     (end,) = outputs["poison"]
-    assert (end.error_code, end.error) == (
-        ErrorCode.POISON_REQUEST,
-        "RuntimeError: poisoned by ['poison']",
-    )
+    assert (end.error_code, end.error) == (ErrorCode.POISON_REQUEST, "RuntimeError: poisoned by ['poison']")
     assert outputs["bad"][-1].error_code == ErrorCode.BAD_LOGITS
     assert engine.call_utility(UtilityCall(1, UtilityMethod.CHECK_INTEGRITY)).error is None
     reports = [record.message for record in caplog.records if record.message.startswith("poison request")]

@@ -16,8 +16,7 @@ TIMEOUT_S = 60.0
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "load"),
-    [("chat", ["--max-concurrency", "4"]), ("completions", ["--request-rate", "50"])],
+    ("endpoint", "load"), [("chat", ["--max-concurrency", "4"]), ("completions", ["--request-rate", "50"])]
 )
 def test_every_token_that_was_asked_for_is_counted(
     endpoint: str, load: list[str], shared_server: Served, tmp_path: Path

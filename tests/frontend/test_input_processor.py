@@ -29,9 +29,7 @@ def processor(byte_level: Tokenizer) -> InputProcessor:
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    ["the fox", {"prompt": "the fox"}, {"prompt": "the fox", "cache_salt": None}],
-    ids=str,
+    "prompt", ["the fox", {"prompt": "the fox"}, {"prompt": "the fox", "cache_salt": None}], ids=str
 )
 def test_texts_are_tokenized_with_the_models_special_tokens(metaspace: Tokenizer, prompt: Any):
     request = InputProcessor(make_facts(), metaspace).process("a", prompt, SamplingParams())

@@ -315,8 +315,7 @@ def test_a_wire_trip_changes_nothing_and_bad_values_do_not_decode() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [[], "x", {1: 2}, {"a": float("nan")}, {"a": {1}}, {"a": "x" * MAX_EXTRA_ARGS_BYTES}],
+    "given", [[], "x", {1: 2}, {"a": float("nan")}, {"a": {1}}, {"a": "x" * MAX_EXTRA_ARGS_BYTES}]
 )
 def test_extra_args_are_plain_json_of_a_bounded_size(given: Any) -> None:
     with pytest.raises(SamplingParamsError, match=r"extra_args=.*plain JSON values of at most 8192 bytes"):

@@ -18,14 +18,7 @@ from mock_openai import Behaviour, MockOpenAI
 from quire.ipc.errors import InputError
 from quire.tools.bench.http_stream import Endpoint, HttpClient
 from quire.tools.bench.load import LoadOptions, LoadResult, LoadRun, RequestRecord, draw_offsets
-from quire.tools.bench.prompts import (
-    Ask,
-    BodyOptions,
-    LengthRange,
-    encode_body,
-    make_random_asks,
-    read_asks,
-)
+from quire.tools.bench.prompts import Ask, BodyOptions, LengthRange, encode_body, make_random_asks, read_asks
 from quire.tools.bench.serve_metrics import compute_metrics, compute_percentile, parse_goodput, summarize
 
 INF = math.inf

@@ -111,8 +111,7 @@ def make_report(
 
 
 @pytest.mark.parametrize(
-    ("cached", "verdict"),
-    [(15 * SHARED_PREFIX_LEN, "computed once"), (14 * SHARED_PREFIX_LEN, "NOT comp")],
+    ("cached", "verdict"), [(15 * SHARED_PREFIX_LEN, "computed once"), (14 * SHARED_PREFIX_LEN, "NOT comp")]
 )
 def test_a_prefix_that_is_computed_twice_is_told(cached: int, verdict: str) -> None:
     result = JobResult(seconds=1.0, num_requests=16, num_output_tokens=512, num_cached_tokens=cached)
@@ -136,9 +135,7 @@ def run_w1(seconds: float, rounds: int = 3) -> Measurement:
 
 
 def test_a_peer_that_ran_one_slow_round_is_marked() -> None:
-    measurements: Measurements = {
-        "W1": {QUIRE: run_w1(99.0), "transformers-static": run_w1(99.0, rounds=1)},
-    }
+    measurements: Measurements = {"W1": {QUIRE: run_w1(99.0), "transformers-static": run_w1(99.0, rounds=1)}}
     table = make_report(measurements, ("transformers-static",)).format_rates()
     assert table.count("1.29") == 2
     assert table.count("1.29'") == 1

@@ -11,12 +11,7 @@ from quire.tools.pocket.encoder import ENCODER_DIR
 from quire.tools.pocket.encoder.concepts import SYNONYMS, make_participle, make_plural, replace_words
 from quire.tools.pocket.encoder.corpus import draw_pairs, draw_texts
 from quire.tools.pocket.encoder.episodes import FRAMES, draw_episode, is_combination_held_out
-from quire.tools.pocket.encoder.evaluate import (
-    Encoder,
-    draw_held_out_episodes,
-    score_orders,
-    score_retrieval,
-)
+from quire.tools.pocket.encoder.evaluate import Encoder, draw_held_out_episodes, score_orders, score_retrieval
 from quire.tools.pocket.encoder.everyday import MATTERS, draw_everyday
 from quire.tools.pocket.encoder.facts import KINDS, draw_fact
 from quire.tools.pocket.encoder.pairs import Pair, Passage

@@ -20,13 +20,7 @@ from quire.frontend.engine_args import EngineArgs
 from quire.ipc.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.ipc.sampling_params import SamplingParams
 from quire.kernels import triton_runtime
-from quire.worker.cuda_graphs import (
-    DecodeGraphs,
-    can_capture,
-    choose_size,
-    make_decode_graphs,
-    make_ladder,
-)
+from quire.worker.cuda_graphs import DecodeGraphs, can_capture, choose_size, make_decode_graphs, make_ladder
 from quire.worker.kv_cache import allocate_kv_caches
 from quire.worker.model_runner import GPUModelRunner
 from quire.worker.models import Decoder, load_model
@@ -39,13 +33,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "ladder"),
-    [
-        (1, [1]),
-        (2, [1, 2]),
-        (3, [1, 2, 3]),
-        (8, [1, 2, 4, 8]),
-        (20, [1, 2, 4, 8, 16, 20]),
-    ],
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16, 20])],
 )
 def test_the_ladder_ends_with_the_most_requests_of_a_step(max_num_seqs: int, ladder: list[int]) -> None:
     assert make_ladder(max_num_seqs) == ladder

@@ -11,13 +11,7 @@ import time
 from dataclasses import dataclass
 
 from ...core.engine_core import EngineCore
-from ...ipc.config import (
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    SchedulerConfig,
-    SchedulingPolicy,
-)
+from ...ipc.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SchedulingPolicy
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from ...ipc.sampling_params import SamplingParams

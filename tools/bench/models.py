@@ -96,11 +96,7 @@ def _make_tokenizer(vocab_size: int) -> dict[str, Any]:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {f"t{i}": i for i in range(vocab_size)},
-            "unk_token": "t0",
-        },
+        "model": {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(vocab_size)}, "unk_token": "t0"},
     }
 
 

@@ -143,10 +143,7 @@ def _start_contestants(launches: dict[str, Launch], logs: Path) -> list[Contesta
 
 
 def _run_rounds(
-    options: OfflineOptions,
-    facts: ModelFacts,
-    workloads: dict[str, Workload],
-    contestants: list[Contestant],
+    options: OfflineOptions, facts: ModelFacts, workloads: dict[str, Workload], contestants: list[Contestant]
 ) -> Measurements:
     measurements: Measurements = defaultdict(lambda: defaultdict(Measurement))
     is_light = facts.num_params < _LIGHT_PARAMS

@@ -37,9 +37,7 @@ class TransformersEngine(Engine):
             self._generate(job)
         seconds = time.perf_counter() - start
         return JobResult(
-            seconds=seconds,
-            num_requests=len(job.requests),
-            num_output_tokens=job.num_output_tokens,
+            seconds=seconds, num_requests=len(job.requests), num_output_tokens=job.num_output_tokens
         )
 
     def measure_rss(self) -> dict[str, int]:

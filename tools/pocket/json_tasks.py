@@ -105,16 +105,8 @@ KINDS: dict[str, dict[str, Draw]] = {
         "food": _one_of([many for _, many in FOODS]),
         "legs": lambda rng: rng.choice((2, 4)),
     },
-    "fruit": {
-        "name": _one_of(FRUITS),
-        "sweet": _yes_or_no,
-        "weight": _between(1, 30),
-    },
-    "toy": {
-        "name": _one_of(TOYS),
-        "owner": _one_of(PEOPLE),
-        "new": _yes_or_no,
-    },
+    "fruit": {"name": _one_of(FRUITS), "sweet": _yes_or_no, "weight": _between(1, 30)},
+    "toy": {"name": _one_of(TOYS), "owner": _one_of(PEOPLE), "new": _yes_or_no},
     "book": {
         "title": lambda rng: f"The {rng.choice(LITTLE).title()} {rng.choice(ANIMALS).title()}",
         "author": _one_of(PEOPLE),

@@ -42,10 +42,7 @@ EXCHANGES = (
         "Thank you!;Thanks;Thanks!;thank you;Thank you very much.;Great, thanks!;Nice!;Good job!",
         "You are welcome!",
     ),
-    (
-        "Bye!;Goodbye!;bye;Good night!;See you later!;See you!",
-        "Goodbye! Come back soon.",
-    ),
+    ("Bye!;Goodbye!;bye;Good night!;See you later!;See you!", "Goodbye! Come back soon."),
     (
         "Who made you?;Who built you?;Where do you come from?;How were you made?",
         "I was trained from scratch by the Quire project on stories, small sums and JSON.",

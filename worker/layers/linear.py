@@ -16,13 +16,7 @@ from torch.nn import functional as F
 from ...ipc.config import Quantization
 from ...kernels.choice import choose_linear, native_library
 from ...kernels.gated_activation import FUNCTIONS, number_activation
-from ...kernels.linear import (
-    FORMATS,
-    choose_variant,
-    launch_linear,
-    pack_linear,
-    quantize_and_pack_linear,
-)
+from ...kernels.linear import FORMATS, choose_variant, launch_linear, pack_linear, quantize_and_pack_linear
 from ...kernels.linear_int8 import linear_int8_reference, quantize_int8
 from ...kernels.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
 

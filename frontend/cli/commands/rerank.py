@@ -51,12 +51,7 @@ def run(argv: Sequence[str]) -> int:
 
     with start_engine(engine_args, options.attach) as engine:
         found = PoolingCalls(engine, itertools.count()).score(
-            query,
-            documents,
-            None,
-            truncate_prompt_tokens=-1,
-            instruction=options.instruction,
-            use_tqdm=False,
+            query, documents, None, truncate_prompt_tokens=-1, instruction=options.instruction, use_tqdm=False
         )
     scores = [one.check().outputs.score for one in found]
     ranked = sorted(enumerate(scores), key=lambda entry: -entry[1])[: options.top_n]

@@ -33,10 +33,7 @@ _CHOICES = (
     KINDS_OF_FORMATS
     | KINDS_OF_MESSAGES
     | CHOICES_OF_POOLING
-    | {
-        "early_stopping": 'true, false or "never"',
-        "truncation_side": '"left" or "right"',
-    }
+    | {"early_stopping": 'true, false or "never"', "truncation_side": '"left" or "right"'}
 )
 _MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
 _PLACE = re.compile(r"\[\d+\]")

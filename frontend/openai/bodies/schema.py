@@ -14,12 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ....ipc.beam_search import EarlyStopping, LengthPenalty
 from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_IDS_PER_ABORT, MAX_TIMEOUT_S, RequestName
 from ....ipc.param_fields import MAX_INT
-from ....ipc.sampling_params import (
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROB_TOKEN_IDS,
-    SAMPLING_FIELDS,
-    NumLogprobs,
-)
+from ....ipc.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, SAMPLING_FIELDS, NumLogprobs
 from ....ipc.structured_outputs import StructuredOutputsFields
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponseFormat

@@ -22,9 +22,7 @@ def _keeps_messages(value: Any) -> bool:
 # Field -> (what is allowed, whether a value is).
 _Rule = tuple[str, Callable[[Any], bool]]
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-COMPLETION_RULES: dict[str, _Rule] = {
-    "suffix": ("none: filling in the middle is not supported", _is_off),
-}
+COMPLETION_RULES: dict[str, _Rule] = {"suffix": ("none: filling in the middle is not supported", _is_off)}
 CHAT_RULES: dict[str, _Rule] = {
     "chat_template": ("none: the template is the model's own", lambda _: False),
     "functions": ("none: use tools", _is_off),

@@ -17,14 +17,7 @@ from .answers import respond_json, write_list
 from .inputs import Inputs, find_prompt, read_inputs
 from .question import Question, Vectors, ask, make_params
 from .tasks import check_task
-from .vectors import (
-    Write,
-    make_row_writer,
-    read_floats,
-    write_base64,
-    write_beside,
-    write_floats,
-)
+from .vectors import Write, make_row_writer, read_floats, write_base64, write_beside, write_floats
 
 _TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
 _EMBEDDING = b'{"object":"embedding","index":%d,"embedding":%b}'

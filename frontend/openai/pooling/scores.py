@@ -79,12 +79,7 @@ def _choose(name: str, value: _Given | None, other: str, other_value: _Given | N
 
 
 async def score(
-    serving: Serving,
-    caller: Caller,
-    fields: Any,
-    pairs: Pairs,
-    answer_id: str,
-    **own: tuple[str, Any],
+    serving: Serving, caller: Caller, fields: Any, pairs: Pairs, answer_id: str, **own: tuple[str, Any]
 ) -> Scores:
     """The score of each pair. `fields`: the request; `own`: as make_params has them."""
     for name, text in zip(pairs.first_names, pairs.firsts, strict=True):

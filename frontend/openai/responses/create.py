@@ -76,11 +76,7 @@ async def create_response(serving: Serving, request: ResponsesRequest, caller: C
 
 
 async def _prepare(
-    serving: Serving,
-    request: ResponsesRequest,
-    caller: Caller,
-    params: SamplingParams,
-    offer: ToolOffer,
+    serving: Serving, request: ResponsesRequest, caller: Caller, params: SamplingParams, offer: ToolOffer
 ) -> tuple[_Answer, PreparedConversation]:
     past = await load_past(serving, request.previous_response_id, caller)
     items = await _run_beside(request.input, read_items, request.input)

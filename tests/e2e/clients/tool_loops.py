@@ -109,11 +109,7 @@ def tools_responses_loop(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "tools": tools, "temperature": 0}
     first = client.responses.create(input=QUESTION, **fields)
     [call] = [item for item in first.output if item.type == "function_call"]
-    result = {
-        "type": "function_call_output",
-        "call_id": call.call_id,
-        "output": call_tool(call),
-    }
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": call_tool(call)}
     stored = client.responses.create(input=[result], previous_response_id=first.id, **fields)
     assert RESULT in stored.output_text
     said: Any = [{"role": "user", "content": QUESTION}, *first.output, result]

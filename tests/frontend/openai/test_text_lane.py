@@ -7,13 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from quire.frontend.openai.text.jobs import FrameReader, Ready, Text, encode_body, make_frame
-from quire.frontend.openai.text.lane import (
-    EndedBy,
-    JobEndedError,
-    LaneLimits,
-    TextLane,
-    TextUnavailableError,
-)
+from quire.frontend.openai.text.lane import EndedBy, JobEndedError, LaneLimits, TextLane, TextUnavailableError
 from quire.frontend.openai.text.turns import TurnQueue, TurnQueueFullError
 
 

@@ -175,15 +175,13 @@ REQUESTS: dict[str, Request] = {
     "bad-words": Request(_COMPLETIONS, _large(_bad_words(256, 1), 1000)),
     "bad-words-times-n": Request(_COMPLETIONS, _large(_bad_words(8, 128), 1000)),
     "logprobs": Request(
-        _COMPLETIONS,
-        _json(prompt=["Tell me"] * 8, n=128, max_tokens=2000, logprobs=20, ignore_eos=True),
+        _COMPLETIONS, _json(prompt=["Tell me"] * 8, n=128, max_tokens=2000, logprobs=20, ignore_eos=True)
     ),
     "all-logprobs": Request(
         _COMPLETIONS, _json(prompt=["Tell me all"] * 4, n=32, max_tokens=500, logprobs=-1, ignore_eos=True)
     ),
     "beams": Request(
-        _COMPLETIONS,
-        _json(prompt=["Seek"] * 8, n=128, max_tokens=100, use_beam_search=True, ignore_eos=True),
+        _COMPLETIONS, _json(prompt=["Seek"] * 8, n=128, max_tokens=100, use_beam_search=True, ignore_eos=True)
     ),
     "aborts": Request(
         "/abort_requests",  # which has no field `model`

@@ -27,12 +27,7 @@ class Exchange:
     """One connection. `reads`: whether it takes its answer; `is_endless`: sends on whatever it is told."""
 
     def __init__(
-        self,
-        pieces: Iterable[bytes],
-        *,
-        reads: bool = True,
-        is_endless: bool = False,
-        pause_s: float = 0.0,
+        self, pieces: Iterable[bytes], *, reads: bool = True, is_endless: bool = False, pause_s: float = 0.0
     ) -> None:
         self._reads = reads
         self.answer: str | None = None
