@@ -7,11 +7,11 @@ from typing import Any
 
 from ..ipc.errors import InputError
 from .input_processor import InputProcessor, PreparedParams
+from .output_formats.answer_reader import AnswerReader, choose_parsing
 from .output_formats.events import AssistantMessage
 from .output_formats.grammars.rules import make_output_rules
 from .output_formats.offered_tools import check_tools, list_unfollowed, read_tool_choice, read_tools
-from .output_formats.output_format import OutputFormat, choose_parsed, is_reasoning_open
-from .output_formats.reading.output_parser import OutputParser
+from .output_formats.output_format import OutputFormat, is_reasoning_open
 from .outputs import CompletionOutput, RequestOutput
 from .structured_outputs.valid_schema import check_valid
 from .text.prompt_tokenizer import TokenizedPrompt
@@ -21,8 +21,8 @@ from .text.tokenizer import Tokenizer
 class ChatTurns:
     """The turns that one call of LLM.chat asks for. Raises InputErrors.
 
-    tools, choice, is_parallel: as requests over HTTP have them. Without tools, and of a model that writes no
-    thoughts, nothing is parsed.
+    tools, choice, is_parallel: as requests over HTTP have them. parsing: None where answers are nothing but
+    text; else theirs has to have its special tokens.
     """
 
     def __init__(
@@ -44,44 +44,32 @@ class ChatTurns:
         self._is_parallel = is_parallel
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._may_call = bool(self.tools) and self._choice.mode != "none"
-        if self._may_call and (known is None or known.calls is None):
+        may_call = bool(self.tools) and self._choice.mode != "none"
+        if may_call and (known is None or known.calls is None):
             allowed = "None: how this model writes calls is not known"
             raise InputError("tools", f"{len(self.tools)} tools", allowed)
-        self._format = choose_parsed(known, bool(self.tools))
+        self.parsing = choose_parsing(known, tokenizer, self.tools, may_call)
 
     def prepare(
         self, processor: InputProcessor, params: Sequence[PreparedParams], prompts: Sequence[TokenizedPrompt]
     ) -> list[PreparedParams]:
         """The parameters with the grammar of each prompt's turn. Raises SamplingParamsError."""
-        if self._format is None:
+        if self.parsing is None:
             return list(params)
         made: dict[tuple[int, bool], PreparedParams] = {}
         return [
-            self._bind(processor, one, is_reasoning_open(self._format, prompt.token_ids), made)
+            self._bind(processor, one, is_reasoning_open(self.parsing.format, prompt.token_ids), made)
             for one, prompt in zip(params, prompts, strict=True)
         ]
 
-    @property
-    def is_parsed(self) -> bool:
-        """Whether answers may be more than text; their text then has to have its special tokens."""
-        return self._format is not None
-
-    def make_parser(self, prompt_token_ids: Sequence[int]) -> OutputParser | None:
-        """For one answer; None where it is nothing but text."""
-        if self._format is None:
-            return None
-        tools = self.tools if self._may_call else ()
-        return OutputParser(self._format, self._tokenizer, prompt_token_ids, tools)
-
     def parse(self, output: RequestOutput) -> None:
         """Put each finished answer's message beside its text."""
+        if self.parsing is None:
+            return
+        reader = AnswerReader(self.parsing)
         for one in output.outputs:
-            parser = self.make_parser(output.prompt_token_ids)
-            if parser is None:
-                return
             one.message = message = AssistantMessage()
-            for event in parser.take(self._show_all(one), one.token_ids, True):
+            for event in reader.read_one(output, one, self._show_all(one)):
                 message.add(event)
 
     def _bind(
@@ -91,11 +79,11 @@ class ChatTurns:
         is_open: bool,
         made: dict[tuple[int, bool], PreparedParams],
     ) -> PreparedParams:
-        assert self._format is not None
+        assert self.parsing is not None
         key = id(params), is_open
         if key not in made:
             rules = make_output_rules(
-                self._format,
+                self.parsing.format,
                 self._eos_token_ids,
                 self.tools,
                 self._choice,

@@ -13,7 +13,8 @@ from ..client.remote_daemon import Attachment
 from ..engine_args import EngineArgs
 from ..input_processor import PreparedParams
 from ..llm_engine import read_served_sampling
-from ..output_formats.events import OutputEvent, TextDelta
+from ..output_formats.answer_reader import AnswerReader
+from ..output_formats.events import OutputEvent
 from ..output_formats.tools import Tool
 from ..outputs import RequestOutput
 from ..text.messages import as_template_tools
@@ -91,20 +92,14 @@ class Session:
         turns = ChatTurns(
             self.tokenizer, self._engine.output_format, offered, None, True, self.facts.eos_token_ids
         )
-        params.skip_special_tokens = not turns.is_parsed
+        params.skip_special_tokens = turns.parsing is None
         prompt: Prompt = {"prompt_token_ids": self.render_chat(messages, tools, is_thinking)}
         processor = self._engine.input_processor
         tokenized = processor.tokenize([prompt])
         (prepared,) = turns.prepare(processor, processor.prepare_each([params]), tokenized)
-        parser = turns.make_parser(tokenized[0].token_ids)
+        reader = AnswerReader(turns.parsing)
         for _, output in self.stream([prompt], prepared):
-            events: list[OutputEvent] = []
-            for one in output.outputs:
-                if parser is None:
-                    events.append(TextDelta(one.text))
-                else:
-                    events += parser.take(one.text, one.token_ids, output.finished)
-            yield output, events
+            yield output, [event for events in reader.read(output) for event in events]
 
     def render_chat(
         self,

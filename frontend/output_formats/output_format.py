@@ -159,11 +159,6 @@ class OutputFormat:
         return replace(bound, thinking_open_ids=opened, thinking_close_ids=closed)
 
 
-def choose_parsed(known: OutputFormat | None, has_tools: bool) -> OutputFormat | None:
-    """The model's format, if answers may hold more than text: None where they are not parsed."""
-    return known if known is not None and (has_tools or known.thinking is not None) else None
-
-
 def is_reasoning_open(output_format: OutputFormat, prompt_token_ids: Sequence[int]) -> bool:
     """Whether a prompt's last turn has begun thoughts and not ended them; the output goes on with them.
 

@@ -9,12 +9,13 @@ from contextlib import aclosing
 
 from starlette.responses import Response
 
+from ...output_formats.answer_reader import AnswerReader
 from ...output_formats.events import AssistantMessage, OutputEvent
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, AnswerMessage, AnswerToolCall, ChatChoice, ChatCompletion
 from ..bodies.schema import ChatCompletionRequest
 from ..endpoints.beam_search import read_beam_search
-from ..endpoints.conversation import AnswerReader, parse_outputs, prepare_conversation, read_output
+from ..endpoints.conversation import parse_outputs, prepare_conversation, read_output
 from ..endpoints.logprobs import make_beside, make_prompt_logprobs
 from ..endpoints.sampling import make_chat_params
 from ..endpoints.unsupported import CHAT_RULES, check_supported

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...output_formats.answer_reader import AnswerReader
 from ...output_formats.events import (
     OutputEvent,
     ReasoningDelta,
@@ -19,7 +20,6 @@ from ...output_formats.events import (
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, ChatCompletionChunk, ChunkChoice, Delta, DeltaToolCall
 from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs
-from ..endpoints.conversation import AnswerReader
 from ..endpoints.logprobs import make_chat_logprobs, make_prompt_logprobs
 from ..endpoints.usage import UsageCounter
 from ..stream import DONE, encode_event

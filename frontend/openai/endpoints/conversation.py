@@ -18,14 +18,13 @@ from ....ipc.errors import EngineDeadError
 from ....ipc.messages import FrontendCounts
 from ....ipc.sampling_params import SamplingParams
 from ...input_processor import PreparedParams
-from ...output_formats.events import OutputEvent, ReasoningDelta, TextDelta
+from ...output_formats.answer_reader import AnswerReader, Parsing, choose_parsing
+from ...output_formats.events import OutputEvent
 from ...output_formats.grammars.rules import OutputRules, make_output_rules
 from ...output_formats.offered_tools import CHAT_FIELDS, ToolFields, check_tools, list_unfollowed
-from ...output_formats.output_format import OutputFormat, choose_parsed, is_reasoning_open
-from ...output_formats.reading.output_parser import OutputParser
+from ...output_formats.output_format import OutputFormat, is_reasoning_open
 from ...output_formats.tools import Tool, ToolChoice
 from ...outputs import RequestOutput
-from ...text.tokenizer import Tokenizer
 from ..bodies.schema import ChatMessage
 from ..errors import FieldError
 from ..serving import Caller, Serving
@@ -83,73 +82,6 @@ class PreparedConversation:
         return AnswerReader(self.parsing)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parsing:
-    """What answers are parsed with."""
-
-    format: OutputFormat
-    tokenizer: Tokenizer
-    tools: list[Tool]
-    shows_reasoning: bool
-
-    def make_parser(self, opening: Sequence[int]) -> OutputParser:
-        """A parser of one answer. opening: as `find_opening` says."""
-        return OutputParser(self.format, self.tokenizer, opening, self.tools)
-
-    def find_opening(self, prompt: Sequence[int]) -> Sequence[int]:
-        """What of a prompt parsers have to know: the marker of thoughts, if it has opened them."""
-        return self.format.thinking_open_ids if is_reasoning_open(self.format, prompt) else ()
-
-
-class AnswerReader:
-    """The outputs of one request -> events. Each of its answers has a parser of its own."""
-
-    def __init__(self, parsing: Parsing | None) -> None:
-        """`parsing` None: all is text."""
-        self._parsing = parsing
-        self._parsers: dict[int, OutputParser] = {}
-        self._opening: Sequence[int] | None = None  # looked for once: prompts are long, and answers many
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether answers are nothing but text."""
-        return self._parsing is None
-
-    @property
-    def num_reasoning_tokens(self) -> int | None:
-        """Of all answers so far, also where thoughts are not shown; None of a model that does not think."""
-        if self._parsing is None or self._parsing.format.thinking is None:
-            return None
-        return sum(parser.num_reasoning_tokens for parser in self._parsers.values())
-
-    @property
-    def num_errors(self) -> int:
-        """Calls of all answers that could not be read, and are among the text."""
-        return sum(parser.num_errors for parser in self._parsers.values())
-
-    def has_errors(self, index: int) -> bool:
-        """Whether a call of this answer could not be read."""
-        return index in self._parsers and self._parsers[index].num_errors > 0
-
-    def read(self, output: RequestOutput) -> list[list[OutputEvent]]:
-        """What is new of each of `output.outputs`, which are deltas, or whole."""
-        parsing = self._parsing
-        if parsing is None:
-            return [[TextDelta(one.text)] if one.text else [] for one in output.outputs]
-        found: list[list[OutputEvent]] = []
-        for one in output.outputs:
-            parser = self._parsers.get(one.index)
-            if parser is None:
-                if self._opening is None:
-                    self._opening = parsing.find_opening(output.prompt_token_ids)
-                parser = self._parsers[one.index] = parsing.make_parser(self._opening)
-            events = parser.take(one.text, one.token_ids, one.finish_reason is not None)
-            if not parsing.shows_reasoning:
-                events = [event for event in events if not isinstance(event, ReasoningDelta)]
-            found.append(events)
-        return found
-
-
 async def prepare_conversation(
     serving: Serving,
     caller: Caller,
@@ -167,30 +99,24 @@ async def prepare_conversation(
     if conversation.thinking_token_budget is not None and not serving.is_thinking:
         budget = conversation.thinking_token_budget
         raise FieldError("thinking_token_budget", budget, "none: this model does not think")
-    output_format = choose_parsed(serving.output_format, bool(conversation.tools))
-    if output_format is not None:
+    may_call = conversation.may_call
+    parsing = choose_parsing(
+        serving.output_format, serving.tokenizer, conversation.tools, may_call, conversation.shows_reasoning
+    )
+    if parsing is not None:
         params.skip_special_tokens = False  # markers may be special tokens
     prepared = await prepare_params(serving, params, caller, None, search=search, logprobs_name=logprobs_name)
     max_model_len = serving.llm.facts.max_model_len
     job = make_render_job(conversation, max_model_len, prepared)
     prompt = await render_chat(serving, job, caller)
-    if conversation.may_call and (output_format is None or output_format.calls is None):
+    if may_call and (parsing is None or parsing.format.calls is None):
         allowed = "none: how this model writes calls is not known (--tool-call-parser names a format)"
         raise FieldError(conversation.fields.tools, f"{len(conversation.tools)} tools", allowed)
     if search is None:
-        rules = _make_rules(serving, conversation, output_format, prompt)
+        rules = None if parsing is None else _make_rules(serving, conversation, parsing.format, prompt)
         grammar = await _make_grammar(serving, caller, conversation.format, rules)
         purpose = "" if rules is None else rules.purpose
         prepared = dataclasses.replace(prepared, grammar=grammar, purpose=purpose)
-    if output_format is None:
-        return PreparedConversation(prompt=prompt, params=prepared)
-    tools = [_shorten(tool) for tool in conversation.tools] if conversation.may_call else []
-    parsing = Parsing(
-        format=output_format,
-        tokenizer=serving.tokenizer,
-        tools=tools,
-        shows_reasoning=conversation.shows_reasoning,
-    )
     return PreparedConversation(prompt=prompt, params=prepared, parsing=parsing)
 
 
@@ -246,10 +172,8 @@ def _make_variables(conversation: Conversation) -> dict[str, Any] | None:
 
 
 def _make_rules(
-    serving: Serving, conversation: Conversation, output_format: OutputFormat | None, prompt: list[int]
-) -> OutputRules | None:
-    if output_format is None:
-        return None
+    serving: Serving, conversation: Conversation, output_format: OutputFormat, prompt: list[int]
+) -> OutputRules:
     return make_output_rules(
         output_format,
         serving.llm.facts.eos_token_ids,
@@ -268,8 +192,3 @@ async def _make_grammar(
     if rules is not None:
         source = FormatSource(None, rules=rules) if source is None else source._replace(rules=rules)
     return "" if source is None else await compile_format(serving, source, caller)
-
-
-def _shorten(tool: Tool) -> Tool:
-    """A tool as parsers need it, for as long as an answer takes."""
-    return Tool(tool.name, None, tool.parameters, tool.strict)

@@ -9,12 +9,12 @@ from contextlib import aclosing
 from msgspec import UNSET
 from starlette.responses import Response
 
+from ...output_formats.answer_reader import AnswerReader
 from ...output_formats.events import OutputEvent
 from ...output_formats.offered_tools import check_tools
 from ...outputs import CompletionOutput, RequestOutput
 from ..bodies import messages as body
 from ..endpoints.conversation import (
-    AnswerReader,
     ParsedOutputs,
     make_render_job,
     parse_outputs,

@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
+from ...output_formats.answer_reader import AnswerReader
 from ...output_formats.offered_tools import read_tool_choice
 from ...outputs import RequestOutput
 from ..bodies.responses import (
@@ -27,7 +28,6 @@ from ..bodies.responses import (
 )
 from ..bodies.schema import TokenLogprob
 from ..endpoints.conversation import (
-    AnswerReader,
     Conversation,
     ParsedOutputs,
     PreparedConversation,
