@@ -47,7 +47,11 @@ inline Vec load(const float* p) {
 inline Vec load(const bf16* p) {
     HalfVec h;
     std::memcpy(&h, p, sizeof h);
+#if defined(__AVX512BF16__)  // GCC takes four shuffles for the conversion
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#else
     return (Vec)(__builtin_convertvector(h, UintVec) << 16);
+#endif
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
@@ -131,11 +135,18 @@ inline Vec cap_score(Vec score, float cap) { return cap - 2.0f * cap / (exp(scor
 
 // Sum and maximum over lanes, in a fixed order.
 inline float sum(Vec v) {
+#if defined(__AVX512BF16__)
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
     float lanes[kLanes];
     std::memcpy(lanes, &v, sizeof v);
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
     return lanes[0];
+#endif
 }
 
 inline float max(Vec v) {
