@@ -160,9 +160,11 @@ class EngineRoster(msgspec.Struct, array_like=True, frozen=True):
 
     A supervisor tells its cores, on the link that it has to each; a core takes it from nobody else, and tells
     its clients: in Welcome, and whenever it changes. An engine that is not in it any more is gone for good.
+    A client hears it from each engine, some late: what is not newer than what it knows is of the past.
     """
 
     engines: Annotated[list[RosterEntry], Meta(max_length=MAX_ROSTER_ENTRIES)]
+    version: int = 0  # grows with every change
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):

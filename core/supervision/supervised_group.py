@@ -86,10 +86,10 @@ class SupervisedGroup:
         entries = [
             RosterEntry(e.state.index, e.state.socket, e.is_draining, not e.is_open) for e in self.running
         ]
-        roster = EngineRoster(entries)
-        if roster == self._roster or (self._roster is None and len(entries) < 2):
+        known = self._roster
+        if (len(entries) < 2) if known is None else (entries == known.engines):
             return
-        self._roster = roster
+        self._roster = roster = EngineRoster(entries, 1 if known is None else known.version + 1)
         for engine in self.engines.values():
             engine.tell_roster(roster)
 

@@ -177,14 +177,13 @@ class EngineLinks:
         self.group.remove_engine(link.index, now)
 
     def find_news(self, link: EngineLink) -> EngineRoster | None:
-        """What this engine says of the group, if it is not what was said last."""
+        """What this engine says of the group, if nobody has said anything as new."""
         roster = link.protocol.roster
-        if roster is None or roster is self._roster:
+        if roster is None or (self._roster is not None and roster.version <= self._roster.version):
             return None
-        has_changed = roster != self._roster
         self._roster = roster
         self._away = {entry.index for entry in roster.engines if entry.is_away}
-        return roster if has_changed else None
+        return roster
 
     def follow(self, roster: EngineRoster) -> tuple[list[EngineLink], list[EngineLink]]:
         """Connect to engines that are new in a roster. Those links, and those of engines that are not in it:

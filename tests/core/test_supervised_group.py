@@ -208,6 +208,22 @@ def test_commands_come_also_when_a_cleaner_has_removed_their_socket(pair: str) -
     resume_engine(pair, 1, TIMEOUT_S)
 
 
+def test_streams_of_an_only_engine_go_on_at_one_that_takes_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Daemon("only", make_group_config(1)):
+        with under_load("only", 4, 300) as loads:
+            wait_for_tokens(loads, 20)
+            assert add_engine("only", TIMEOUT_S) == 1
+            remove_engine("only", 0, TIMEOUT_S)
+            assert list(read_engines("only")) == [1]
+            assert not (find_named("only") / "core.sock").exists()
+        with under_load("only", 2, 20):
+            pass  # who comes now finds it
+    told = [record.getMessage() for record in caplog.records if "is gone" in record.getMessage()]
+    assert told == ["engine 0 is gone; 1 others go on"] * 2, "each client went by an old roster, or by none"
+
+
 def test_an_engine_that_is_lost_for_good_leaves_the_others_and_a_restart_brings_it_back() -> None:
     with Daemon("few", make_group_config(2, max_core_restarts=0)) as daemon:
         first = read_engines("few")[0].pid
