@@ -232,5 +232,6 @@ def main() -> NoReturn:
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     args = msgspec.msgpack.decode(lifeline.args, type=CoreArgs)
-    logging.basicConfig(level=args.config.log_level, format="quire: %(message)s")
+    name = "quire" if args.roster is None else f"quire engine {args.engine_index}"
+    logging.basicConfig(level=args.config.log_level, format=f"{name}: %(message)s")
     sys.exit(EngineCoreProcess(args, lifeline.fd, started_at).run())

@@ -38,7 +38,7 @@ CODEC = make_client_codec()
 
 def make_group_config(num_engines: int, name: str = "paced", max_core_restarts: int = 5) -> EngineConfig:
     recovery = RecoveryConfig(max_core_restarts=max_core_restarts)
-    config = msgspec.structs.replace(make_named_config(name), recovery=recovery)
+    config = msgspec.structs.replace(make_named_config(name), recovery=recovery, log_level="INFO")
     return config.for_engine(0, num_engines)
 
 
@@ -234,7 +234,9 @@ def test_an_engine_that_is_lost_for_good_leaves_the_others_and_a_restart_brings_
         state = read_state(find_named("few"))
         assert state is not None
         assert (state.state, state.core_pid) == ("ready", engines[1].pid)
-        assert "engine 0 is lost" in find_log("few").read_text()
+        log = find_log("few").read_text()
+        assert "quire: engine 0 is lost" in log
+        assert "quire engine 1: replays are" in log, "each says who it is"
         assert not (find_named("few") / "core.sock").exists(), "it leads nowhere"
         with Listener("few", "core1.sock") as listener:
             listener.wait_for_roster([(1, False, False)])
