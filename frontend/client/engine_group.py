@@ -68,10 +68,11 @@ class EngineGroup:
 
     def remove_engine(self, index: int, now: float) -> None:
         """It is gone for good: its requests go on elsewhere. It must not be the last."""
-        member = self._members.pop(index)
-        self.router.set_takes_new(index, False)
-        self._place_again(member.protocol.ledger.release(is_lost=True), now)
-        self.router.remove_engine(index)
+        entries = self._members.pop(index).protocol.ledger.release(is_lost=True)
+        for entry in entries:
+            self.router.remove(entry.request.request_id)
+        self.router.remove_engine(index)  # first: where no other takes new requests it would be chosen again
+        self._place_again(entries, now)
 
     def set_draining(self, index: int, is_draining: bool) -> None:
         """Whether nothing new is to go there, and what is there is to go on elsewhere."""

@@ -206,6 +206,16 @@ def test_an_engine_that_is_gone_for_good_leaves_its_suspects_too(two: Group) -> 
     two.group.settle(NOW)
 
 
+def test_what_an_engine_had_that_is_gone_waits_at_one_that_is_away(two: Group) -> None:
+    two.add("a", "b", "c", "d")
+    two.lose(0)
+    two.lose(1)
+    assert len(two.engines[1].protocol.ledger) == 4
+    two.group.remove_engine(1, NOW)
+    two.group.settle(NOW)
+    assert sorted(two.engines[0].protocol.ledger.ids) == ["a", "b", "c", "d"]
+
+
 def test_one_that_joins_brings_what_is_in_its_ledger(two: Group) -> None:
     third = Played()
     third.protocol.add_requests([make_request("own", [1])], NOW)
