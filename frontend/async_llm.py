@@ -129,6 +129,11 @@ class AsyncLLM(AsyncUtilityCalls):
         return self._input_processor.output_format
 
     @property
+    def num_engines(self) -> int:
+        """Engines that share the requests, those included that are being restarted."""
+        return self._running_client().num_engines
+
+    @property
     def errored(self) -> bool:
         return self.dead_error is not None
 

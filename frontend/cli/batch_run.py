@@ -123,7 +123,7 @@ class BatchRun:
 
     async def _work(self, on_phase: Callable[[str], None] | None) -> None:
         await self.llm.start(on_phase)
-        num_workers = self.max_concurrency or 2 * self.llm.facts.max_num_seqs
+        num_workers = self.max_concurrency or 2 * self.llm.facts.max_num_seqs * self.llm.num_engines
         # The server's own bound on waiting sequences is for many clients; here `num_workers` is the bound.
         models = ServedModels.of_one(self.llm, ServerOptions(max_waiting=2**31 - 1))
         app = ApiKeyMiddleware(create_app(models), ())

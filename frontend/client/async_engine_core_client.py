@@ -65,6 +65,11 @@ class AsyncMPClient(EngineCoreClient):
         return self._links.are_open
 
     @property
+    def num_engines(self) -> int:
+        """Those included that are being restarted."""
+        return len(self._links)
+
+    @property
     def engines(self) -> dict[int, EngineFacts]:
         """What each engine that is there says of itself, by its number; one alone is 0."""
         return self._links.facts

@@ -117,6 +117,11 @@ class Serving:
         return "recovering" if self.llm.is_recovering else "ready"
 
     @property
+    def max_sequences(self) -> int:
+        """Most of them that run and wait: what fits into all engines' steps, and max_waiting."""
+        return self.llm.facts.max_num_seqs * self.llm.num_engines + self.options.max_waiting
+
+    @property
     def model_id(self) -> str:
         """The name under which the model is served."""
         return self.llm.facts.served_model_name
@@ -186,7 +191,7 @@ class Serving:
                 code="answer_too_large",
             )
         stay = Stay(caller.tenant, num_prompts * params.num_sequences, num_prompts * price.logprobs_bytes)
-        self.room.check(stay, self.llm.facts.max_num_seqs + self.options.max_waiting)
+        self.room.check(stay, self.max_sequences)
         return stay
 
     async def generate(

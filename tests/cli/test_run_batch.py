@@ -218,6 +218,7 @@ class FakeLLM:
 
     def __init__(self) -> None:
         self.facts = SimpleNamespace(max_num_seqs=2, served_model_name="fake", max_model_len=64)
+        self.num_engines = 1
         self.dead_error: Exception | None = None
         self.is_shut_down = False
 

@@ -286,6 +286,7 @@ class FakeAsyncClient:
     def __init__(self, script: Script) -> None:
         self.facts = make_facts(vocab_size=2048, model=str(pocket_folder()))
         self.startup: list[tuple[str, float]] = []
+        self.num_engines = 1
         self.engine = FakeEngine(script)
         self.error: Exception | None = None
         self.num_closed = 0

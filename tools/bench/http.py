@@ -126,6 +126,7 @@ class EndlessLLM:
 
     errored = False
     is_running = True
+    num_engines = 1
     dead_error = None
     output_format = None  # of a model that only writes text
 

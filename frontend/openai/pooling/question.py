@@ -114,5 +114,5 @@ def _find_stay(serving: Serving, caller: Caller, question: Question) -> Stay:
             code="answer_too_large",
         )
     stay = Stay(caller.tenant, -(-len(given) // _INPUTS_A_PLACE), price)
-    serving.room.check(stay, facts.max_num_seqs + serving.options.max_waiting)
+    serving.room.check(stay, serving.max_sequences)
     return stay

@@ -67,13 +67,12 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
 def make_info(serving: Serving) -> ModelInfo:
     """What TEI's clients look at before they ask."""
     facts, options = serving.llm.facts, serving.options
-    max_requests = facts.max_num_seqs + options.max_waiting
     return ModelInfo(
         model_id=facts.served_model_name,
         model_dtype=facts.dtype,
         model_type=_describe_type(facts.tasks, serving.model_texts.labels),
         tasks=list(facts.tasks),
-        max_concurrent_requests=max_requests,
+        max_concurrent_requests=serving.max_sequences,
         max_input_length=facts.max_model_len,
         max_batch_tokens=facts.max_num_batched_tokens,
         max_batch_requests=facts.max_num_seqs,

@@ -91,6 +91,7 @@ class FakeLLM:
 
     def __init__(self, pieces: tuple[str, ...] = ("Hello", " there", "!"), **facts: Any) -> None:
         self.pieces = pieces
+        self.num_engines = 1
         folder = str(pocket_folder())
         values: dict[str, Any] = {"model": folder, "tokenizer": folder, "vocab_size": 2048}
         values |= {"max_model_len": 128, "max_num_seqs": 4}

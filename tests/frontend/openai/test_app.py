@@ -455,6 +455,9 @@ def test_what_does_not_fit_is_refused_at_once_with_retry_after() -> None:
             refused = await client.post(CHAT, chat(stream=stream))
             assert (refused.status, refused.error["code"]) == (429, "overloaded")
             assert refused.headers["retry-after"] == "1"
+        llm.num_engines = 2  # another one has joined
+        running.append(asyncio.create_task(client.post(CHAT, chat())))
+        await llm.wait_for_calls(7)
         llm.gate.set()
         assert {(await one).status for one in running} == {200}
         assert (await client.post(CHAT, chat())).status == 200
