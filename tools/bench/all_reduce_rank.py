@@ -30,7 +30,9 @@ def measure(request: RankRequest) -> list[SizeTimes]:
         "gloo", init_method=f"file://{request.store}", rank=request.rank, world_size=request.size
     )
     ways = (group.all_reduce, torch.distributed.all_reduce)
-    return [_measure_size(size_bytes, ways, group, request.seconds) for size_bytes in SIZES]
+    times = [_measure_size(size_bytes, ways, group, request.seconds) for size_bytes in SIZES]
+    torch.distributed.destroy_process_group()
+    return times
 
 
 def _measure_size(
