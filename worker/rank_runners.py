@@ -23,6 +23,7 @@ from ..kernels.shared_group import SharedGroup
 from .attention.metadata import KVCaches
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models.decoder import Decoder
+from .pooling.pooler import LaunchedVectors, PooledRows, Pooler
 from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors
 from .sampling.sampler import SampledTokens
@@ -51,6 +52,15 @@ class LeadingRunner(GPUModelRunner):
         return sampled
 
 
+class NoPooler(Pooler):
+    """Of a rank that pools nothing, though it computes what is pooled."""
+
+    def __init__(self) -> None: ...
+
+    def pool(self, hidden: Tensor, step: PooledRows) -> LaunchedVectors | None:  # noqa: ARG002
+        return None
+
+
 class FollowingRunner(GPUModelRunner):
     """Another rank's. Its answers hold rank 0's tokens and nothing else."""
 
@@ -64,6 +74,7 @@ class FollowingRunner(GPUModelRunner):
     ) -> None:
         self._group = group
         super().__init__(config, model, kv_caches, device, is_async=False)
+        self._pooler = NoPooler()
 
     def use_logits_processors(self, processors: Sequence[type[LogitsProcessor]]) -> None:
         """Nothing: they edit logits, and this rank has none."""

@@ -61,8 +61,10 @@ def load_model(config: EngineConfig, device: torch.device, group: SharedGroup | 
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     weights = open_weights(config.model, dtype, device)
     decoder = _Builder(config, weights, dtype, device, group).build()
-    decoder.pooling_head = head = load_pooling_head(config, weights, device)
-    decoder.weight_bytes += 0 if head is None else head.size_bytes
+    head = load_pooling_head(config, weights, device)
+    if head is not None and (group is None or group.rank == 0):  # others pool nothing
+        decoder.pooling_head = head
+        decoder.weight_bytes += head.size_bytes
     weights.finish()
     return decoder
 
