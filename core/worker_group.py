@@ -17,7 +17,7 @@ from ..ipc.due import find_earliest
 from ..ipc.processes.liveness import Deadline
 from ..ipc.processes.managed_child import ManagedChild
 from ..ipc.processes.process import ProcessHandle
-from ..ipc.step import ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
+from ..ipc.step import LedgerEntry, ModelRunnerOutput, StepFailed, WorkerFailed, WorkerProgress, WorkerReady
 
 WorkerEvent = ModelRunnerOutput | StepFailed | WorkerReady | WorkerFailed | WorkerProgress
 
@@ -120,14 +120,20 @@ class WorkerGroup:
 
 
 def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
-    """What all ranks say together: as many blocks as each has. Refused if they have not loaded the same."""
+    """What all ranks say together: as many blocks as each has, and the memory of all.
+
+    Refused if they have not loaded the same.
+    """
     first = ready[0]
     for rank, other in sorted(ready.items()):
         if other.weights_id != first.weights_id:
             text = f"rank {rank} sees other weights or another configuration than rank 0"
             return WorkerFailed(f"{text} ({other.weights_id}, not {first.weights_id})", "ModelError")
+    parts = zip(*(one.ledger for one in ready.values()), strict=True)
+    ledger = [LedgerEntry(part[0].name, sum(entry.size_bytes for entry in part)) for part in parts]
     return msgspec.structs.replace(
         first,
+        ledger=ledger,
         num_gpu_blocks=min(one.num_gpu_blocks for one in ready.values()),
         batch_variance_reason=next(
             (one.batch_variance_reason for one in ready.values() if one.batch_variance_reason), ""

@@ -17,7 +17,14 @@ from quire.ipc.fault_hooks import make_fault_hooks
 from quire.ipc.processes.child_args import GroupArgs, WorkerArgs
 from quire.ipc.processes.process import Lifeline, enable_stack_dumps
 from quire.ipc.sockets import connect_dealer
-from quire.ipc.step import ModelRunnerOutput, ResetRows, SchedulerOutput, WorkerProgress, WorkerReady
+from quire.ipc.step import (
+    LedgerEntry,
+    ModelRunnerOutput,
+    ResetRows,
+    SchedulerOutput,
+    WorkerProgress,
+    WorkerReady,
+)
 
 NUM_BLOCKS = 100
 _POLL_S = 0.001
@@ -55,8 +62,9 @@ def main() -> None:
         faults.reach("worker.start")
     is_odd = args.config.model.served_model_name == "odd"
     weights_id = f"weights-{args.rank if is_odd else 0}"
+    ledger = [LedgerEntry("weights", 10)]
     socket.send_multipart(
-        codec.encode(WorkerReady(NUM_BLOCKS - args.rank, "fake", [], weights_id=weights_id))
+        codec.encode(WorkerReady(NUM_BLOCKS - args.rank, "fake", ledger, weights_id=weights_id))
     )
     num_steps = 0
     while True:

@@ -18,7 +18,14 @@ from quire.core import executor as executor_module
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.ipc.config import EngineConfig, ParallelConfig
 from quire.ipc.model_spec import ModelSpec
-from quire.ipc.step import ModelRunnerOutput, SchedulerOutput, WorkerFailed, WorkerProgress, WorkerReady
+from quire.ipc.step import (
+    LedgerEntry,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+)
 
 SIZE = 3
 
@@ -102,6 +109,7 @@ def test_all_ranks_must_be_ready_and_compute_but_only_rank_0_is_heard(start: Cal
     ready = ranks.follow(WorkerReady)
     assert isinstance(ready, WorkerReady)
     assert ready.num_gpu_blocks == 100 - (SIZE - 1), "as many as the least that a rank has"
+    assert ready.ledger == [LedgerEntry("weights", 10 * SIZE)]
     assert [event.phase for event in ranks.seen if isinstance(event, WorkerProgress)] == ["start rank 0"]
     assert list(ranks.executor.pids) == ["worker-0", "worker-1", "worker-2"]
     for step_id in range(3):
