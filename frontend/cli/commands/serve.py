@@ -23,7 +23,7 @@ from ....ipc.errors import ConfigError
 from ....ipc.network.tcp_address import is_tcp
 from ....ipc.processes.process_limits import discard_unwritable
 from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
-from ...client.remote_daemon import Attachment
+from ...client.remote_daemon import Attachment, check_unattached
 from ...daemon import DaemonStarter, check_name_is_free
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ...openai.connections.listen import bind_socket, is_loopback, reserve_port
@@ -107,21 +107,28 @@ def run(argv: Sequence[str]) -> int:
         starter = DaemonStarter(SupervisorArgs(name=name, config=config, ends_with_parent=True))
         try:
             starter.wait_until_attachable()
-            return _serve(options, server_options, listening_socket, [name], box)
+            daemons = [name, *(options.attach or ())]
+            return _serve(options, server_options, listening_socket, daemons, box)
         finally:
             starter.stop()
 
 
 def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
-    """The engine's arguments, None with --attach."""
+    """Those of an engine of its own; None with --attach and no MODEL beside it to serve as well."""
     if options.model_name is not None:
         options.model = options.model_name
-    if options.attach is not None and options.name is not None:
+    attached = options.attach or ()
+    # With a daemon of another machine MODEL is where its files are here.
+    has_both = bool(attached) and options.model_name is not None and not any(map(is_tcp, attached))
+    if attached and not has_both and options.name is not None:
         raise ConfigError("name", options.name, "not given with --attach: a daemon has a name")
     if not 1 <= options.api_server_count <= _MAX_PROCESSES:
         raise ConfigError(
             "api_server_count", options.api_server_count, f"an integer from 1 to {_MAX_PROCESSES}"
         )
+    if has_both:
+        check_unattached(keys=options.keys)
+        return EngineArgs.from_cli_args(options)
     return read_engine_choice(options)
 
 
@@ -221,7 +228,8 @@ def _make_example(models: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, A
 
 def _make_parser() -> Parser:
     parser = Parser("quire serve", "Serve a model over HTTP, with OpenAI's API.", _EPILOG, " [MODEL]")
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="as --model")
+    text = "as --model; with --attach it is served as well"
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help=text)
     group = parser.add_argument_group("server options")
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
