@@ -157,6 +157,8 @@ class AsyncPump:
                 self._loop.remove_reader(link.engine.exit_fd)
                 link.connection.start_engine()
                 self._loop.add_reader(link.engine.exit_fd, self._on_engine_exit, link)
+            if link.protocol.end_reason is not None and self._links.can_lose(link):
+                self.lose(link)
             self._run(link)
         self.settle()
 

@@ -86,14 +86,16 @@ class EngineGroup:
 
     def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None:
         """Hand each to the engine that is best for it."""
+        if now >= self._next_digest_at:
+            if now >= self._next_digest_at + DIGEST_INTERVAL_S:  # nobody has asked for a while
+                self.router.forget_others()
+            self._next_digest_at = now + DIGEST_INTERVAL_S
+            self._ask_digests(self._members.values())
         batches: dict[int, list[EngineCoreRequest]] = {}
         for request in requests:
             batches.setdefault(self.router.place(request), []).append(request)
         for index, batch in batches.items():
             self._members[index].protocol.add_requests(batch, now)
-        if now >= self._next_digest_at:
-            self._next_digest_at = now + DIGEST_INTERVAL_S
-            self._ask_digests(self._members.values())
 
     def withdraw_requests(self, request_ids: list[str]) -> None:
         """Forget requests whose handing over was broken off."""
@@ -134,7 +136,7 @@ class EngineGroup:
         for index, member in self._members.items():
             protocol = member.protocol
             if protocol.is_open != member.was_open:
-                self._note_change(index, member)
+                self._note_change(index, member, now)
             if member.digest_call is not None and (result := protocol.answers.get(member.digest_call)):
                 protocol.end_call(member.digest_call)
                 member.digest_call = None
@@ -145,7 +147,7 @@ class EngineGroup:
             self._move_all(now)
         return any(member.protocol.outbox for member in self._members.values())
 
-    def _note_change(self, index: int, member: _Member) -> None:
+    def _note_change(self, index: int, member: _Member, now: float) -> None:
         """An engine is there, or is not any more."""
         member.was_open = member.protocol.is_open
         self.router.set_takes_new(index, member.takes_new)
@@ -153,6 +155,7 @@ class EngineGroup:
         if member.was_open:
             self.router.add_engine(index)
             self._ask_digests([member])
+            self._next_digest_at = now + DIGEST_INTERVAL_S
 
     def _ask_digests(self, members: Iterable[_Member]) -> None:
         for member in members:

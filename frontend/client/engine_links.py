@@ -172,8 +172,9 @@ class EngineLinks:
         self._links.remove(link)
         link.is_gone = True
         link.protocol.connection_lost(now)
-        link.protocol.end(f"engine {link.index} is gone")
-        _log.error("%s; %d others go on", link.protocol.end_reason, len(self._links))
+        level = logging.INFO if link.protocol.end_reason is None else logging.ERROR
+        link.protocol.end(f"engine {link.index} was removed")
+        _log.log(level, "%s; engines that go on: %d", link.protocol.end_reason, len(self._links))
         self.group.remove_engine(link.index, now)
 
     def find_news(self, link: EngineLink) -> EngineRoster | None:

@@ -64,7 +64,7 @@ class EngineRouter:
             known.num_others = known.num_others_pending = 0
 
     def remove_engine(self, index: int) -> None:
-        """It is gone for good; its requests have been removed or placed elsewhere."""
+        """It is gone for good; its requests are to be removed, or placed again."""
         self._engines.pop(index, None)
 
     def set_takes_new(self, index: int, takes_new: bool) -> None:
@@ -114,6 +114,11 @@ class EngineRouter:
         starts = range(0, len(data) - HASH_SIZE_BYTES + 1, HASH_SIZE_BYTES)
         names = [int.from_bytes(data[start : start + HASH_SIZE_BYTES], "little") for start in starts]
         self._remember(names, engine.mark)
+
+    def forget_others(self) -> None:
+        """What engines have said of other clients' requests is of the past."""
+        for engine in self._engines.values():
+            engine.num_others = engine.num_others_pending = 0
 
     def _make_mark(self) -> int:
         self._num_marks += 1

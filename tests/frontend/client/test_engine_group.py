@@ -257,3 +257,25 @@ def test_a_request_that_has_ended_counts_no_more(two: Group) -> None:
         two.say(index, EngineCoreOutput(name, 0, [1], finish_reason=FinishReason.LENGTH))
     assert two.group.router.find("a") is None
     assert two.group.router.find("b") is None
+
+
+def test_the_last_but_one_may_go_while_the_last_is_away(two: Group) -> None:
+    two.lose(0)
+    two.add("a")
+    assert list(two.requests_at(1)) == ["a"]
+    two.lose(1)
+    two.group.remove_engine(1, NOW)
+    two.come_back(0)
+    assert list(two.requests_at(0)) == ["a"]
+
+
+def test_what_was_said_of_others_is_forgotten_after_a_while(two: Group) -> None:
+    for index, num_requests in enumerate((9, 0)):
+        (call,) = [one for one in two.engines[index].hear() if isinstance(one, UtilityCall)]
+        two.engines[index].say(UtilityResult(call.call_id, digest=EngineDigest(b"", num_requests, 0)))
+    two.group.settle(NOW)
+    two.group.add_requests([make_request("a", [1])], NOW + 0.5)
+    assert list(two.requests_at(1)) == ["a"]
+    two.say(1, EngineCoreOutput("a", 0, [1], finish_reason=FinishReason.LENGTH))
+    two.group.add_requests([make_request("b", [1])], NOW + 3 * DIGEST_INTERVAL_S)
+    assert list(two.requests_at(0)) == ["b"]
