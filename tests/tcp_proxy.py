@@ -17,40 +17,40 @@ class TcpProxy:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._passes = threading.Event()
-        self._passes.set()
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._all = [self._listener]
         self.num_accepted = 0
+        self._gates: list[threading.Event] = []  # the last is that of new connections
+        self._sockets = [self._listener]
         self._threads: list[threading.Thread] = []
+        self._add_gate()
         self._start(self._accept)
 
     def cut(self) -> None:
         """End every connection; new ones are made."""
-        pairs, self._pairs = self._pairs, []
-        for one in [one for pair in pairs for one in pair]:
+        for one in self._sockets[1:]:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def silence(self) -> None:
-        """Hand nothing on, on connections that stand and on new ones."""
-        self._passes.clear()
-
-    def resume(self) -> None:
-        """Hand on again. What was sent over a connection before is not lost, as of a cable that was out."""
-        self._passes.set()
+    def strand(self) -> None:
+        """Hand nothing on over connections that stand, and say nothing of it; new ones are well."""
+        self._gates[-1].clear()
+        self._add_gate()
 
     def close(self) -> None:
-        self.resume()
+        for gate in self._gates:
+            gate.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self.cut()
         for thread in self._threads:
             thread.join(5.0)
-        for one in self._all:
+        for one in self._sockets:
             one.close()
 
-    def _start(self, target: Callable[..., None], *args: socket.socket) -> None:
-        thread = threading.Thread(target=target, args=args, daemon=True)
+    def _add_gate(self) -> None:
+        self._gates.append(threading.Event())
+        self._gates[-1].set()
+
+    def _start(self, action: Callable[[], None]) -> None:
+        thread = threading.Thread(target=action, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -60,16 +60,18 @@ class TcpProxy:
                 near, _ = self._listener.accept()
                 self.num_accepted += 1
                 far = socket.create_connection(self._target)
-                self._pairs.append((near, far))
-                self._all += (near, far)
-                for pair in ((near, far), (far, near)):
-                    self._start(self._hand_on, *pair)
+                gate = self._gates[-1]
+                self._sockets += (near, far)
+                self._start(lambda near=near, far=far, gate=gate: _hand_on(near, far, gate))
+                self._start(lambda near=near, far=far, gate=gate: _hand_on(far, near, gate))
 
-    def _hand_on(self, source: socket.socket, sink: socket.socket) -> None:
+
+def _hand_on(source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(_PIECE):
+            gate.wait()
+            sink.sendall(piece)
+        gate.wait()
+    for one in (source, sink):
         with contextlib.suppress(OSError):
-            while piece := source.recv(_PIECE):
-                self._passes.wait()
-                sink.sendall(piece)
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+            one.shutdown(socket.SHUT_RDWR)

@@ -42,11 +42,6 @@ class Transport(Protocol):
         """What has happened to the connection since the last call, in order: True made, False lost."""
         ...
 
-    @property
-    def failure(self) -> str | None:
-        """Why there can be no connection, None as far as is known."""
-        return None
-
 
 class EngineSocket(Transport):
     """A DEALER to an engine, and the monitor of its connection.
@@ -55,9 +50,12 @@ class EngineSocket(Transport):
     asked, by whatever call.
     """
 
-    def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
-        """`keys`: of an engine on another machine."""
-        self._handshakes = HandshakeWatch(address) if keys is not None else None
+    def __init__(
+        self, address: str, keys: ClientKeys | None = None, handshakes: HandshakeWatch | None = None
+    ) -> None:
+        """`keys`, and `handshakes` to be told of connections: of an engine on another machine."""
+        self._address = address
+        self._handshakes = handshakes
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -91,9 +89,10 @@ class EngineSocket(Transport):
                 events.append(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
         return events
 
-    @property
-    def failure(self) -> str | None:
-        return None if self._handshakes is None else self._handshakes.failure
+    def reconnect(self) -> None:
+        """Give up the connection that there is, which may be dead unknown to both sides, and make another."""
+        self._socket.disconnect(self._address)
+        self._socket.connect(self._address)
 
     @property
     def events(self) -> int:
@@ -129,7 +128,7 @@ class EngineConnection:
                 self.protocol.connection_made(now)
             else:
                 self.protocol.connection_lost(now)
-        if (failure := self._transport.failure) is not None:
+        if (failure := self._engine.failure) is not None:
             self.protocol.end(failure)
 
     def send_waiting(self, now: float) -> None:

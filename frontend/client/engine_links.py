@@ -27,7 +27,8 @@ class EngineLink:
         """Raises ConfigError for a weight that the engine would not take."""
         self.engine = engine
         self.is_gone = False  # for good; its socket is closed, or will be
-        self.socket = EngineSocket(engine.address, engine.keys)
+        self.socket = EngineSocket(engine.address, engine.keys, engine.handshakes)
+        engine.on_silence(self.socket.reconnect)
         try:
             self.connection = EngineConnection(engine, self.socket, client_kind, weight)
         except BaseException:

@@ -20,6 +20,7 @@ from ...ipc.processes.core_child import STOP_GRACE_S, CoreChild
 from ...ipc.processes.liveness import ChildWatch
 from ...ipc.processes.process import EXIT_OK, EXIT_WORKER_LOST, ChildProcess, wait_readable
 from ...ipc.sockets import make_ipc_address
+from .handshake_watch import HandshakeWatch
 
 LAST_WORDS_MS = 100
 
@@ -50,6 +51,12 @@ class Engine(ABC):
     is_own: bool = False  # it was started by this client and ends with it
     watch: ChildWatch | None = None  # of an engine that this client may kill
     keys: ClientKeys | None = None  # with which it is talked to over the network
+    handshakes: HandshakeWatch | None = None  # told of what becomes of connections over the network
+
+    @property
+    def failure(self) -> str | None:
+        """Why no connection to it can be made, None as far as is known."""
+        return None if self.handshakes is None else self.handshakes.failure
 
     @abstractmethod
     def check_owner(self) -> None:
@@ -71,6 +78,10 @@ class Engine(ABC):
     def make_sibling(self, entry: RosterEntry) -> Engine:
         """Another engine of its group. Raises DaemonError or ConfigError if it cannot be reached."""
         raise DaemonError(f"engine {entry.index} is not of a daemon")
+
+    def on_silence(self, reconnect: Callable[[], None]) -> None:
+        """What is to be called when it does not answer, if it cannot be killed."""
+        del reconnect
 
     def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
         """What it says of itself at a Welcome, and of its number, as it is to be understood here. Raises

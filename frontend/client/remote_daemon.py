@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,13 @@ from ...ipc.messages import EngineFacts, RosterEntry
 from ...ipc.network.keys import read_client_keys
 from ...ipc.network.served_files import ServedFiles, check_copy
 from ...ipc.network.tcp_address import is_tcp, parse_tcp_address
+from ...ipc.processes.liveness import ChildWatch
 from ..models.model_folder import POCKET, find_model_folder
 from ..models.sentence_transformers import find_transformer_folder
 from .engines import Engine, find_engines
+from .handshake_watch import HandshakeWatch
+
+_log = logging.getLogger(__name__)
 
 _NOT_GIVEN = "not given with attach: the daemon's engine has its own"
 
@@ -85,9 +91,11 @@ class RemoteEngine(Engine):
     """Its engine: it stays when this client leaves. How it is only the network says."""
 
     linger_ms = 200
+    is_computing = True  # for all that is known here: it may be late with an answer
+    is_stopped = False
 
     def __init__(self, daemon: RemoteDaemon, index: int = 0) -> None:
-        """Raises ConfigError for keys that cannot be used."""
+        """Raises ConfigError for keys that cannot be used, or a host that is not known."""
         self.started_at = time.time()
         self.index = index
         self.address = daemon.address
@@ -95,7 +103,21 @@ class RemoteEngine(Engine):
         self.exit_fd = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: nobody here knows its end
         self._daemon = daemon
         self._owner_pid = os.getpid()
+        self.handshakes = HandshakeWatch(self.address)
+        self.watch = ChildWatch(self)
+        self._reconnect: Callable[[], None] = lambda: None
         self._checked: ServedFiles | None = None  # what the copies were found equal to
+
+    def dump_stacks(self) -> None:
+        """Nothing of it can be reached from here."""
+
+    def kill(self, because: str) -> None:
+        """The connection, that is."""
+        _log.warning("%s: %s; connecting again", self.address, because)
+        self._reconnect()
+
+    def on_silence(self, reconnect: Callable[[], None]) -> None:
+        self._reconnect = reconnect
 
     def check_owner(self) -> None:
         if os.getpid() != self._owner_pid:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Protocol
 
 from ..due import find_earliest
-from .process import ProcessHandle
 
 
 class Verdict(Enum):
@@ -142,6 +142,17 @@ class Deadline:
         return None
 
 
+class Watched(Protocol):
+    """What can be looked at and given up: a ProcessHandle, or what stands for a process elsewhere."""
+
+    @property
+    def is_computing(self) -> bool: ...
+    @property
+    def is_stopped(self) -> bool: ...
+    def dump_stacks(self) -> None: ...
+    def kill(self, because: str) -> None: ...
+
+
 class ChildWatch(LivenessMonitor):
     """One process from its start to its end: who does not get on writes its stacks and is killed.
 
@@ -149,7 +160,7 @@ class ChildWatch(LivenessMonitor):
     `start` and `stop`), or for what else its owner knows (`give_up`).
     """
 
-    def __init__(self, process: ProcessHandle) -> None:
+    def __init__(self, process: Watched) -> None:
         super().__init__(lambda: process.is_computing)
         self._process = process
         self.deadline = Deadline(lambda: process.is_stopped)

@@ -10,7 +10,7 @@ from quire.tools.sim.fleet.fleet import Fleet
 from quire.tools.sim.fleet.step_costs import STEP_COSTS, StepCosts
 from quire.tools.sim.fleet.traffic import Traffic, draw_arrivals
 
-COSTS = StepCosts("made up", (1, 64, 2048), (0.02, 0.04, 0.4))
+COSTS = StepCosts("made up", 4.0, (1, 64, 2048), (0.02, 0.04, 0.4))
 
 
 def play(traffic: Traffic, *, has_router: bool, num_losses: int = 0, num_drains: int = 0) -> Fleet:

@@ -28,8 +28,6 @@ EnginePlace = tuple[Network, Callable[[], SimCore | None]]
 class SimClient:
     """A client of one engine or several."""
 
-    failure: str | None = None  # its connections can always be made again
-
     def __init__(
         self,
         identity: bytes,

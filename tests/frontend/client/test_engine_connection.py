@@ -20,8 +20,6 @@ NOW = 100.0
 class PlayedTransport:
     """Takes `room` messages; what it was given is `sent`."""
 
-    failure: str | None = None
-
     def __init__(self) -> None:
         self.room = 100
         self.sent: list[tuple[bytes]] = []

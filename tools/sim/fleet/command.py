@@ -25,7 +25,7 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     add("--frontends", type=int, default=4, metavar="N", help="that share the requests (4)")
     add("--losses", type=int, default=0, metavar="N", help="engines that are lost and come back (0)")
     add("--drains", type=int, default=0, metavar="N", help="engines that are drained and come back (0)")
-    add("--model", choices=tuple(STEP_COSTS), default="small", help="whose measured steps (small)")
+    add("--model", choices=tuple(STEP_COSTS), default="tiny", help="whose measured steps (tiny)")
     add("--seed", type=int, default=0, metavar="N", help="of the traffic (0)")
 
 

@@ -33,8 +33,7 @@ BLOCK_SIZE = 16
 MAX_MODEL_LEN = 2048
 NETWORK_S = 0.0003  # a message between two machines of one room
 NOTICE_S = 0.005  # until a frontend sees that an engine's connections have ended
-RESTART_S = 4.0  # until another is ready in its place
-DRAIN_S = 5.0  # that a drained engine stays so
+DRAIN_S = 1.0  # that a drained engine stays so
 # Room for the prefixes of an engine's share, and a quarter of that for what runs.
 NUM_BLOCKS = PREFIXES_PER_ENGINE * PREFIX_TOKENS // BLOCK_SIZE * 5 // 4
 
@@ -131,7 +130,7 @@ class SimEngine:
             self.pump()
 
     def lose(self) -> None:
-        """Everything is gone; another is there after RESTART_S."""
+        """Everything is gone; another is there after a while."""
         self.is_lost = True
         self._begin()
 
@@ -327,8 +326,9 @@ class Fleet:
         now, engine = self.timeline.now, self.engines[index]
         engine.lose()
         self._tell(now + NOTICE_S, lambda frontend: frontend.withdraw(index))
-        self.timeline.call_at(now + RESTART_S, engine.restart)
-        self._tell(now + RESTART_S, lambda frontend: frontend.come_back(index, was_lost=True))
+        back_at = now + self.costs.ready_s
+        self.timeline.call_at(back_at, engine.restart)
+        self._tell(back_at, lambda frontend: frontend.come_back(index, was_lost=True))
 
     def _drain(self, index: int) -> None:
         now = self.timeline.now

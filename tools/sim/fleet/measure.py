@@ -17,8 +17,8 @@ _NUM_STEPS = 8
 _PROMPT_TOKENS = 16
 
 
-def measure(model: Path, num_rounds: int) -> list[float]:
-    """Seconds of a step for each of MEASURED_TOKENS."""
+def measure(model: Path, num_rounds: int) -> tuple[list[float], float]:
+    """Seconds of a step for each of MEASURED_TOKENS, and from the core's start until it was ready."""
     most = max(MEASURED_TOKENS)
     with LLM(
         str(model),
@@ -29,7 +29,8 @@ def measure(model: Path, num_rounds: int) -> list[float]:
         num_gpu_blocks_override=most // 16 + 1 + MAX_DECODED * 4,
         log_level="ERROR",
     ) as llm:
-        return [_measure_one(llm, number, num_rounds) for number in MEASURED_TOKENS]
+        ready_s = sum(seconds for _, seconds in llm.llm_engine.facts.startup)
+        return [_measure_one(llm, number, num_rounds) for number in MEASURED_TOKENS], ready_s
 
 
 def _measure_one(llm: LLM, num_tokens: int, num_rounds: int) -> float:
@@ -57,9 +58,11 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL", help="a bench model: tiny, small")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of which the best counts (5)")
     options = parser.parse_args()
-    seconds = measure(ensure_model(options.model), options.rounds)
+    seconds, ready_s = measure(ensure_model(options.model), options.rounds)
     print(f"# {format_machine(describe_machine())}")
-    print(f'"{options.model}": StepCosts(\n    measured="{datetime.date.today()}",')
+    print(
+        f'"{options.model}": StepCosts(\n    measured="{datetime.date.today()}",\n    ready_s={ready_s:.3g},'
+    )
     print(f"    tokens={MEASURED_TOKENS},")
     print(f"    seconds=({', '.join(f'{one:.3g}' for one in seconds)}),\n),")
 
