@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ....ipc.param_fields import MAX_INT
 from ....ipc.pooling_params import PoolingTask
-from .schema import CacheSalt, ChatMessage, Priority, QueueTimeout, Timeout, TokenId, TruncationSide, User
+from .schema import ChatMessage, Priority, SchedulingFields, TokenId, TruncationSide
 
 Texts = str | list[str | int | list[TokenId]]  # a text, texts, token ids, or lists of token ids
 Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
@@ -40,18 +40,13 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 DocumentText = str | Document
 
 
-class PoolingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class PoolingFields(SchedulingFields, kw_only=True, forbid_unknown_fields=True):
     """What any of these requests may say, by vLLM's names; None: it does not say."""
 
     model: str | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
     truncation_side: TruncationSide | None = None
     use_activation: bool | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout_s: Timeout | None = None
-    queue_timeout_s: QueueTimeout | None = None
-    user: User | None = None
 
 
 class InputFields(PoolingFields, kw_only=True, forbid_unknown_fields=True):
@@ -136,14 +131,19 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     inputs: Any = None
 
 
-class TeiEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TextParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What TEI's clients say of texts."""
+
+    truncate: bool | None = None
+    truncation_direction: TruncationDirection | None = None
+    prompt_name: Name | None = None
+
+
+class TeiEmbedRequest(TextParameters, kw_only=True, forbid_unknown_fields=True):
     """POST /embed, as TEI's clients ask."""
 
     inputs: Texts
     normalize: bool | None = None
-    truncate: bool | None = None
-    truncation_direction: TruncationDirection | None = None
-    prompt_name: Name | None = None
     dimensions: Positive | None = None
     model: str | None = None
 
@@ -155,19 +155,11 @@ class SimilarityInputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     sentences: Annotated[list[str], Meta(min_length=1)]
 
 
-class SimilarityParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """As in TeiEmbedRequest."""
-
-    truncate: bool | None = None
-    truncation_direction: TruncationDirection | None = None
-    prompt_name: Name | None = None
-
-
 class SimilarityRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /similarity, as TEI's clients ask."""
 
     inputs: SimilarityInputs
-    parameters: SimilarityParameters | None = None
+    parameters: TextParameters | None = None
     model: str | None = None
 
 
@@ -178,6 +170,16 @@ class PoolingUsage(msgspec.Struct):
     total_tokens: int
 
 
+class ListResponse(msgspec.Struct, kw_only=True):
+    """What answers with a list have beside it."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    usage: PoolingUsage
+
+
 class Embedding(msgspec.Struct, kw_only=True):
     """A vector: its numbers, or base64 of them as float32, little-endian."""
 
@@ -186,15 +188,10 @@ class Embedding(msgspec.Struct, kw_only=True):
     embedding: list[float] | str
 
 
-class EmbeddingResponse(msgspec.Struct, kw_only=True):
+class EmbeddingResponse(ListResponse, kw_only=True):
     """Answer of /v1/embeddings."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Embedding]
-    usage: PoolingUsage
 
 
 class Pooled(msgspec.Struct, kw_only=True):
@@ -205,15 +202,10 @@ class Pooled(msgspec.Struct, kw_only=True):
     data: list[float | list[float]] | str
 
 
-class PoolingResponse(msgspec.Struct, kw_only=True):
+class PoolingResponse(ListResponse, kw_only=True):
     """Answer of /pooling."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Pooled]
-    usage: PoolingUsage
 
 
 class Classification(msgspec.Struct, kw_only=True):
@@ -225,15 +217,10 @@ class Classification(msgspec.Struct, kw_only=True):
     num_classes: int
 
 
-class ClassifyResponse(msgspec.Struct, kw_only=True):
+class ClassifyResponse(ListResponse, kw_only=True):
     """Answer of /classify."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Classification]
-    usage: PoolingUsage
 
 
 class Score(msgspec.Struct, kw_only=True):
@@ -244,15 +231,10 @@ class Score(msgspec.Struct, kw_only=True):
     score: float
 
 
-class ScoreResponse(msgspec.Struct, kw_only=True):
+class ScoreResponse(ListResponse, kw_only=True):
     """Answer of /score."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Score]
-    usage: PoolingUsage
 
 
 class Rank(msgspec.Struct, kw_only=True):

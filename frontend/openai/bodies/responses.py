@@ -11,18 +11,7 @@ from ....ipc.sampling_params import Seed, Stops, Temperature, TopP
 from ...output_formats.offered_tools import MAX_NAME_LENGTH
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponsesText, TextFormat
-from .schema import (
-    CacheSalt,
-    Metadata,
-    NumTokens,
-    Priority,
-    QueueTimeout,
-    StreamOptions,
-    TextPart,
-    Timeout,
-    TokenLogprob,
-    User,
-)
+from .schema import Metadata, NumTokens, SchedulingFields, StreamOptions, TextPart, TokenLogprob
 
 ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -135,7 +124,7 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(SchedulingFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses. input: a text, or items as InputItems has them; tools: as OfferedTools has them.
 
     Both are checked in a second step, so that a kind that is not supported is refused by its name.
@@ -165,13 +154,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     background: bool | None = None
     truncation: str | None = None
     include: list[str] | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout_s: Timeout | None = None
-    queue_timeout_s: QueueTimeout | None = None
     metadata: Metadata | None = None
     # These say nothing about the answer.
-    user: User | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

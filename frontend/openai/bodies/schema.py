@@ -46,6 +46,16 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class SchedulingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a request may say about when it runs and whose it is; None: it does not say."""
+
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    timeout_s: Timeout | None = None
+    queue_timeout_s: QueueTimeout | None = None
+    user: User | None = None
+
+
 # Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
 _NOT_REQUESTED = ("detokenize", "output_kind", "logprobs", "extra_args", "structured_outputs")
 _SharedFields: type[msgspec.Struct] = msgspec.defstruct(
@@ -55,6 +65,7 @@ _SharedFields: type[msgspec.Struct] = msgspec.defstruct(
         for name, field in SAMPLING_FIELDS.items()
         if name not in _NOT_REQUESTED
     ],
+    bases=(SchedulingFields,),
     module=__name__,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -76,14 +87,9 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout_s: Timeout | None = None
-    queue_timeout_s: QueueTimeout | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsFields | None = None
     vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
-    user: User | None = None
     use_beam_search: Annotated[bool, Meta(description="the n best sequences by beam search")] | None = None
     length_penalty: LengthPenalty | None = None
     early_stopping: EarlyStopping | None = None

@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from ..bodies.openapi import Routes
-from ..bodies.pooling import ModelInfo, SimilarityParameters, SimilarityRequest, TeiEmbedRequest
+from ..bodies.pooling import ModelInfo, SimilarityRequest, TeiEmbedRequest, TextParameters
 from ..engines.served_models import ServedModels
 from ..serving import Caller, Serving, make_id
 from ..stream import respond
@@ -36,7 +36,7 @@ async def create_tei_embedding(serving: Serving, request: TeiEmbedRequest, calle
 
 async def create_similarity(serving: Serving, request: SimilarityRequest, caller: Caller) -> Response:
     """The cosine of one sentence and each of others; the answer is the bare list of them."""
-    given, own = request.inputs, request.parameters or SimilarityParameters()
+    given, own = request.inputs, request.parameters or TextParameters()
     params = make_params(serving, own, "embed", **find_truncation(own.truncate, own.truncation_direction))
     texts, names = read_texts("inputs.sentences", list(given.sentences), serving.options.limits.max_inputs)
     prompt = serving.model_texts.find_prompt(own.prompt_name)

@@ -12,7 +12,7 @@ from .literals import PYTHON, LiteralReader
 from .text_source import Steps, Stop, TextSource, Unreadable
 from .tool_call import CallWriter, to_json
 
-_MAX_LITERAL = 20_000  # characters of Python that are read at once: 20 ms
+_MAX_LITERAL = 20_000  # characters of Python that are read at once: 10 ms
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
