@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 import torch
 from quire.kernels.native import load_library
-from quire.kernels.shared_group import GroupAborted, GroupLost, SharedGroup
+from quire.kernels.shared_group import DEFAULT_SLOT_BYTES, GroupAborted, GroupLost, SharedGroup
 from torch import Tensor
 
 Result = TypeVar("Result")
@@ -29,8 +29,8 @@ def path() -> Iterator[str]:
     os.close(fd)
 
 
-def make_groups(path: str, size: int) -> list[SharedGroup]:
-    return [SharedGroup(path, rank, size, SLOT_BYTES) for rank in range(size)]
+def make_groups(path: str, size: int, slot_bytes: int = SLOT_BYTES) -> list[SharedGroup]:
+    return [SharedGroup(path, rank, size, slot_bytes) for rank in range(size)]
 
 
 def run_ranks(groups: list[SharedGroup], act: Callable[[SharedGroup], Result]) -> list[Result]:
@@ -87,6 +87,18 @@ def test_ranks_get_the_slices_of_all_side_by_side(path: str) -> None:
         assert torch.equal(outs[0], torch.cat(slices, dim=1))
         assert torch.equal(outs[2], outs[0])
         assert not outs[1].any()
+
+
+def test_what_is_large_enough_for_a_ranks_threads_to_share_is_as_exact(
+    path: str, set_threads: Callable[[int], None]
+) -> None:
+    set_threads(3)
+    groups = make_groups(path, 2, DEFAULT_SLOT_BYTES)
+    parts = random_parts(2, 400_003, torch.float32)
+    assert all(torch.equal(x, sum_reference(parts)) for x in reduce_all(groups, parts))
+    slices, out = [torch.randn(3000, width) for width in (100, 51)], torch.empty(3000, 151)
+    run_ranks(groups, lambda group: group.gather_slices(slices[group.rank], None if group.rank else out))
+    assert torch.equal(out, torch.cat(slices, dim=1))
 
 
 def test_small_bytes_of_all_ranks_reach_all(path: str) -> None:
