@@ -24,7 +24,7 @@ import threading
 from pathlib import Path
 
 import zmq
-from zmq.backend.cython import _zmq
+from zmq.backend.cython import _zmq  # pyright: ignore[reportPrivateUsage]
 from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.daemon.private_folder import make_socket_folder

@@ -83,7 +83,7 @@ class AnswerReader:
                 self._opening = parsing.format.thinking_open_ids if is_open else ()
             parser = OutputParser(parsing.format, parsing.tokenizer, self._opening, parsing.tools)
             self._parsers[one.index] = parser
-        events = parser.take(text, one.token_ids, one.finish_reason is not None)
+        events: list[OutputEvent] = parser.take(text, one.token_ids, one.finish_reason is not None)
         if not parsing.shows_reasoning:
             events = [event for event in events if not isinstance(event, ReasoningDelta)]
         return events

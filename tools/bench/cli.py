@@ -146,7 +146,7 @@ def _run_core(argv: Sequence[str]) -> int:
 
 
 def _run_all_reduce(argv: Sequence[str]) -> int:
-    from ....tools.bench.all_reduce import run_all_reduce
+    from .all_reduce import run_all_reduce
 
     parser = Parser(
         "quire bench all-reduce", "Sums over processes in shared memory, beside gloo, in one run."

@@ -54,7 +54,11 @@ class Peer(Protocol):
     """What a connection ends in on the client's side."""
 
     identity: bytes
-    stopped_until: float  # nothing reaches it before
+
+    @property
+    def stopped_until(self) -> float:
+        """Nothing reaches it before."""
+        ...
 
     def arrive(self, frames: tuple[bytes, ...]) -> None: ...
     def note_connection(self, connection: Connection, is_up: bool) -> None: ...

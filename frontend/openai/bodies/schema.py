@@ -6,7 +6,7 @@ change nothing are dropped; of those that Quire does not have, `unsupported.py` 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -58,17 +58,20 @@ class SchedulingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 # Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
 _NOT_REQUESTED = ("detokenize", "output_kind", "logprobs", "extra_args", "structured_outputs")
-_SharedFields: type[msgspec.Struct] = msgspec.defstruct(
-    "_SharedFields",
-    [
-        (name, field.hint | None, None)
-        for name, field in SAMPLING_FIELDS.items()
-        if name not in _NOT_REQUESTED
-    ],
-    bases=(SchedulingFields,),
-    module=__name__,
-    kw_only=True,
-    forbid_unknown_fields=True,
+_SharedFields = cast(
+    type[SchedulingFields],
+    msgspec.defstruct(
+        "_SharedFields",
+        [
+            (name, field.hint | None, None)
+            for name, field in SAMPLING_FIELDS.items()
+            if name not in _NOT_REQUESTED
+        ],
+        bases=(SchedulingFields,),
+        module=__name__,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    ),
 )
 
 
