@@ -46,6 +46,20 @@ struct HeadTask {
     int out_row;  // of the query `first`
 };
 
+// Fetches the tokens after a prompt while its weights are computed, some cache lines with every two keys: in a large
+// step they have left the second-level cache since they were written. 16 prompts of 128 tokens, beside busy processes:
+// 1.65 times as fast; no gain where all lines are asked for at once.
+struct Fetcher {
+    static constexpr int kLine = 64;
+
+    const char* next;
+    int lines;
+
+    void fetch() {
+        for (int i = 0; i < lines; ++i, next += kLine) __builtin_prefetch(next, 0, 2);
+    }
+};
+
 // A task's memory. Keys are rounded up to kKeyStep.
 template <class Engine>
 struct Scratch {
@@ -144,28 +158,31 @@ void find_largest(const float* scores, int from, int to, Vec* largest) {
 
 // Scores of keys [from, to) times `scale` become weights in place, of keys up to `end` zeros; `totals` are their sums.
 template <int Vectors>
-void weigh(float*, float* scores, int from, int to, int end, float scale, Vec* totals) {
+void weigh(float*, float* scores, int from, int to, int end, float scale, Fetcher fetcher, Vec* totals) {
     Vec largest[Vectors];
     find_largest<Vectors>(scores, from, to, largest);
     for (int v = 0; v < Vectors; ++v) largest[v] *= scale, totals[v] = Vec{};
-    for (int j = from; j < to; ++j)
+    for (int j = from; j < to; ++j) {
+        if (j % 2) fetcher.fetch();
         for (int v = 0; v < Vectors; ++v) {
             float* at = scores + size_t(j) * kPanel + v * kLanes;
             const Vec weight = exp(load(at) * scale - largest[v]);
             totals[v] += weight;
             store(at, weight);
         }
+    }
     std::fill_n(scores + size_t(to) * kPanel, size_t(end - to) * kPanel, 0.0f);
 }
 
 // The same with weights that are pairs of bfloat16: of keys j and j + 1 in row (from + j) / 2, which has been read.
 template <int Vectors>
-void weigh(bf16*, float* scores, int from, int to, int end, float scale, Vec* totals) {
+void weigh(bf16*, float* scores, int from, int to, int end, float scale, Fetcher fetcher, Vec* totals) {
     Vec largest[Vectors], second[Vectors];
     find_largest<Vectors>(scores, from, to, largest);
     for (int v = 0; v < Vectors; ++v) largest[v] *= scale * kRoughScale, totals[v] = second[v] = Vec{};
     float* row = scores + size_t(from) * kPanel;
-    for (int j = from; j < to; j += 2, row += kPanel)
+    for (int j = from; j < to; j += 2, row += kPanel) {
+        fetcher.fetch();
         for (int v = 0; v < Vectors; ++v) {
             const float* at = scores + size_t(j) * kPanel + v * kLanes;
             const Vec one = rough_power(load(at) * (scale * kRoughScale) - largest[v]);
@@ -174,6 +191,7 @@ void weigh(bf16*, float* scores, int from, int to, int end, float scale, Vec* to
             second[v] += other;
             store_pairs(row + v * kLanes, one, other);
         }
+    }
     for (int v = 0; v < Vectors; ++v) totals[v] += second[v];
     std::fill(row, scores + size_t(from + (end - from) / 2) * kPanel, 0.0f);
 }
@@ -196,6 +214,16 @@ void write_out(const Prompts<T>& step, float* sums, const Vec* totals, int count
     transpose(sums, kPanel, step.units(), count, out, size_t(step.num_heads) * step.units(), false);
 }
 
+// What the panel from `first` on fetches: its share of as many tokens as the prompt has.
+template <typename T>
+Fetcher find_next(const Prompts<T>& step, const HeadTask& task, int first, int keys) {
+    const size_t panels = (task.length + kPanel - 1) / kPanel, shares = step.num_heads * panels;
+    const size_t size = task.length * step.width() * sizeof(T) / shares;
+    const char* next = reinterpret_cast<const char*>(step.row(task.start + task.length, 0));
+    const int steps = keys / 2 + 1, lines = int(size / Fetcher::kLine);
+    return {next + (task.head * panels + first / kPanel) * size, (lines + steps - 1) / steps};
+}
+
 template <class Engine, typename T>
 void attend_panel(const Prompts<T>& step, const HeadTask& task, int first, const Scratch<Engine>& scratch, int keys) {
     const int D = step.head_size, count = std::min(kPanel, task.last - first), vectors = count > kLanes ? 2 : 1;
@@ -209,7 +237,8 @@ void attend_panel(const Prompts<T>& step, const HeadTask& task, int first, const
     if (edits) edit_scores(step, task.head, first, from, to, vectors, scratch.scores);
     Vec totals[2];
     with_constant<2>(vectors, [&](auto wide) {
-        weigh<wide>(static_cast<T*>(nullptr), scratch.scores, from, to, end, edits ? 1.0f : step.scale, totals);
+        weigh<wide>(static_cast<T*>(nullptr), scratch.scores, from, to, end, edits ? 1.0f : step.scale,
+                    find_next(step, task, first, to - from), totals);
     });
     Engine::multiply(D, vectors, scratch.value + from, keys, scratch.scores + size_t(from) * kPanel, scratch.sums,
                      (end - from) / step.kUnit);
