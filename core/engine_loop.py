@@ -205,6 +205,7 @@ class EngineLoop:
             reason = "the restarted worker has room for fewer KV blocks than before; starting anew"
             _log.error("%s", reason)
             self.finish(EXIT_CRASHED, reason)  # another core can go on with fewer
+        self._registry.note_worker(True)
         _log.info("another worker is %s", format_phases(self._startup.measure()))
 
     def _on_worker_failed(self, failed: WorkerFailed) -> None:
@@ -229,6 +230,7 @@ class EngineLoop:
             return
         _log.error("%s; starting another", lost.reason)
         self._has_worker = False
+        self._registry.note_worker(False)
         self._startup = StartupClock("start worker", self._clock())
         self._executor.start()
 

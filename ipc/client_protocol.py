@@ -45,6 +45,7 @@ from .messages import (
     UtilityMethod,
     UtilityResult,
     Welcome,
+    WorkerStatus,
     make_aborts,
 )
 from .param_fields import make_plain
@@ -81,6 +82,7 @@ class ClientProtocol:
         self.roster: EngineRoster | None = None  # as the engine said last; None: there is no other engine
         self.phase: str | None = None  # of the engine's start, as it said last
         self.is_open = False
+        self.has_worker = True  # while it is open: else the engine starts another
         self.end_reason: str | None = None  # why there is no engine any more
         self.restart_at: float | None = None  # when the driver is to start another engine
         self._codec = make_client_codec()
@@ -241,6 +243,8 @@ class ClientProtocol:
                 return self._take_notice(message, now)
             case EngineRoster():
                 self.roster = message
+            case WorkerStatus(has_worker=has_worker):
+                self.has_worker = has_worker
             case _:
                 pass
         return []
@@ -272,7 +276,7 @@ class ClientProtocol:
                     self._open(message, now)
             case StartupProgress(phase=phase):
                 self.phase = phase
-            case LeaseCheck() | UtilityResult():
+            case LeaseCheck() | UtilityResult() | WorkerStatus():
                 pass  # another client left just now, or a PING was answered: both are sent before a Welcome
             case Refusal(kind=kind) if self.facts is not None and kind not in USER_ERRORS:
                 # Its next start may go well; `engine_ended` says so if there will be none.
@@ -293,7 +297,7 @@ class ClientProtocol:
         is_other_engine = self.facts is not None and welcome.epoch != self._epoch
         self.facts, self._epoch = welcome.facts, welcome.epoch
         self.engine_index, self.roster = welcome.engine_index, welcome.roster
-        self.is_open = True
+        self.is_open, self.has_worker = True, welcome.has_worker
         self._lost_at = None
         if self._watch is not None:
             self._watch.start(now)

@@ -180,6 +180,16 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
     number: int = 0
     engine_index: int = 0  # which one of the roster it is
     roster: EngineRoster | None = None  # None: there is no other engine
+    has_worker: bool = True  # as WorkerStatus
+
+
+class WorkerStatus(msgspec.Struct, array_like=True, frozen=True):
+    """The engine has lost its worker and starts another, which takes seconds; or that one is there.
+
+    Requests may wait for it, or go on at another engine.
+    """
+
+    has_worker: bool
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
@@ -526,4 +536,5 @@ MESSAGE_TYPES: dict[bytes, type[msgspec.Struct]] = {
     b"\x17": ProtocolNotice,
     b"\x18": LeaseCheck,
     b"\x19": EngineRoster,
+    b"\x1a": WorkerStatus,
 }

@@ -138,6 +138,10 @@ class RequestLedger:
             _note_losses(entries)
         return entries
 
+    def note_loss(self) -> None:
+        """What the engine has of these is lost, perhaps through one of them, though it is there itself."""
+        _note_losses(self._entries.values())
+
     def adopt(
         self, entries: list[LedgerEntry], now: float, is_open: bool
     ) -> list[EngineCoreRequest | AbortRequests]:

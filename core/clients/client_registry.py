@@ -31,6 +31,7 @@ from ...ipc.messages import (
     UtilityMethod,
     UtilityResult,
     Welcome,
+    WorkerStatus,
 )
 from ...ipc.network.served_files import ServedFiles
 from ..engine_core import EngineCore
@@ -70,6 +71,7 @@ class ClientRegistry:
         self._epoch = epoch
         self._started_at = started_at
         self._phase = ""
+        self._has_worker = True
         self._send = send
         self._clock = clock
         self._calls = UtilityCalls(clock)
@@ -80,6 +82,13 @@ class ClientRegistry:
         self._phase = phase
         for identity in self.clients:
             self.reply(identity, StartupProgress(phase))
+
+    def note_worker(self, has_worker: bool) -> None:
+        """Tell the clients of an open engine that it has lost its worker, or has one again."""
+        if has_worker != self._has_worker:
+            self._has_worker = has_worker
+            for identity in self.clients:
+                self.reply(identity, WorkerStatus(has_worker))
 
     def open(self, core: EngineCore, facts: EngineFacts) -> None:
         """The engine is ready: welcome who waits, and whoever comes."""
@@ -201,9 +210,12 @@ class ClientRegistry:
         core.set_client(identity, hello.weight)
         if is_remote(identity):
             facts = to_remote_facts(facts, self.files)
-        group = self._group
+        group, number = self._group, hello.number
         self.reply(
-            identity, Welcome(PROTOCOL_VERSION, self._epoch, facts, hello.number, group.index, group.roster)
+            identity,
+            Welcome(
+                PROTOCOL_VERSION, self._epoch, facts, number, group.index, group.roster, self._has_worker
+            ),
         )
 
     def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:

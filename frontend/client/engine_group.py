@@ -1,8 +1,9 @@
 """EngineGroup: the engines of one client as one. Pure: a driver has the connections, and tells the time.
 
 Every request is in one engine's ledger. As long as an engine is there that takes new requests, one that is
-lost or draining keeps none: they are added elsewhere with the tokens they have, at once. Only a request that
-two engines were lost with in a row stays where it is, and runs alone when that engine is back (blame.py).
+lost (or its worker is) or draining keeps none: they are added elsewhere with the tokens they have, at once.
+Only a request that two engines were lost with in a row stays where it is, and runs alone when that engine is
+back (blame.py).
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ class _Member:
     def __init__(self, protocol: ClientProtocol) -> None:
         self.protocol = protocol
         self.is_draining = False
-        self.was_open = False  # when `settle` looked last
+        self.was_able = False  # when `settle` looked last
         self.digest_call: int | None = None
 
     @property
+    def is_able(self) -> bool:
+        """Whether what is there gets on."""
+        return self.protocol.is_open and self.protocol.has_worker
+
+    @property
     def takes_new(self) -> bool:
-        return self.protocol.is_open and not self.is_draining
+        return self.is_able and not self.is_draining
 
 
 class EngineGroup:
@@ -135,7 +141,7 @@ class EngineGroup:
         """Move what is to be moved; True if something is to be sent."""
         for index, member in self._members.items():
             protocol = member.protocol
-            if protocol.is_open != member.was_open:
+            if member.is_able != member.was_able:
                 self._note_change(index, member, now)
             if member.digest_call is not None and (result := protocol.answers.get(member.digest_call)):
                 protocol.end_call(member.digest_call)
@@ -149,10 +155,10 @@ class EngineGroup:
 
     def _note_change(self, index: int, member: _Member, now: float) -> None:
         """An engine is there, or is not any more."""
-        member.was_open = member.protocol.is_open
+        member.was_able = member.is_able
         self.router.set_takes_new(index, member.takes_new)
         self._is_settled = False
-        if member.was_open:
+        if member.was_able:
             self.router.add_engine(index)
             self._ask_digests([member])
             self._next_digest_at = now + DIGEST_INTERVAL_S
@@ -167,11 +173,14 @@ class EngineGroup:
             protocol = member.protocol
             if member.takes_new or not protocol.ledger:
                 continue
-            if protocol.is_open:  # it drains: nobody is to blame
+            if member.is_able:  # it drains: nobody is to blame
                 entries = protocol.ledger.release(is_lost=False)
-                protocol.connection_made(now)  # Hello again: it drops them without an answer
             else:
                 entries = protocol.ledger.release(is_lost=True, with_suspects=False)
+            if entries and protocol.is_open:
+                if not protocol.has_worker:
+                    protocol.ledger.note_loss()  # of those that stay
+                protocol.connection_made(now)  # Hello again: it drops all without an answer
             if entries:
                 _log.info("%d requests of engine %d go on elsewhere", len(entries), index)
                 self._place_again(entries, now)

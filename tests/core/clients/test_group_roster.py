@@ -9,7 +9,7 @@ from quire.core.clients.client_registry import ClientRegistry
 from quire.core.clients.group_roster import GroupRoster
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
 from quire.ipc.errors import ProtocolError
-from quire.ipc.messages import PROTOCOL_VERSION, EngineRoster, Hello, RosterEntry, Welcome
+from quire.ipc.messages import PROTOCOL_VERSION, EngineRoster, Hello, RosterEntry, Welcome, WorkerStatus
 from quire.ipc.step import WorkerReady
 
 ALONE = EngineRoster([RosterEntry(1, "core1.sock")])
@@ -80,3 +80,19 @@ def test_a_roster_is_taken_from_the_supervisors_socket_only(group: GroupRoster |
     [(_, welcome)] = core.take(b"c", hello())
     assert isinstance(welcome, Welcome)
     assert welcome.roster == (group and ALONE)
+
+
+def test_clients_are_told_when_the_worker_is_lost_and_when_there_is_another() -> None:
+    group = Group(None)
+    group.open()
+    group.take(b"c", hello())
+    for has_worker in (False, True):
+        group.sent.clear()
+        group.registry.note_worker(has_worker)
+        group.registry.note_worker(has_worker)
+        group.registry.deliver()
+        assert group.sent == [(b"c", WorkerStatus(has_worker))]
+        [(_, welcome)] = group.take(b"d", hello())
+        assert isinstance(welcome, Welcome)
+        assert welcome.has_worker == has_worker
+        group.registry.forget(b"d")

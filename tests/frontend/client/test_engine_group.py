@@ -25,6 +25,7 @@ from quire.ipc.messages import (
     UtilityMethod,
     UtilityResult,
     Welcome,
+    WorkerStatus,
 )
 from quire.ipc.prefix_digest import EngineDigest
 from quire.ipc.token_ids import decode_token_ids
@@ -57,9 +58,10 @@ class Played:
         self.protocol.connection_made(NOW)
         self.welcome()
 
-    def welcome(self) -> None:
+    def welcome(self, has_worker: bool = True) -> None:
         (hello,) = [one for one in self.hear() if isinstance(one, Hello)]
-        self.say(Welcome(PROTOCOL_VERSION, f"life {self.num_lives}", make_facts(), hello.number))
+        life, facts = f"life {self.num_lives}", make_facts()
+        self.say(Welcome(PROTOCOL_VERSION, life, facts, hello.number, has_worker=has_worker))
 
 
 class Group:
@@ -161,6 +163,38 @@ def test_a_request_that_two_engines_were_lost_with_waits_for_the_second_and_is_m
     two.say(1, EngineCoreOutput("poison", 0, [1]))
     two.lose(1)
     assert list(two.requests_at(0)) == ["poison"]  # it has got further
+
+
+def test_an_engine_without_its_worker_keeps_only_a_request_that_may_have_killed_two(two: Group) -> None:
+    two.add("a", "b")
+    assert (list(two.requests_at(0)), list(two.requests_at(1))) == (["a"], ["b"])
+    two.engines[0].say(WorkerStatus(has_worker=False))
+    two.group.settle(NOW)
+    moved = two.requests_at(1)["a"]
+    assert (moved.is_resumed, moved.num_attempts) == (True, 1)
+    two.engines[0].welcome(has_worker=False)
+    two.group.settle(NOW)
+    two.add("c")
+    assert list(two.requests_at(1)) == ["c"], "it gets nothing new meanwhile"
+    two.engines[0].say(WorkerStatus(has_worker=True))
+    two.group.settle(NOW)
+    two.engines[1].say(WorkerStatus(has_worker=False))
+    two.group.settle(NOW)
+    assert sorted(two.requests_at(0)) == ["b", "c"]
+    two.engines[1].welcome(has_worker=False)
+    assert two.requests_at(1)["a"].num_attempts == 2, "it will run alone"
+    two.group.settle(NOW)
+    assert not two.engines[1].hear(), "it is left in peace"
+
+
+def test_with_no_other_engine_requests_wait_for_the_next_worker() -> None:
+    one = Group(1)
+    one.add("a")
+    one.engines[0].hear()
+    one.engines[0].say(WorkerStatus(has_worker=False))
+    one.group.settle(NOW)
+    assert not one.engines[0].hear()
+    assert one.engines[0].protocol.ledger.ids == ["a"]
 
 
 def test_a_draining_engine_gives_up_what_it_has_and_drops_it_unanswered(two: Group) -> None:
