@@ -166,9 +166,9 @@ class ClientProtocol:
     # What the client wants.
 
     def add_requests(self, requests: Sequence[EngineCoreRequest], now: float) -> None:
-        """Hand requests to the engine, now or when there is one again."""
-        for message in frame_requests(requests):
-            self.send(message)
+        """Hand requests to the engine, now or when there is one again; none of them if one cannot be sent."""
+        if self.is_open:
+            self.outbox.extend([self._codec.encode(message) for message in frame_requests(requests)])
         for request in requests:
             self.ledger.add(request, now, self.is_open)
 

@@ -17,6 +17,7 @@ from ...ipc.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineFacts,
+    FinishReason,
     FrontendCounts,
     UtilityMethod,
     UtilityResult,
@@ -55,9 +56,10 @@ class AsyncMPClient(EngineCoreClient):
         self._links = EngineLinks(engines, client_kind, weight)
         self._finalizer = weakref.finalize(self, self._links.close)
         self._unsent: list[EngineCoreRequest] = []  # of this turn of the loop
+        self._failed: list[EngineCoreOutput] = []  # the ends of those that could not be sent
         self._calls: dict[tuple[EngineLink, int], asyncio.Future[UtilityResult]] = {}
         self._loop = asyncio.get_running_loop()
-        self._pump = AsyncPump(self._links, self._fail_calls)
+        self._pump = AsyncPump(self._links, self._fail_calls, self._end)
 
     @property
     def is_connected(self) -> bool:
@@ -101,18 +103,40 @@ class AsyncMPClient(EngineCoreClient):
     def add_requests_soon(self, requests: Sequence[EngineCoreRequest]) -> None:
         """As `add_requests`, in one message with whatever else is added in this turn of the loop.
 
-        A message costs this process and the core about as much as a short text does.
+        A message costs this process and the core about as much as a short text does. A request that cannot
+        be sent ends with an error, as an output.
         """
         self.check_usable()
         if not self._unsent:
-            self._loop.call_soon(self._send_unsent)
+            self._loop.call_soon(self._pump.guard, self._send_unsent)
         self._unsent += requests
 
     def _send_unsent(self) -> None:
-        if self._unsent and not self._links.have_ended:
-            requests, self._unsent = self._unsent, []
+        if not self._unsent or self._links.have_ended:
+            return
+        requests, self._unsent = self._unsent, []
+        try:
             self._links.target.add_requests(requests, time.monotonic())
-            self._pump.run_all()
+        except Exception:  # of one of them
+            self._send_apart(requests)
+        self._pump.run_all()
+
+    def _send_apart(self, requests: list[EngineCoreRequest]) -> None:
+        """Each that is not with an engine, on its own: what cannot be sent fails alone."""
+        taken = {request_id for link in self._links for request_id in link.protocol.ledger.ids}
+        for request in requests:
+            if request.request_id in taken:
+                continue
+            try:
+                self._links.target.add_requests([request], time.monotonic())
+            except Exception as error:
+                reason, end = f"it cannot be sent to the engine: {error}", FinishReason.ERROR
+                self._failed.append(
+                    EngineCoreOutput(request.request_id, 0, [], finish_reason=end, error=reason)
+                )
+        if self._links.group is not None:
+            self._links.group.note_outputs(self._failed)
+        self._pump.wake()
 
     def abort_requests(self, request_ids: list[str]) -> None:
         if request_ids:
@@ -141,7 +165,12 @@ class AsyncMPClient(EngineCoreClient):
         """
         try:
             while True:
-                link, frames = await self._pump.receive()
+                if self._failed:
+                    failed, self._failed = self._failed, []
+                    return failed
+                if not await self._pump.wait():
+                    continue
+                link, frames = self._pump.take()
                 if outputs := self._take(link, frames):
                     return outputs
                 for call_id, result in link.protocol.answers.items():

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from ...ipc.messages import EngineRoster
 from ...ipc.sockets import POLLIN, POLLOUT
@@ -23,14 +24,19 @@ _MAX_INBOX = 64  # messages read ahead of the consumer; more stay in the socket,
 class AsyncPump:
     """Belongs to the running event loop."""
 
-    def __init__(self, links: EngineLinks, on_lost: Callable[[EngineLink], None]) -> None:
-        """`on_lost` is told of an engine that has ended for good while others go on."""
+    def __init__(
+        self, links: EngineLinks, on_lost: Callable[[EngineLink], None], on_failure: Callable[[str], None]
+    ) -> None:
+        """`on_lost` is told of an engine that has ended for good while others go on, `on_failure` why nothing
+        is moved any more.
+        """
         self._links = links
         self._on_lost = on_lost
+        self._on_failure = on_failure
         self._is_stopped = False
         self._inbox: deque[tuple[EngineLink, list[bytes]]] = deque()
         self._behind: set[EngineLink] = set()  # of which more has come than the inbox takes
-        self._has_news = asyncio.Event()  # the inbox has grown, or an engine has ended
+        self._has_news = asyncio.Event()  # the inbox has grown, an engine has ended, or `wake`
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._loop = asyncio.get_running_loop()
@@ -39,10 +45,20 @@ class AsyncPump:
 
     async def receive(self) -> tuple[EngineLink, list[bytes]]:
         """The next message's frames, and whose it is. Raises why there will be none."""
-        while not self._inbox:
+        while not await self.wait():
+            pass
+        return self.take()
+
+    async def wait(self) -> bool:
+        """Until there is a message, or `wake` is called: then False. Raises why there will be none."""
+        if not self._inbox:
             self._links.check()
-            self._has_news.clear()
             await self._has_news.wait()
+            self._has_news.clear()
+        return bool(self._inbox)
+
+    def take(self) -> tuple[EngineLink, list[bytes]]:
+        """The next message's frames, and whose it is."""
         received = self._inbox.popleft()
         if self._behind and not self._inbox:
             for link in list(self._behind):
@@ -50,8 +66,16 @@ class AsyncPump:
         return received
 
     def wake(self) -> None:
-        """Let `receive` look again whether there is an engine."""
+        """End a `wait`."""
         self._has_news.set()
+
+    def guard(self, act: Callable[..., None], *args: Any) -> None:
+        """Each callback of the loop is called by this: what it raises would be told to nobody who waits."""
+        try:
+            act(*args)
+        except Exception as error:
+            self.stop()
+            self._on_failure(f"the connection to the engine failed: {type(error).__name__}: {error}")
 
     def run_all(self) -> None:
         """`run` for every engine."""
@@ -122,10 +146,13 @@ class AsyncPump:
 
     def _watch(self, link: EngineLink) -> None:
         """Follow what happens to an engine from now on."""
-        self._loop.add_reader(link.socket.fd, self.run, link)
-        self._loop.add_reader(link.socket.monitor_fd, self._follow_connection, link)
-        self._loop.add_reader(link.engine.exit_fd, self._on_engine_exit, link)
+        self._loop.add_reader(link.socket.fd, self.guard, self.run, link)
+        self._loop.add_reader(link.socket.monitor_fd, self.guard, self._follow_connection, link)
+        self._watch_exit(link)
         self._follow_connection(link)
+
+    def _watch_exit(self, link: EngineLink) -> None:
+        self._loop.add_reader(link.engine.exit_fd, self.guard, self._on_engine_exit, link)
 
     def _unwatch(self, link: EngineLink) -> None:
         self._behind.discard(link)
@@ -144,7 +171,8 @@ class AsyncPump:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._loop.call_later(max(0.0, at - time.monotonic()), self._on_deadline)
+        after_s = max(0.0, at - time.monotonic())
+        self._timer = self._loop.call_later(after_s, self.guard, self._on_deadline)
 
     def _on_deadline(self) -> None:
         self._timer = None
@@ -156,7 +184,7 @@ class AsyncPump:
             if link.connection.is_restart_due(now):
                 self._loop.remove_reader(link.engine.exit_fd)
                 link.connection.start_engine()
-                self._loop.add_reader(link.engine.exit_fd, self._on_engine_exit, link)
+                self._watch_exit(link)
             if link.protocol.end_reason is not None and self._links.can_lose(link):
                 self.lose(link)
             self._run(link)
@@ -164,7 +192,8 @@ class AsyncPump:
 
     def _on_engine_exit(self, link: EngineLink) -> None:
         self._loop.remove_reader(link.engine.exit_fd)
-        self._loop.call_later(link.engine.last_words_ms / 1000, self._on_engine_gone, link)
+        after_s = link.engine.last_words_ms / 1000
+        self._loop.call_later(after_s, self.guard, self._on_engine_gone, link)
 
     def _on_engine_gone(self, link: EngineLink) -> None:
         if not self._is_stopped and not link.is_gone:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
 from fakes import make_request
 from frontend_fakes import make_facts
 from quire.frontend.client.async_engine_core_client import AsyncMPClient
+from quire.frontend.client.engine_connection import EngineConnection
 from quire.frontend.client.engines import Engine
 from quire.ipc.codec import make_client_codec
+from quire.ipc.errors import EngineDeadError
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -22,7 +25,9 @@ from quire.ipc.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineCoreRequests,
+    FinishReason,
     Hello,
+    UtilityMethod,
     Welcome,
 )
 from quire.ipc.sockets import bind_router, send_to
@@ -120,6 +125,41 @@ def test_what_is_added_soon_shares_a_message_and_comes_before_its_abort(tmp_path
         assert isinstance(message, EngineCoreRequest)
         assert isinstance(abort, AbortRequests)
         assert [message.request_id] == abort.request_ids == ["d"]
+        client.close()
+
+    play(tmp_path, run)
+
+
+def test_of_requests_that_share_a_message_one_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
+    async def run(core: Core) -> None:
+        client = await core.connect()
+        bad = msgspec.structs.replace(make_request("bad", [1]), cache_salt="\ud800")  # not to be encoded
+        client.add_requests_soon([make_request("a", [1]), bad, make_request("b", [1])])
+        async with asyncio.timeout(TIMEOUT_S):
+            (failed,) = await client.get_outputs()
+        assert (failed.request_id, failed.finish_reason) == ("bad", FinishReason.ERROR)
+        assert "surrogates not allowed" in str(failed.error)
+        sent = [await core.receive(), await core.receive()]
+        assert [one.request_id for one in sent if isinstance(one, EngineCoreRequest)] == ["a", "b"]
+        client.close()
+
+    play(tmp_path, run)
+
+
+def test_what_fails_in_a_callback_of_the_loop_is_told_to_all_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(core: Core) -> None:
+        client = await core.connect()
+        waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(client.get_outputs())]
+        waiting.append(asyncio.ensure_future(client.call_utility(UtilityMethod.STATS)))
+        await core.receive()
+        monkeypatch.setattr(EngineConnection, "receive", lambda _self, _now: 1 / 0)
+        core.send(EngineCoreOutputs([EngineCoreOutput("a", 0, [1])], "epoch"))
+        async with asyncio.timeout(TIMEOUT_S):
+            ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [EngineDeadError] * 2
+        assert all("ZeroDivisionError" in str(end) for end in ends)
         client.close()
 
     play(tmp_path, run)
