@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import logging
 import os
 import resource
@@ -24,7 +25,6 @@ import threading
 from pathlib import Path
 
 import zmq
-from zmq.backend.cython import _zmq  # pyright: ignore[reportPrivateUsage]
 from zmq.utils.monitor import parse_monitor_message
 
 from ...ipc.daemon.private_folder import make_socket_folder
@@ -139,7 +139,7 @@ def _call_unlocked(name: str, socket: zmq.Socket[bytes], *args: bytes | int | No
 @functools.cache
 def _load_libzmq() -> ctypes.CDLL:
     """The one that pyzmq uses: a symbol is looked for in what its own library needs, too."""
-    return ctypes.CDLL(_zmq.__file__, use_errno=True)
+    return ctypes.CDLL(importlib.import_module("zmq.backend.cython._zmq").__file__, use_errno=True)
 
 
 def _open_monitor(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
