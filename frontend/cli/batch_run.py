@@ -18,6 +18,7 @@ from ..openai.app import create_app
 from ..openai.connections.auth import ApiKeyMiddleware
 from ..openai.engines.served_models import ServedModels
 from ..openai.options import ServerOptions
+from ..openai.stream import cancel_and_wait
 from .batch_files import (
     MAX_LINE_BYTES,
     BatchError,
@@ -114,7 +115,7 @@ class BatchRun:
                 stopping = asyncio.ensure_future(self._stop.wait())
                 await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 is_whole = working.done()
-                await _end(working, stopping)
+                await cancel_and_wait(working, stopping)
                 if is_whole:
                     working.result()
                 return is_whole
@@ -259,9 +260,3 @@ def _read_answer_id(answer: bytes) -> str | None:
         return msgspec.json.decode(answer, type=_AnswerHead).id
     except msgspec.DecodeError:
         return None
-
-
-async def _end(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -35,15 +35,13 @@ _FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 class ModelFolder:
     """A checked model folder.
 
-    `weights_size_bytes` counts tensor data over all `weight_files`. `stored_dtype` is the number format of
-    the first floating tensor (None when there is none, or weights are not read).
+    `stored_dtype`: of the first floating tensor (None when there is none, or weights are not read).
     """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
     weight_files: tuple[Path, ...] = ()
-    weights_size_bytes: int = 0
     stored_dtype: str | None = None
 
 
@@ -108,14 +106,13 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     if not load_weights:
         return ModelFolder(path, config, generation_config)
     files = _find_weight_files(path)
-    headers = [read_header(file) for file in files]
-    floats = [_FLOAT_DTYPES[name] for _, dtypes in headers for name in dtypes if name in _FLOAT_DTYPES]
+    dtypes = [dtype for file in files for dtype in read_dtypes(file)]
+    floats = [_FLOAT_DTYPES[name] for name in dtypes if name in _FLOAT_DTYPES]
     return ModelFolder(
         path,
         config,
         generation_config,
         weight_files=tuple(files),
-        weights_size_bytes=sum(size for size, _ in headers),
         stored_dtype=floats[0] if floats else None,
     )
 
@@ -174,8 +171,8 @@ def _read_index(index: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def read_header(file: Path) -> tuple[int, list[str]]:
-    """(bytes of tensors, their dtypes) by a safetensors header, held against the file's size, or ModelError.
+def read_dtypes(file: Path) -> list[str]:
+    """The tensors' dtypes by a safetensors header, which is held against the file's size, or ModelError.
 
     Layout (safetensors README): uint64 header length, JSON header, tensor data; offsets count from the data.
     """
@@ -197,13 +194,12 @@ def read_header(file: Path) -> tuple[int, list[str]]:
     offsets = [entry.data_offsets for entry in tensors if entry.data_offsets is not None]
     if len(offsets) < len(tensors):
         raise ModelError("model", str(file), "a safetensors file (tensors without data_offsets)")
-    end = max((last for _, last in offsets), default=0)
-    declared = 8 + length + end
+    declared = 8 + length + max((last for _, last in offsets), default=0)
     if size < declared:
         raise _truncated(file, size, declared)
     if size > declared:
         raise ModelError("model", str(file), f"{declared} bytes as its header declares; it has {size}")
-    return end, [entry.dtype for entry in tensors]
+    return [entry.dtype for entry in tensors]
 
 
 def _truncated(file: Path, size: int, declared: int) -> ModelError:

@@ -18,7 +18,7 @@ from ...ipc.model_spec import HeadActivation, Pool, PoolingSpec, ProjectionSpec
 from ..families.config_fields import ConfigFields
 from ..families.heads import read_torch_activation
 from .model_files import MAX_JSON_BYTES, read_json, read_json_as
-from .model_folder import read_header
+from .model_folder import read_dtypes
 
 MODULES = "modules.json"
 _SETTINGS = "config_sentence_transformers.json"
@@ -234,7 +234,7 @@ def _read_dense(folder: Path, path: str, width: int, load_weights: bool) -> Proj
     if load_weights:
         if not (folder / file).is_file():
             raise ModelError("model", str(folder / file), "a file: weights are read from safetensors only")
-        read_header(folder / file)
+        read_dtypes(folder / file)
     name = fields.get("activation_function", "torch.nn.modules.activation.Tanh")
     return ProjectionSpec(
         name="linear",

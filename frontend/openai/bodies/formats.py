@@ -18,9 +18,7 @@ class TextFormat(_Format, tag="text", frozen=True):
     """Any text."""
 
 
-class JsonObjectFormat(
-    msgspec.Struct, tag_field="type", tag="json_object", frozen=True, forbid_unknown_fields=True
-):
+class JsonObjectFormat(_Format, tag="json_object", frozen=True):
     """Any JSON object."""
 
 
@@ -33,22 +31,13 @@ class JsonSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     strict: bool | None = None
 
 
-class JsonSchemaFormat(
-    msgspec.Struct, tag_field="type", tag="json_schema", frozen=True, forbid_unknown_fields=True
-):
+class JsonSchemaFormat(_Format, tag="json_schema", frozen=True):
     """As `json_schema` says."""
 
     json_schema: JsonSchema
 
 
-class StructuralTagFormat(
-    msgspec.Struct,
-    tag_field="type",
-    tag="structural_tag",
-    kw_only=True,
-    frozen=True,
-    forbid_unknown_fields=True,
-):
+class StructuralTagFormat(_Format, tag="structural_tag", kw_only=True, frozen=True):
     """Free text with structures (begin, schema, end), each of which begins with a trigger."""
 
     structures: list[dict[str, Any]]

@@ -82,9 +82,11 @@ class InputItems(msgspec.Struct):
     input: list[InputItem]
 
 
-class FunctionTool(
-    msgspec.Struct, tag_field="type", tag="function", kw_only=True, forbid_unknown_fields=True
-):
+class _Tool(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """A tool; `type` says of which kind."""
+
+
+class FunctionTool(_Tool, tag="function", kw_only=True):
     """A function that the model may call; its client runs it."""
 
     name: str
@@ -93,9 +95,7 @@ class FunctionTool(
     strict: bool | None = None
 
 
-class NamespaceTool(
-    msgspec.Struct, tag_field="type", tag="namespace", kw_only=True, forbid_unknown_fields=True
-):
+class NamespaceTool(_Tool, tag="namespace", kw_only=True):
     """Functions under a name that they share, which calls repeat."""
 
     name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]  # each of the functions is given it
