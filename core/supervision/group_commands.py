@@ -15,6 +15,7 @@ from ...ipc.daemon.daemon_control import (
     Answer,
     Command,
     CommandDone,
+    CommandRefused,
     DrainEngine,
     RemoveEngine,
     RestartEngines,
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 # How long a restart waits for an engine's frontends to move away. What still runs then goes on afterwards.
 RESTART_DRAIN_TIMEOUT_S = 30.0
+
+MAX_COMMANDS = 64  # that are being done
 
 Steps = Generator[None, None, CommandDone]
 
@@ -45,6 +48,9 @@ class GroupCommands:
 
     def start(self, sender: str, command: Command) -> None:
         """Begin with a command at the next `advance`."""
+        if len(self._running) >= MAX_COMMANDS:
+            self._tell(sender, CommandRefused(f"{MAX_COMMANDS} commands are being done already"))
+            return
         self._running.append((sender, self._make_steps(command)))
 
     def advance(self) -> None:
