@@ -138,6 +138,12 @@ class RequestLedger:
             _note_losses(entries)
         return entries
 
+    @property
+    def has_suspects(self) -> bool:
+        """Whether one of these is to run alone where it is."""
+        entries = self._entries.values()
+        return any(one.is_sent and one.num_attempts_after_loss > SUSPECT_ATTEMPTS for one in entries)
+
     def note_loss(self) -> None:
         """What the engine has of these is lost, perhaps through one of them, though it is there itself."""
         _note_losses(self._entries.values())

@@ -173,6 +173,8 @@ class EngineGroup:
             protocol = member.protocol
             if member.takes_new or not protocol.ledger:
                 continue
+            if protocol.is_open and not protocol.has_worker and protocol.ledger.has_suspects:
+                continue  # the engine finds out whether they kill workers, and would begin that anew
             if member.is_able:  # it drains: nobody is to blame
                 entries = protocol.ledger.release(is_lost=False)
             else:

@@ -187,6 +187,31 @@ def test_an_engine_without_its_worker_keeps_only_a_request_that_may_have_killed_
     assert not two.engines[1].hear(), "it is left in peace"
 
 
+def test_an_engine_that_tests_a_suspect_is_not_disturbed_by_moves(two: Group) -> None:
+    two.add("poison", "b")
+    two.engines[0].say(WorkerStatus(has_worker=False))
+    two.group.settle(NOW)
+    two.engines[0].welcome()
+    two.engines[1].say(WorkerStatus(has_worker=False))
+    two.group.settle(NOW)
+    two.engines[1].welcome()
+    two.group.settle(NOW)
+    two.lose(0)
+    two.add("c")
+    assert {"poison", "c"} <= set(two.requests_at(1))
+    two.come_back(0)
+    two.engines[1].say(WorkerStatus(has_worker=False))
+    two.group.settle(NOW)
+    assert not two.engines[1].hear(), "nobody says Hello, and the request is the same"
+    assert "c" in two.engines[1].protocol.ledger.ids
+    two.say(1, EngineCoreOutput("poison", 0, [1]))
+    two.engines[1].say(WorkerStatus(has_worker=True))
+    two.group.settle(NOW)
+    two.engines[1].say(WorkerStatus(has_worker=False))
+    two.group.settle(NOW)
+    assert two.engines[1].protocol.ledger.ids == []  # it has got further, and was not to blame
+
+
 def test_with_no_other_engine_requests_wait_for_the_next_worker() -> None:
     one = Group(1)
     one.add("a")
