@@ -16,7 +16,7 @@ from ..ipc.messages import SchedulerStats
 from ..ipc.pooling_params import PoolingParams, PoolingTask
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output
-from .client.remote_daemon import check_unattached, choose_attachment
+from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, PreparedParams
 from .llm_engine import LLMEngine
@@ -62,7 +62,7 @@ class LLM:
         self,
         model: str | None = None,
         *,
-        attach: str | None = None,
+        attach: Attachment | None = None,
         keys: str | os.PathLike[str] | None = None,
         client_weight: float = 1.0,
         **args: Any,

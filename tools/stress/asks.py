@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...frontend.client.remote_daemon import Attachment
 from ...frontend.text.prompts import Prompt
 from ...ipc.beam_search import BeamSearchParams
 from ...ipc.sampling_params import RequestOutputKind, SamplingParams
@@ -149,7 +150,7 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that one client process is to do. Written to its standard input as one line of JSON."""
 
     kind: ClientKind
-    daemon: str
+    daemon: Attachment
     url: str  # of the server, for http
     grpc_address: str = ""  # likewise, for grpc
     api_key: str | None = None  # likewise

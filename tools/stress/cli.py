@@ -60,6 +60,8 @@ def run(argv: Sequence[str]) -> int:
             raise InputError("tensor_parallel_size", size, "not given with --attach: the daemon has its own")
         if options.engines != 1:
             raise InputError("engines", options.engines, "not given with --attach: the daemon has its own")
+        if options.network:
+            raise InputError("network", True, "not given with --attach, which may be an address itself")
         _check_victims_of_others(options, set(names))
     if options.plot is not None:
         from ..bench.serve_plot import check_plot
@@ -80,6 +82,7 @@ def run(argv: Sequence[str]) -> int:
             warm_spare=options.warm_spare,
             num_ranks=options.tensor_parallel_size,
             num_engines=options.engines,
+            has_network=options.network,
             json_path=options.json,
             plot_path=options.plot,
         )
@@ -98,7 +101,7 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
 
 def _run_hostile(options: argparse.Namespace) -> int:
     """Its daemon and server are its own, since it takes all that they have and deletes their files."""
-    for field in ("attach", "reproduce", "kills", "plot", "warm_spare", "tensor_parallel_size"):
+    for field in ("attach", "reproduce", "kills", "plot", "warm_spare", "tensor_parallel_size", "network"):
         value = getattr(options, field)
         if value not in (None, False, 1):
             raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
@@ -166,6 +169,7 @@ def _make_parser() -> Parser:
     text = "storms of broken connections, and junk to every socket (on)"
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--engines", type=int, default=1, metavar="N", help="of its own daemon, any of which may die (1)")
+    add("--network", action="store_true", help="clients come to its own daemon over TCP, with keys")
     add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
     text = "ranks of the engine, each of which may be the worker that is killed (1)"
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help=text)

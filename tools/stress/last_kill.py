@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 import psutil
 
-from ...frontend.daemon import start_daemon
 from .asks import ClientPlan
 from .checks import check_records
 from .client_process import ClientProcess
 from .record import Golden, Record
-from .site import OWN_NAME, Site, wait_until
+from .site import Site, wait_until
 
 _RUN_TIMEOUT_S = 30.0  # for each client's first request
 _TOLD_WITHIN_S = 5.0
@@ -41,17 +40,22 @@ def kill_supervisor(site: Site, plans: Sequence[ClientPlan], golden: Sequence[Go
         with contextlib.suppress(ChildProcessError):  # start_daemon made it a child of this process
             os.waitpid(site.supervisor.pid, 0)
         killed_at = time.monotonic()
-        wait_until(lambda: not any(client.is_running for client in clients), _TOLD_WITHIN_S)
-        broken = [line for client in clients for line in _check_told(client, killed_at, golden)]
+        told_within_s = _TOLD_WITHIN_S + site.notice_s
+        wait_until(lambda: not any(client.is_running for client in clients), told_within_s)
+        broken = [
+            line for client in clients for line in _check_told(client, killed_at, told_within_s, golden)
+        ]
         wait_until(lambda: not _find_alive(processes), _GONE_WITHIN_S)
         broken += [f"{who} outlived the supervisor" for who in _find_alive(processes)]
     return broken + _check_next(site, plans[0], golden)
 
 
-def _check_told(client: ClientProcess, killed_at: float, golden: Sequence[Golden]) -> list[str]:
+def _check_told(
+    client: ClientProcess, killed_at: float, told_within_s: float, golden: Sequence[Golden]
+) -> list[str]:
     kind = client.plan.kind
     if client.is_running:
-        return [f"the {kind} client had no EngineDeadError {_TOLD_WITHIN_S:g} s after the supervisor's death"]
+        return [f"the {kind} client had no EngineDeadError {told_within_s:g} s after the supervisor's death"]
     told = [one for one in client.records if one.error.startswith(_DEAD) and one.ended_at >= killed_at]
     if not told:
         return [f"no request of the {kind} client ended with EngineDeadError"]
@@ -70,8 +74,7 @@ def _find_alive(processes: Sequence[psutil.Process]) -> list[str]:
 
 def _check_next(site: Site, plan: ClientPlan, golden: Sequence[Golden]) -> list[str]:
     """A new daemon takes the dead one's directory over, and answers as that did."""
-    assert site.config is not None, "a daemon of one's own"
-    start_daemon(OWN_NAME, site.config)
+    site.start_daemon_again()
     if site.compute_golden(plan.pool) != list(golden):
         return ["the next daemon answers otherwise than the dead one did"]
     return []

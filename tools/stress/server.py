@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from ...frontend.client.remote_daemon import Attachment, RemoteDaemon
 from ...ipc.errors import QuireError
 
 NUM_HTTP_PROCESSES = 2
@@ -25,8 +26,12 @@ class Server:
     `api_keys` are those that it lets in, none for everybody; `command_prefix` goes before its command.
     """
 
-    def __init__(self, daemon: str, api_keys: Sequence[str] = (), command_prefix: Sequence[str] = ()) -> None:
-        command = [*command_prefix, sys.executable, "-P", "-m", "quire", "serve", "--attach", daemon]
+    def __init__(
+        self, daemon: Attachment, api_keys: Sequence[str] = (), command_prefix: Sequence[str] = ()
+    ) -> None:
+        command = [*command_prefix, sys.executable, "-P", "-m", "quire", "serve", "--attach", str(daemon)]
+        if isinstance(daemon, RemoteDaemon):
+            command += ["--keys", daemon.keys]
         command += ["--port", "0", "--api-server-count", str(NUM_HTTP_PROCESSES), "--log-level", "ERROR"]
         self._has_grpc = importlib.util.find_spec("grpc") is not None
         command += ["--grpc-port", "0"] if self._has_grpc else []

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ...frontend.client.handshake_watch import REFUSED_TIMEOUT_S
+from ...frontend.client.remote_daemon import Attachment, RemoteDaemon, choose_attachment
 from ...frontend.daemon import find_log, inspect_daemon, start_daemon, stop_daemon
 from ...frontend.engine_args import EngineArgs
 from ...frontend.llm import LLM
@@ -22,6 +24,7 @@ from ...ipc.config import EngineConfig, RecoveryConfig
 from ...ipc.daemon.daemon_state import read_state
 from ...ipc.daemon.run_dir import find_base, find_daemon, find_named
 from ...ipc.errors import InputError, QuireError
+from ...ipc.network.keys import make_keys
 from ...ipc.sampling_params import SamplingParams
 from .answers import answer_all
 from .asks import Ask
@@ -52,8 +55,11 @@ class Site:
         config: EngineConfig | None = None,
         api_keys: Sequence[str] = (),
         command_prefix: Sequence[str] = (),
+        remote: RemoteDaemon | None = None,
     ) -> None:
+        """remote: the same daemon, as clients and the server are to come to it over the network."""
         self.daemon = daemon
+        self.attachment: Attachment = daemon if remote is None else remote
         self.config = config
         self.supervisor = psutil.Process(find_daemon(daemon))
         with LLM(attach=daemon) as llm:
@@ -66,7 +72,7 @@ class Site:
             _check_private(
                 daemon, [one.pid for one in llm.llm_engine.snapshot().clients if one.kind == HTTP_CLIENT_KIND]
             )
-        self._server = Server(daemon, api_keys, command_prefix)
+        self._server = Server(self.attachment, api_keys, command_prefix)
         self.grpc_address = self._server.grpc_address
         self.url, self.server = self._server.url, psutil.Process(self._server.pid)
 
@@ -93,6 +99,20 @@ class Site:
         info = inspect_daemon(self.daemon) if self.recovery.warm_spare else None
         processes = [] if info is None else info.processes
         return [one.pid for one in processes if one.role == "worker" and is_running(one.pid)]
+
+    def start_daemon_again(self) -> None:
+        """Another of one's own, in the place of one that has ended."""
+        assert self.config is not None, "a daemon of one's own"
+        if isinstance(self.attachment, RemoteDaemon):
+            listen, keys = self.attachment.address, self.attachment.keys
+            start_daemon(OWN_NAME, self.config, listen=listen, keys=keys)
+        else:
+            start_daemon(OWN_NAME, self.config)
+
+    @property
+    def notice_s(self) -> float:
+        """How much later clients may know that the daemon has ended than they do on its machine."""
+        return REFUSED_TIMEOUT_S if isinstance(self.attachment, RemoteDaemon) else 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -139,7 +159,7 @@ class Site:
 
     def compute_golden(self, pool: list[Ask]) -> list[Golden]:
         """What the same engine answers when nothing happens."""
-        with LLM(attach=self.daemon) as llm:
+        with LLM(attach=self.attachment) as llm:
             answers = answer_all(llm, pool)
         for ask, answer in zip(pool, answers, strict=True):
             if isinstance(answer, str):
@@ -213,10 +233,13 @@ def open_site(
     recovery: RecoveryConfig | None = None,
     num_ranks: int = 1,
     num_engines: int = 1,
+    *,
+    has_network: bool = False,
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
-    `recovery`, `num_ranks` and `num_engines` are the own daemon's; None takes the defaults.
+    `recovery`, `num_ranks` and `num_engines` are the own daemon's; None takes the defaults. has_network: its
+    clients come over TCP.
     """
     if attach is not None:
         with contextlib.closing(Site(attach)) as site:
@@ -235,15 +258,30 @@ def open_site(
             data_parallel_size=num_engines,
         )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
-        start_daemon(OWN_NAME, config)
+        remote = start_own_daemon(config, folder if has_network else None)
         try:
-            with contextlib.closing(Site(OWN_NAME, config)) as site:
+            with contextlib.closing(Site(OWN_NAME, config, remote=remote)) as site:
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
                 stop_daemon(OWN_NAME)
         broken += find_leftovers(folder)
         broken += [f"shared memory is left: {name}" for name in find_abandoned_shm(shm_before)]
+
+
+def start_own_daemon(config: EngineConfig, folder: Path | None) -> RemoteDaemon | None:
+    """A daemon of a run's own; with a folder, for keys, one that listens, and how clients come to it."""
+    if folder is None:
+        start_daemon(OWN_NAME, config)
+        return None
+    keys = folder / "keys"
+    make_keys(keys)
+    start_daemon(OWN_NAME, config, listen="tcp://127.0.0.1:0", keys=str(keys))
+    state = read_state(find_named(OWN_NAME))
+    assert state is not None
+    chosen = choose_attachment(state.listen, keys)
+    assert isinstance(chosen, RemoteDaemon)
+    return chosen
 
 
 @contextlib.contextmanager

@@ -66,7 +66,9 @@ class StressOptions:
     has_noise: bool
     warm_spare: bool  # of its own engine
     num_ranks: int  # likewise
+    has_network: bool  # whether its clients come over TCP
     num_engines: int  # likewise
+    has_network: bool  # whether its clients come over TCP
     json_path: str | None
     plot_path: str | None
 
@@ -81,7 +83,8 @@ def run_stress(options: StressOptions) -> int:
     )
     left: list[str] = []
     recovery = RecoveryConfig(warm_spare=options.warm_spare)
-    with open_site(options.attach, left, recovery, options.num_ranks, options.num_engines) as site:
+    sizes = options.num_ranks, options.num_engines
+    with open_site(options.attach, left, recovery, *sizes, has_network=options.has_network) as site:
         check_kills(options.roles, site.recovery)
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
         pool = add_odd(pool, options.seed, site.has_processor)
@@ -172,7 +175,7 @@ def _make_plan(site: Site, kind: ClientKind, pool: list[Ask], arrivals: list[Arr
         arrivals = [one for one in arrivals if not pool[one.ask].embeds]
     return ClientPlan(
         kind=kind,
-        daemon=site.daemon,
+        daemon=site.attachment,
         url=site.url,
         grpc_address=site.grpc_address,
         model=site.model,

@@ -13,8 +13,8 @@ from ..fake_worker import VOCAB_SIZE
 Traffic = Literal["prefix", "random"]
 
 PREFIX_TOKENS = 512
-PREFIXES_PER_ENGINE = 8
-CONVERSATIONS_PER_ENGINE = 32
+PREFIXES_PER_ENGINE = 16
+CONVERSATIONS_PER_ENGINE = 64
 _MAX_TURNS = 4
 _TURN_TOKENS = (16, 64)  # that a user adds
 _OUTPUT_TOKENS = (16, 64)
