@@ -1,8 +1,8 @@
 """Fleet: engines with the real EngineCore, frontends with the real EngineRouter, on simulated time.
 
 A step takes what was measured for its number of tokens (step_costs.py), a message takes NETWORK_S. What
-frontends do with the router is what EngineGroup does; the processor time that it takes here, in reality, is
-counted beside. Losses and drains come evenly spread; what an engine had goes on elsewhere.
+frontends do with the router is what EngineGroup does; the time that it takes here, in reality, is counted
+beside. Losses and drains come evenly spread; what an engine had goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ class SimFrontend:
     def __init__(self, fleet: Fleet, identity: bytes, router: Router) -> None:
         self.identity = identity
         self.router = router
-        self.router_s = 0.0  # of this machine's processor: placing and counting
-        self.digest_s = 0.0  # likewise: taking in what engines say
+        # What each took of this machine's time, in reality: to place a request, to take a digest in.
+        self.place_times: list[float] = []
+        self.digest_times: list[float] = []
         self._fleet = fleet
         self._lives: dict[str, Life] = {}
         self._digest_at = FIRST_MOMENT
@@ -205,7 +206,6 @@ class SimFrontend:
     def receive(self, engine: int, outputs: Sequence[EngineCoreOutput]) -> None:
         """What an engine has sent; of requests that were moved away nothing counts."""
         now = self._fleet.timeline.now
-        began = time.thread_time()
         for output in outputs:
             life = self._lives.get(output.request_id)
             if life is None or life.engine != engine:
@@ -217,7 +217,6 @@ class SimFrontend:
             self._fleet.note_output(life, output, now)
             if output.finish_reason is not None:
                 del self._lives[output.request_id]
-        self.router_s += time.thread_time() - began
 
     def withdraw(self, index: int) -> None:
         """The engine is lost, or drains: nothing goes there, and what is there goes on elsewhere, at once."""
@@ -238,9 +237,9 @@ class SimFrontend:
         self.router.set_takes_new(index, True)
 
     def _place(self, life: Life) -> None:
-        began = time.thread_time()
+        began = time.perf_counter()
         life.engine = self.router.place(life.request)
-        self.router_s += time.thread_time() - began
+        self.place_times.append(time.perf_counter() - began)
         request = life.request
         self._fleet.send(life.engine, lambda engine: engine.add(self.identity, request))
 
@@ -248,9 +247,9 @@ class SimFrontend:
         for engine in self._fleet.engines:
             if not engine.is_lost:
                 digest = engine.core.digests.make()
-                began = time.thread_time()
+                began = time.perf_counter()
                 self.router.take_digest(engine.index, digest)
-                self.digest_s += time.thread_time() - began
+                self.digest_times.append(time.perf_counter() - began)
 
 
 class Fleet:

@@ -27,8 +27,8 @@ _COLUMNS = (
     "busy min",
     "mean",
     " max",
-    "router us/request",
-    "digests ms/s",
+    "us to place",
+    "to take a digest",
 )
 _MEAN_OUTPUT = 40
 _MEAN_PROMPT: dict[Traffic, int] = {"prefix": PREFIX_TOKENS + 100, "random": 288}
@@ -81,7 +81,8 @@ def _format(options: FleetOptions, fleet: Fleet, rate: float) -> str:
     ttfts = sorted(((life.first_at or 0.0) - life.added_at) * 1e3 for life in ended)
     prompts = sum(life.num_prompt_tokens for life in ended)
     busy = [engine.busy_s / span_s for engine in fleet.engines]
-    slowest = max(fleet.frontends, key=lambda one: one.router_s)
+    place_times = sorted(took for frontend in fleet.frontends for took in frontend.place_times)
+    digest_times = sorted(took for frontend in fleet.frontends for took in frontend.digest_times)
     cells = [
         options.num_engines,
         options.traffic,
@@ -96,8 +97,8 @@ def _format(options: FleetOptions, fleet: Fleet, rate: float) -> str:
         f"{min(busy):.0%}",
         f"{sum(busy) / len(busy):.0%}",
         f"{max(busy):.0%}",
-        f"{slowest.router_s * len(fleet.frontends) / len(fleet.lives) * 1e6:.0f}",
-        f"{slowest.digest_s / span_s * 1e3:.1f}",
+        f"{find_quantile(place_times, 0.5) * 1e6:.0f}",
+        f"{find_quantile(digest_times, 0.5) * 1e6:.0f}",
     ]
     return "  ".join(str(cell).rjust(len(name)) for cell, name in zip(cells, _COLUMNS, strict=True))
 
