@@ -64,7 +64,7 @@ class Listener:
 
     def stop(self) -> None:
         """End the thread; before the router is closed, and once."""
-        _call_unlocked("zmq_socket_monitor", self._router, None, 0)
+        call_unlocked("zmq_socket_monitor", self._router, None, 0)
         self._thread.join(_STOP_TIMEOUT_S)
 
     def has_lost_one(self) -> bool:
@@ -91,7 +91,7 @@ class Listener:
         """Once more: libzmq keeps the listener that there was, with its connections."""
         try:
             make_socket_folder(self._path)
-            _call_unlocked("zmq_bind", self._router, self._address.encode())
+            call_unlocked("zmq_bind", self._router, self._address.encode())
         except (QuireError, OSError, zmq.ZMQError) as error:
             _log.error("clients cannot come: %s", error)
         else:
@@ -130,7 +130,7 @@ class Listener:
             os.rename(old, new)
 
 
-def _call_unlocked(name: str, socket: zmq.Socket[bytes], *args: bytes | int | None) -> None:
+def call_unlocked(name: str, socket: zmq.Socket[bytes], *args: bytes | int | None) -> None:
     """Call libzmq without the interpreter's lock. Raises ZMQError."""
     if getattr(_load_libzmq(), name)(ctypes.c_void_p(socket.underlying), *args):
         raise zmq.ZMQError(ctypes.get_errno())

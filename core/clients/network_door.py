@@ -26,6 +26,7 @@ from ...ipc.network.keys import AuthorizedClients, read_server_keys
 from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.sockets import NOBLOCK, bind_network_router, has_message, send_to
 from .connection_limits import ConnectionLimits
+from .listener import call_unlocked
 from .remote_clients import to_door_identity, to_remote_identity
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class NetworkDoor:
 
     def stop(self, linger_ms: int) -> None:
         """End the thread and every connection. What was said last gets so long to leave."""
-        self.router.monitor(None, 0)  # type: ignore[arg-type]  # None is how libzmq is told to stop
+        call_unlocked("zmq_socket_monitor", self.router, None, 0)
         self._thread.join(_STOP_TIMEOUT_S)
         self._context.destroy(linger=linger_ms)
         self._port.close()
