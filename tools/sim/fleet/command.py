@@ -26,6 +26,8 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     add("--losses", type=int, default=0, metavar="N", help="engines that are lost and come back (0)")
     add("--drains", type=int, default=0, metavar="N", help="engines that are drained and come back (0)")
     add("--model", choices=tuple(STEP_COSTS), default="tiny", help="whose measured steps (tiny)")
+    text = "how much longer steps take: 130 makes of tiny about what small takes on 2 cores (1)"
+    add("--scale", type=float, default=1.0, metavar="F", help=text)
     add("--seed", type=int, default=0, metavar="N", help="of the traffic (0)")
 
 
@@ -42,8 +44,9 @@ def run_fleets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
             parser.error(f"--{name} {getattr(args, name)}: from {least} to {most}")
     if args.losses + args.drains >= args.engines and args.losses + args.drains:
         parser.error(f"--losses {args.losses} --drains {args.drains}: fewer than --engines {args.engines}")
-    if not 0 < args.load < math.inf:
-        parser.error(f"--load {args.load}: above 0")
+    for name in ("load", "scale"):
+        if not 0 < getattr(args, name) < math.inf:
+            parser.error(f"--{name} {getattr(args, name)}: above 0")
     wrong: list[str] = []
     print_header()
     for traffic in (args.traffic,) if args.traffic else get_args(Traffic):
@@ -59,6 +62,7 @@ def run_fleets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
                     num_losses=args.losses,
                     num_drains=args.drains,
                     model=args.model,
+                    scale=args.scale,
                     seed=args.seed,
                 )
             )

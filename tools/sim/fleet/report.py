@@ -47,12 +47,13 @@ class FleetOptions:
     num_losses: int
     num_drains: int
     model: str
+    scale: float  # of its steps
     seed: int
 
 
 def play_fleet(options: FleetOptions) -> list[str]:
     """Play, print a line, and return what is wrong."""
-    costs = STEP_COSTS[options.model]
+    costs = STEP_COSTS[options.model].scale(options.scale)
     rate = options.load * options.num_engines / _count_request_s(costs, options.traffic)
     duration_s = options.num_requests * options.num_engines / rate
     rng = random.Random(options.seed)

@@ -7,7 +7,7 @@ adds. Up to MAX_DECODED tokens so many requests decode, above it is a prompt of 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class StepCosts:
         low, high = self.tokens[place - 1], self.tokens[place]
         slope = (self.seconds[place] - self.seconds[place - 1]) / (high - low)
         return self.seconds[place - 1] + slope * (num_tokens - low)
+
+    def scale(self, factor: float) -> StepCosts:
+        """Of a model whose steps take `factor` times as long."""
+        return replace(self, seconds=tuple(seconds * factor for seconds in self.seconds))
 
 
 MAX_DECODED = 64
