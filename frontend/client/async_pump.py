@@ -161,7 +161,10 @@ class AsyncPump:
 
     def _follow_connection(self, link: EngineLink) -> None:
         link.connection.follow_connection(time.monotonic())
-        self.run(link)
+        if link.protocol.end_reason is not None and self._links.can_lose(link):
+            self.lose(link)  # one that only the network tells of
+        else:
+            self.run(link)
 
     def _set_timer(self, link: EngineLink) -> None:
         """While something is awaited, the protocols are told the time when they ask for it."""
