@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -211,6 +212,7 @@ def test_commands_come_also_when_a_cleaner_has_removed_their_socket(pair: str) -
 def test_streams_of_an_only_engine_go_on_at_one_that_takes_its_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, logger="quire.frontend.client")
     with Daemon("only", make_group_config(1)):
         with under_load("only", 4, 300) as loads:
             wait_for_tokens(loads, 20)
@@ -220,7 +222,7 @@ def test_streams_of_an_only_engine_go_on_at_one_that_takes_its_place(
             assert not (find_named("only") / "core.sock").exists()
         with under_load("only", 2, 20):
             pass  # who comes now finds it
-    told = [record.getMessage() for record in caplog.records if "is gone" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "was removed" in record.getMessage()]
     assert len(told) <= 2, "a client of the two that saw it has gone by an old roster"
 
 
