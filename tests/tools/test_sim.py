@@ -340,7 +340,7 @@ def break_place_of_the_moved(patch: pytest.MonkeyPatch) -> None:
 
 
 GROUP_BREAKS = [
-    (break_hello_of_a_drain, 892),
+    (break_hello_of_a_drain, 950),
     (break_move_after_a_loss, 3),
     (break_place_of_the_moved, 0),
 ]
