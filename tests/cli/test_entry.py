@@ -23,7 +23,7 @@ def raising_command(monkeypatch: pytest.MonkeyPatch) -> type[ModuleType]:
         def run(_argv: list[str]) -> int:
             raise Failing.error
 
-    monkeypatch.setitem(entry.COMMANDS, "fail", entry.Command("fails", "failing_for_a_test"))
+    monkeypatch.setitem(entry.COMMANDS, "fail", entry.Command("fails", ".failing_for_a_test"))
     monkeypatch.setitem(sys.modules, "quire.frontend.cli.commands.failing_for_a_test", Failing("failing"))
     return Failing
 

@@ -100,6 +100,7 @@ def test_a_shortage_of_memory_a_lost_worker_and_a_lost_core_change_no_bit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults = (
+        "core.schedule:slow",  # until all requests have come, so that steps fail that have many
         "worker.execute:oom@2",
         "worker.execute:oom@3",
         "worker.execute:segfault@5",
