@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 
+from ...frontend.client.remote_daemon import RemoteDaemon
 from ...ipc.daemon.daemon_state import CLIENT_SOCKET_NAME, read_state
 from ...ipc.daemon.run_dir import find_named
+from ...ipc.network.tcp_address import parse_tcp_address
 from ...ipc.sockets import connect_dealer, make_ipc_address
 from ..bench.http_stream import Endpoint
 from .site import Site
@@ -27,6 +29,8 @@ _TIMEOUT_S = 2.0
 _JUNK_TIMEOUT_MS = 200
 _NUM_FRAMES = 20
 _MAX_JUNK_BYTES = 2000
+_MAX_STRANGERS = 16
+_GREETING = b"\xff" + 8 * b"\0" + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + 32 * b"\0"  # of ZMTP
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
@@ -38,6 +42,7 @@ class Noise:
         self._rng = random.Random(f"noise/{seed}")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._strangers: list[socket.socket] = []
         self.num_connections = 0
         self.num_junk_messages = 0
 
@@ -49,11 +54,15 @@ class Noise:
         """End."""
         self._is_over.set()
         self._thread.join()
+        for stranger in self._strangers:
+            stranger.close()
 
     def _run(self) -> None:
         while not self._is_over.wait(_PERIOD_S):
             self._storm()
             self._send_junk_over_http()
+            if isinstance(self._site.attachment, RemoteDaemon):
+                self._send_junk_over_network(self._site.attachment.address)
             self.num_junk_messages += send_junk_to_core(self._site.daemon, self._rng)
 
     def _connect(self) -> socket.socket:
@@ -84,6 +93,17 @@ class Noise:
         ):
             with suppress(OSError), self._connect() as connection:
                 connection.sendall(data)
+
+    def _send_junk_over_network(self, address: str) -> None:
+        """Strangers at the engines' port: half of them say nothing until they are cut off."""
+        host, port = parse_tcp_address("attach", address)
+        with suppress(OSError):
+            for data in (_draw_junk(self._rng), _GREETING + _draw_junk(self._rng), _GREETING[:11], b""):
+                self._strangers.append(socket.create_connection((host, port), _TIMEOUT_S))
+                self._strangers[-1].sendall(data)
+                self.num_connections += 1
+        while len(self._strangers) > _MAX_STRANGERS:
+            self._strangers.pop(0).close()
 
 
 def send_junk_to_core(daemon: str, rng: random.Random) -> int:
