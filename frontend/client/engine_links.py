@@ -146,7 +146,7 @@ class EngineLinks:
     def check(self) -> None:
         """Raise EngineDeadError when no engine is left, or in a fork of the process that they belong to."""
         self.first.engine.check_owner()
-        if len(self._links) == 1:
+        if self.first.protocol.end_reason is not None and self.have_ended:
             self.first.protocol.check()
 
     def end(self, reason: str) -> None:

@@ -166,6 +166,10 @@ def test_closing_ends_them_all(client: SyncClient) -> None:
     began = time.monotonic()
     client.close()
     assert time.monotonic() - began < 2.0
+    with pytest.raises(EngineDeadError, match="closed"):
+        client.add_requests(make_requests("late", 3))
+    with pytest.raises(EngineDeadError, match="closed"):
+        client.get_outputs()
     for fd in fds:
         assert wait_readable(fd, TIMEOUT_S)
         os.close(fd)
