@@ -53,9 +53,9 @@ class _Member:
 class EngineGroup:
     """ClientProtocols by the number of their engine. `settle` after anything has happened to one of them."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, start: int = 0) -> None:
         """As EngineRouter."""
-        self.router = EngineRouter(block_size)
+        self.router = EngineRouter(block_size, start=start)
         self._members: dict[int, _Member] = {}
         self._is_settled = True
         self._next_digest_at = 0.0

@@ -6,6 +6,7 @@ Both clients drive this, each with its own way to wait. With one engine there is
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 
 from ...ipc.errors import QuireError
@@ -159,7 +160,7 @@ class EngineLinks:
         if self.group is None and len(self._links) > 1:
             facts = next(link.protocol.facts for link in self._links if link.protocol.facts is not None)
             block_size = facts.block_size if facts.num_gpu_blocks else 0
-            self.group = self.target = EngineGroup(block_size)
+            self.group = self.target = EngineGroup(block_size, os.getpid() % len(self._links))
             for link in self._links:
                 self.group.add_engine(link.index, link.protocol)
 

@@ -48,15 +48,17 @@ class _Placed:
 class EngineRouter:
     """Knows which prompt beginnings it has sent where, and what engines say of themselves."""
 
-    def __init__(self, block_size: int, max_prefixes: int = MAX_PREFIXES) -> None:
-        """block_size: of the engines' KV blocks; 0: they have none, and only load counts."""
+    def __init__(self, block_size: int, max_prefixes: int = MAX_PREFIXES, start: int = 0) -> None:
+        """block_size: of the engines' KV blocks; 0: they have none, and only load counts. start: where ties go
+        first, the number of an engine, so that frontends do not all begin with the same.
+        """
         self._block_size = block_size
         self._max_prefixes = max_prefixes
         self._engines: dict[int, _Engine] = {}
         self._placed: dict[str, _Placed] = {}
         self._owners: OrderedDict[int, int] = OrderedDict()  # name -> marks; least recently used first
         self._num_marks = 0
-        self._next_index = 0  # where ties go
+        self._next_index = start  # where ties go
 
     def add_engine(self, index: int) -> None:
         """There is one more, or one that was lost is back: nothing is known to be there."""

@@ -52,9 +52,9 @@ class Router(Protocol):
 class RoundRobin:
     """The next engine that takes requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: int) -> None:
         self._able: dict[int, bool] = {}
-        self._next = 0
+        self._next = start
 
     def add_engine(self, index: int) -> None:
         """As all of these, EngineRouter's."""
@@ -264,7 +264,9 @@ class Fleet:
         self.engines = [SimEngine(self, index) for index in range(num_engines)]
         self._rng = random.Random(num_engines)
         self.frontends = [
-            SimFrontend(self, b"f%d" % number, EngineRouter(BLOCK_SIZE) if has_router else RoundRobin())
+            SimFrontend(
+                self, b"f%d" % number, _make_router(number * num_engines // num_frontends, has_router)
+            )
             for number in range(num_frontends)
         ]
         self._by_identity = {frontend.identity: frontend for frontend in self.frontends}
@@ -345,6 +347,10 @@ class _Action(Protocol):
 
 class _FrontendAction(Protocol):
     def __call__(self, frontend: SimFrontend, /) -> None: ...
+
+
+def _make_router(start: int, has_router: bool) -> Router:
+    return EngineRouter(BLOCK_SIZE, start=start) if has_router else RoundRobin(start)
 
 
 def _make_config() -> EngineConfig:
