@@ -49,8 +49,8 @@ class EngineRouter:
     """Knows which prompt beginnings it has sent where, and what engines say of themselves."""
 
     def __init__(self, block_size: int, max_prefixes: int = MAX_PREFIXES, start: int = 0) -> None:
-        """block_size: of the engines' KV blocks; 0: they have none, and only load counts. start: where ties go
-        first, the number of an engine, so that frontends do not all begin with the same.
+        """block_size: of the engines' KV blocks; 0: they have none, and only load counts. start: the engine
+        where ties go first, so that frontends do not all begin with the same.
         """
         self._block_size = block_size
         self._max_prefixes = max_prefixes
