@@ -16,6 +16,7 @@ from .messages import (
     AbortRequests,
     EngineCoreOutput,
     EngineCoreRequest,
+    ErrorCode,
     FinishReason,
     drop_positions,
     make_aborts,
@@ -37,6 +38,7 @@ class LedgerEntry(msgspec.Struct):
     num_prompt_logprobs: int = 0  # positions that were delivered
     num_repeated: int = 0  # positions among them that the engine has said again since it was resumed
     pooled_bytes: int = 0  # of vectors that were delivered
+    refused_by: tuple[int, ...] = ()  # engines that had no room for it
 
     def note_loss(self) -> None:
         """The engine that it was sent to is lost."""
@@ -55,6 +57,7 @@ class RequestLedger:
 
     def __init__(self) -> None:
         self._entries: dict[str, LedgerEntry] = {}
+        self.refused: dict[str, LedgerEntry] = {}  # for want of room, by the outputs of the last `take`
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -96,6 +99,8 @@ class RequestLedger:
         in between and nobody has noticed yet; `resume` will make up for it.
         """
         kept: list[EngineCoreOutput] = []
+        if self.refused:
+            self.refused = {}
         for output in outputs:
             entry = self._entries.get(output.request_id)
             if entry is None:
@@ -110,6 +115,8 @@ class RequestLedger:
                 output = _drop_repeated_vectors(entry, output.pooled, output)
             if output.finish_reason is not None:
                 del self._entries[output.request_id]
+                if output.error_code is ErrorCode.OVERLOADED:
+                    self.refused[output.request_id] = entry
             kept.append(output)
         return kept
 

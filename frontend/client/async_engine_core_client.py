@@ -251,7 +251,7 @@ class AsyncMPClient(EngineCoreClient):
             if link.protocol.facts is not None and not was_open and self._links.shows_facts_of(link):
                 self.facts = link.protocol.facts
         if self._links.group is not None:
-            self._links.group.note_outputs(outputs)
+            outputs = self._links.group.take_outputs(outputs, time.monotonic())
             self._pump.settle()
         if (roster := self._links.find_news(link)) is not None:
             self._pump.follow(roster)

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ...ipc.client_protocol import ClientProtocol
-from ...ipc.messages import EngineCoreOutput, EngineCoreRequest, FrontendCounts, UtilityMethod
+from ...ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FrontendCounts, UtilityMethod
 from ...ipc.request_frames import frame_resumed
 from ...ipc.request_ledger import LedgerEntry
 from .engine_router import EngineRouter
 
 DIGEST_INTERVAL_S = 1.0  # while requests come
+MAX_ASKED = 3  # engines, whether they have room for a request
 
 _log = logging.getLogger(__name__)
 
@@ -129,13 +130,20 @@ class EngineGroup:
 
     # What the engines say, and what becomes of them.
 
-    def note_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """What one of them has sent and its ledger has let through."""
+    def take_outputs(self, outputs: Iterable[EngineCoreOutput], now: float) -> list[EngineCoreOutput]:
+        """What one of them has sent and its ledger has let through; what is to be delivered of it. A request
+        that it had no room for is added elsewhere instead, so `settle` has something to send.
+        """
+        kept: list[EngineCoreOutput] = []
         for output in outputs:
+            if output.error_code is ErrorCode.OVERLOADED and self._ask_another(output.request_id, now):
+                continue
+            kept.append(output)
             if output.finish_reason is not None:
                 self.router.remove(output.request_id)
             else:
                 self.router.note_output(output.request_id)
+        return kept
 
     def settle(self, now: float) -> bool:
         """Move what is to be moved; True if something is to be sent."""
@@ -187,11 +195,26 @@ class EngineGroup:
                 _log.info("%d requests of engine %d go on elsewhere", len(entries), index)
                 self._place_again(entries, now)
 
+    def _ask_another(self, request_id: str, now: float) -> bool:
+        """Whether a request goes to another engine than the one that has just refused it for want of room."""
+        index = self.router.find(request_id)
+        entry = None if index is None else self._members[index].protocol.ledger.refused.pop(request_id, None)
+        if index is None or entry is None or entry.is_aborted:
+            return False
+        entry.refused_by += (index,)
+        if len(entry.refused_by) >= MAX_ASKED or not any(
+            member.takes_new for number, member in self._members.items() if number not in entry.refused_by
+        ):
+            return False
+        entry.is_sent = False  # no engine has taken it on, so the next one may refuse it too
+        self._place_again([entry], now)
+        return True
+
     def _place_again(self, entries: list[LedgerEntry], now: float) -> None:
         batches: dict[int, list[LedgerEntry]] = {}
         for entry in entries:
             self.router.remove(entry.request.request_id)
-            batches.setdefault(self.router.place(entry.request), []).append(entry)
+            batches.setdefault(self.router.place(entry.request, entry.refused_by), []).append(entry)
         for index, batch in batches.items():
             protocol = self._members[index].protocol
             for message in frame_resumed(protocol.ledger.adopt(batch, now, protocol.is_open)):

@@ -8,6 +8,7 @@ so much more to do that it is cheaper to compute it again.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...ipc.messages import EngineCoreRequest
@@ -77,12 +78,14 @@ class EngineRouter:
         """Whether it gets requests while another one that does is there."""
         self._engines[index].takes_new = takes_new
 
-    def place(self, request: EngineCoreRequest) -> int:
-        """The engine for a request, which counts as its load until `remove`."""
+    def place(self, request: EngineCoreRequest, full: Collection[int] = ()) -> int:
+        """The engine for a request, which counts as its load until `remove`. Those that are `full` get it
+        if no other takes new ones.
+        """
         num_tokens = count_token_ids(request.prompt_token_ids) + count_token_ids(request.output_token_ids)
         depths, names = self._name_prefixes(request)
         cached = self._find_cached(depths, names)
-        best = self._choose(cached)
+        best = self._choose(cached, full)
         num_cached = cached.get(best.mark, 0) * self._block_size
         self._remember(names, best.mark)
         self._enter(request.request_id, best, num_tokens - num_cached)
@@ -161,8 +164,9 @@ class EngineRouter:
                 break
         return found
 
-    def _choose(self, cached: dict[int, int]) -> _Engine:
+    def _choose(self, cached: dict[int, int], full: Collection[int]) -> _Engine:
         able = [engine for engine in self._engines.values() if engine.takes_new]
+        able = [engine for engine in able if engine.index not in full] or able
         able = able or list(self._engines.values())
         # Those from `_next_index` on come first, so that ties go round.
         able.sort(key=lambda engine: (engine.index < self._next_index, engine.index))

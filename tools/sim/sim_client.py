@@ -173,7 +173,7 @@ class SimClient:
         except QuireError as error:
             raise Violation(f"the client's user gets a {type(error).__name__}: {error}") from None
         if self._group is not None:
-            self._group.note_outputs(outputs)
+            outputs = self._group.take_outputs(outputs, self._timeline.now)
         processed = self._processor.process_outputs(outputs)
         if processed.ids_to_abort:
             raise Violation(f"{processed.ids_to_abort} came with a gap")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fakes import make_request
 from frontend_fakes import make_facts
-from quire.frontend.client.engine_group import DIGEST_INTERVAL_S, EngineGroup
+from quire.frontend.client.engine_group import DIGEST_INTERVAL_S, MAX_ASKED, EngineGroup
 from quire.ipc.client_protocol import ClientProtocol
 from quire.ipc.codec import make_client_codec
 from quire.ipc.messages import (
@@ -18,6 +18,7 @@ from quire.ipc.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineCoreRequests,
+    ErrorCode,
     FinishReason,
     FrontendCounts,
     Hello,
@@ -85,8 +86,7 @@ class Group:
     def say(self, index: int, *outputs: EngineCoreOutput) -> list[EngineCoreOutput]:
         engine = self.engines[index]
         kept = engine.say(EngineCoreOutputs(list(outputs), f"life {engine.num_lives}"))
-        self.group.note_outputs(kept)
-        return kept
+        return self.group.take_outputs(kept, NOW)
 
     def lose(self, index: int) -> None:
         self.engines[index].protocol.connection_lost(NOW)
@@ -338,3 +338,40 @@ def test_what_was_said_of_others_is_forgotten_after_a_while(two: Group) -> None:
     two.say(1, EngineCoreOutput("a", 0, [1], finish_reason=FinishReason.LENGTH))
     two.group.add_requests([make_request("b", [1])], NOW + 3 * DIGEST_INTERVAL_S)
     assert list(two.requests_at(0)) == ["b"]
+
+
+REFUSED = EngineCoreOutput("a", 0, [], FinishReason.ERROR, None, "full", error_code=ErrorCode.OVERLOADED)
+
+
+def test_what_one_engine_has_no_room_for_is_asked_of_another(two: Group) -> None:
+    two.add("a")
+    assert list(two.requests_at(0)) == ["a"]
+    assert two.say(0, REFUSED) == []
+    asked = two.requests_at(1)["a"]
+    assert not asked.is_resumed  # else it would be taken on in any case
+    assert two.group.router.find("a") == 1
+    assert [output.new_token_ids for output in two.say(1, EngineCoreOutput("a", 0, [5]))] == [[5]]
+
+
+def test_a_request_that_every_engine_refuses_is_refused_once(two: Group) -> None:
+    two.add("a")
+    assert two.say(0, REFUSED) == []
+    assert two.say(1, REFUSED) == [REFUSED]
+    assert two.group.router.find("a") is None
+    assert not two.engines[0].protocol.ledger
+    assert not two.engines[1].protocol.ledger
+
+
+def test_a_request_is_asked_of_few_of_many_engines_and_not_after_its_abort() -> None:
+    many = Group(5)
+    many.add("a")
+    asked: list[int] = []
+    while not asked or not many.say(asked[-1], REFUSED):
+        index = many.group.router.find("a")
+        assert index is not None
+        assert index not in asked
+        asked.append(index)
+    assert len(asked) == MAX_ASKED
+    many.add("a")
+    many.group.abort_requests(["a"])
+    assert many.say(many.group.router.find("a") or 0, REFUSED) == [REFUSED]
