@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -39,10 +39,8 @@ from tcp_proxy import TcpProxy
 MAX_MODEL_LEN = 512
 CODEC = make_client_codec()
 GREETING = b"\xff" + 8 * b"\0" + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + 32 * b"\0"
-CONFIG = make_config(max_model_len=MAX_MODEL_LEN, block_size=64)
-CONFIG = msgspec.structs.replace(
-    CONFIG, model=msgspec.structs.replace(CONFIG.model, served_model_name="paced")
-)
+_FAST = make_config(max_model_len=MAX_MODEL_LEN, block_size=64)
+CONFIG = msgspec.structs.replace(_FAST, model=msgspec.structs.replace(_FAST.model, served_model_name="paced"))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def neighbour(daemon: Daemon, keys: Path) -> Iterator[SyncClient]:
 
 
 @contextlib.contextmanager
-def attach(address: str, keys: Path) -> Iterator[SyncClient]:
+def attach(address: str, keys: Path) -> Generator[SyncClient]:
     client = attach_sync_client(RemoteDaemon(address, str(keys)), "test", timeout_s=20.0)
     with contextlib.closing(client):
         yield client
