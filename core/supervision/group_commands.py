@@ -94,7 +94,9 @@ class GroupCommands:
         return CommandDone()
 
     def _resume(self, index: int) -> Steps:
-        self._take(index).resume()
+        engine = self._take(index)
+        _check_lives(engine)
+        engine.resume()
         return CommandDone()
         yield
 

@@ -240,6 +240,8 @@ def test_an_engine_that_is_lost_for_good_leaves_the_others_and_a_restart_brings_
         assert "quire: engine 0 is lost" in log
         assert "quire engine 1: replays are" in log, "each says who it is"
         assert not (find_named("few") / "core.sock").exists(), "it leads nowhere"
+        with pytest.raises(DaemonError, match="engine 0 is lost"):
+            resume_engine("few", 0, TIMEOUT_S)
         with Listener("few", "core1.sock") as listener:
             listener.wait_for_roster([(1, False, False)])
             restart_engine("few", TIMEOUT_S, index=0)
