@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...ipc.errors import ConfigError
 from ...ipc.network.keys import read_server_keys
-from ...ipc.network.listening import open_listener, read_place
+from ...ipc.network.listening import BACKLOG, open_listener, read_place
 from ...ipc.network.tcp_address import TcpAddress, parse_tcp_address
 from ...ipc.processes.child_args import NetworkArgs
 
@@ -25,6 +25,7 @@ class NetworkPorts:
         read_server_keys(Path(keys))
         self._keys = keys
         self._listeners: dict[int, socket.socket] = {}
+        self._refusing: set[int] = set()
         self.address = parse_tcp_address("listen", listen, is_listening=True)
         is_any = self.address.port == 0
         for left in reversed(range(_NUM_TRIES if is_any else 1)):
@@ -43,6 +44,14 @@ class NetworkPorts:
         if listener is None:
             listener = self._listeners[index] = open_listener(self.address.shift(index))
         return NetworkArgs(listening_fd=listener.fileno(), keys=self._keys)
+
+    def refuse_at(self, indexes: set[int]) -> None:
+        """Who comes to these engines is refused, instead of waiting for a core; at all others it waits."""
+        for index in self._listeners.keys() & (indexes - self._refusing):
+            self._listeners[index].shutdown(socket.SHUT_RDWR)
+        for index in self._listeners.keys() & (self._refusing - indexes):
+            self._listeners[index].listen(BACKLOG)  # its port was not given back
+        self._refusing = indexes
 
     def close_one(self, index: int) -> None:
         """The engine is gone for good: who comes is refused."""

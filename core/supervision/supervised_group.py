@@ -73,6 +73,7 @@ class SupervisedGroup:
 
     def start_due(self, now: float) -> bool:
         """Start every core whose time it is; whether there was one."""
+        self._set_ports()
         started = [engine.start_if_due(now) for engine in self.running]
         return any(started)
 
@@ -80,6 +81,7 @@ class SupervisedGroup:
         """Take what all cores say. `ready` is what the poller has found."""
         for engine in self.engines.values():
             engine.follow(ready, now)
+        self._set_ports()
 
     def tell_roster(self) -> None:
         """Tell every core who there is, if that has changed."""
@@ -159,6 +161,11 @@ class SupervisedGroup:
         for engine in self.engines.values():
             engine.stop()
         self._context.destroy(linger=0)
+
+    def _set_ports(self) -> None:
+        """Nobody is to wait in the queue of an engine that is lost for good."""
+        if self._ports is not None:
+            self._ports.refuse_at({index for index, one in self.engines.items() if one.failure is not None})
 
     def _find_free_rank(self) -> int:
         taken = {engine.rank for engine in self.running}

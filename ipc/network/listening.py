@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from .keys import read_server_keys
 from .tcp_address import TcpAddress, parse_tcp_address
 
-_BACKLOG = 1024
+BACKLOG = 1024
 
 
 def check_listening(listen: str | None, keys: str | None) -> TcpAddress | None:
@@ -40,7 +40,7 @@ def open_listener(address: TcpAddress) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what ended connections left behind
         listener.bind(place)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         allowed = f"an address of this machine with a free port ({error.strerror})"
