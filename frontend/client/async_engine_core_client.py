@@ -135,7 +135,7 @@ class AsyncMPClient(EngineCoreClient):
                     EngineCoreOutput(request.request_id, 0, [], finish_reason=end, error=reason)
                 )
         if self._links.group is not None:
-            self._links.group.note_outputs(self._failed)
+            self._links.group.take_outputs(self._failed, time.monotonic())
         self._pump.wake()
 
     def abort_requests(self, request_ids: list[str]) -> None:
