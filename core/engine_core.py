@@ -13,17 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ..ipc.config import EngineConfig
+from ..ipc.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    EngineMetrics,
-    EngineSnapshot,
-    ErrorCode,
-    FinishReason,
-    FrontendCounts,
-    SchedulerStats,
-)
+from ..ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, FinishReason, FrontendCounts
 from ..ipc.request_price import find_held_bytes
 from ..ipc.step import ModelRunnerOutput, RowFailure, RowLogprobs, SchedulerOutput
 from ..ipc.token_ids import count_token_ids

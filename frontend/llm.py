@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from ..ipc.beam_search import BeamSearchParams
+from ..ipc.engine_views import SchedulerStats
 from ..ipc.errors import ConfigError, InputError, PromptError
-from ..ipc.messages import SchedulerStats
 from ..ipc.pooling_params import PoolingParams, PoolingTask
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
 from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_output

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
-from ...ipc.messages import FinishReason, Histogram
+from ...ipc.engine_views import Histogram
+from ...ipc.messages import FinishReason
 from ..kv.prefix_misses import PrefixMiss
 from ..scheduling.request import Request, RequestKind
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from ...ipc.config import EngineConfig
-from ...ipc.messages import ClientView, EngineMetrics, EngineSnapshot, RequestView, SchedulerStats
+from ...ipc.engine_views import ClientView, EngineMetrics, EngineSnapshot, RequestView, SchedulerStats
 from ..kv.block_pool import BlockPool
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler

@@ -9,8 +9,9 @@ import zmq
 
 from ...ipc.client_protocol import GOODBYE
 from ...ipc.due import until_ms
+from ...ipc.engine_views import EngineSnapshot
 from ...ipc.errors import QuireError
-from ...ipc.messages import EngineFacts, EngineSnapshot, UtilityMethod
+from ...ipc.messages import EngineFacts, UtilityMethod
 from ...ipc.protocol_link import ProtocolLink
 
 _CONNECT_POLL_MS = 10

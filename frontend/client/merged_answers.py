@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from ...ipc.messages import ClientView, EngineLoad, EngineMetrics, EngineSnapshot, Histogram, SchedulerStats
+from ...ipc.engine_views import (
+    ClientView,
+    EngineLoad,
+    EngineMetrics,
+    EngineSnapshot,
+    Histogram,
+    SchedulerStats,
+)
 
 _RATES = ("prompt_tokens_per_s", "generation_tokens_per_s", "steps_per_s")
 _STEP_TIMES = ("schedule_ms", "update_ms", "step_wait_ms")

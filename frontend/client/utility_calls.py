@@ -9,15 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...ipc.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
 from ...ipc.errors import RequestFailedError
-from ...ipc.messages import (
-    EngineMetrics,
-    EngineSnapshot,
-    FrontendCounts,
-    SchedulerStats,
-    UtilityMethod,
-    UtilityResult,
-)
+from ...ipc.messages import FrontendCounts, UtilityMethod, UtilityResult
 from .merged_answers import merge_metrics, merge_snapshots, merge_stats
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ...ipc.engine_views import SchedulerStats
 from ...ipc.errors import QuireError
-from ...ipc.messages import SchedulerStats
 from .bodies.openapi import Routes
 from .bodies.schema import HealthResponse, StatusResponse
 from .engines.served_models import WELL, ServedModel, ServedModels, sum_up

@@ -17,7 +17,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
-from ...ipc.messages import EngineSnapshot
+from ...ipc.engine_views import EngineSnapshot
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
 from .stream import EventStream, encode_event, respond

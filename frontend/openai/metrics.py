@@ -24,8 +24,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from ...ipc.engine_views import EngineMetrics, Histogram
 from ...ipc.errors import QuireError
-from ...ipc.messages import EngineMetrics, Histogram
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
 from .health import ANSWER_S

@@ -20,7 +20,7 @@ from daemons import Daemon, fake_modules, runtime_folders
 from fakes import make_config
 from quire.frontend.cli.commands import top
 from quire.frontend.cli.entry import run_command
-from quire.ipc.messages import ClientView, EngineLoad, EngineSnapshot, RequestView, SchedulerStats
+from quire.ipc.engine_views import ClientView, EngineLoad, EngineSnapshot, RequestView, SchedulerStats
 from rich.console import Console
 
 DEADLINE_S = 20.0

@@ -26,6 +26,7 @@ from quire.frontend.client.engine_core_client import SyncClient, attach_sync_cli
 from quire.frontend.daemon import find_log
 from quire.ipc.codec import MAX_BODY_BYTES, make_client_codec
 from quire.ipc.daemon.run_dir import find_named
+from quire.ipc.engine_views import SchedulerStats
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     EngineCoreOutputs,
@@ -35,7 +36,6 @@ from quire.ipc.messages import (
     LeaseCheck,
     ProtocolNotice,
     Refusal,
-    SchedulerStats,
     UtilityCall,
     UtilityMethod,
     Welcome,

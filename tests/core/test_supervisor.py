@@ -47,8 +47,9 @@ from quire.frontend.daemon import (
 from quire.ipc.client_protocol import GOODBYE
 from quire.ipc.daemon.daemon_state import SupervisorArgs, read_state
 from quire.ipc.daemon.run_dir import RunDirectory, find_daemon, find_named, list_daemons
+from quire.ipc.engine_views import SchedulerStats
 from quire.ipc.errors import DaemonError, EngineDeadError, EngineStartError, ModelError
-from quire.ipc.messages import SchedulerStats, UtilityMethod
+from quire.ipc.messages import UtilityMethod
 from quire.ipc.processes.restarts import MAX_LOSSES
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.frontend.client.engine_core_client import SyncClient
 from quire.frontend.models.model_folder import pocket_folder
+from quire.ipc.engine_views import SchedulerStats
 from quire.ipc.errors import EngineDeadError
 from quire.ipc.messages import (
     EngineCoreOutput,
@@ -18,7 +19,6 @@ from quire.ipc.messages import (
     EngineFacts,
     FinishReason,
     RequestTimes,
-    SchedulerStats,
     UtilityMethod,
     UtilityResult,
 )

@@ -17,8 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ....ipc.engine_views import ClientView, EngineLoad, EngineSnapshot, RequestView
 from ....ipc.errors import QuireError
-from ....ipc.messages import ClientView, EngineLoad, EngineSnapshot, RequestView
 from ....ipc.processes.process import wait_readable
 from ...client.engine_core_client import attach_sync_client
 from ...client.remote_daemon import Attachment

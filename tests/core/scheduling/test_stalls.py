@@ -7,7 +7,7 @@ from fakes import FakeEngine, make_config, make_request
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.stalls import DeviceFreeTime
 from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import StalledRequest
+from quire.ipc.engine_views import StalledRequest
 
 
 def find_stall(engine: FakeEngine) -> StalledRequest | None:

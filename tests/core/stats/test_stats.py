@@ -9,7 +9,8 @@ from fakes import FakeEngine, make_config, make_request
 from quire.core.stats.stats import WINDOW_S, EngineCounters, HistogramCounts, RateWindow
 from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import FinishReason, Histogram
+from quire.ipc.engine_views import Histogram
+from quire.ipc.messages import FinishReason
 from quire.ipc.model_spec import PoolingSpec
 from quire.ipc.pooling_params import PoolingParams
 

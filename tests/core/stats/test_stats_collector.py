@@ -18,7 +18,8 @@ from quire.core.stats.stats_collector import (
 )
 from quire.ipc.beam_search import BeamSearch
 from quire.ipc.config import SchedulerConfig
-from quire.ipc.messages import EngineSnapshot, UtilityCall, UtilityMethod
+from quire.ipc.engine_views import EngineSnapshot
+from quire.ipc.messages import UtilityCall, UtilityMethod
 
 
 def make_engine(num_blocks: int = 64, max_num_seqs: int = 256, **config: int) -> FakeEngine:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from quire.ipc.messages import EngineSnapshot
+from quire.ipc.engine_views import EngineSnapshot
 
 DRIVE = Path(__file__).parent / "drive.mjs"
 DEADLINE_S = 60.0

@@ -30,7 +30,8 @@ from quire.frontend.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from quire.frontend.pooling.processor import PoolingProcessor, PoolingPrompt
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.beam_search import BeamSearch
-from quire.ipc.messages import FrontendCounts, SchedulerStats
+from quire.ipc.engine_views import SchedulerStats
+from quire.ipc.messages import FrontendCounts
 from quire.ipc.pooling_params import PoolingParams
 from quire.ipc.sampling_params import RequestOutputKind, SamplingParams
 from tool_template import CHATML_TEMPLATE

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 from quire.frontend.openai import live
 from quire.frontend.openai.live import SnapshotFeed, make_content_security_policy
+from quire.ipc.engine_views import SchedulerStats
 from quire.ipc.errors import EngineDeadError
-from quire.ipc.messages import SchedulerStats
 
 PERIOD_S = 0.01
 
