@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 
-from ...ipc.errors import QuireError
+from ...ipc.errors import EngineDeadError, QuireError
 from ...ipc.messages import EngineFacts, EngineRoster
 from ...ipc.sockets import POLLIN
 from .engine_connection import EngineConnection, EngineSocket, close_connection
@@ -128,13 +128,15 @@ class EngineLinks:
         return all(link.protocol.end_reason is not None for link in self._links)
 
     def find(self, index: int | None) -> EngineLink:
-        """The engine of this number; None: one that is there, if there is any. KeyError if there is none."""
+        """The engine of this number; None: one that is there, if there is any. Raises EngineDeadError if it
+        is gone.
+        """
         for link in self._links:
             if link.index == index or (index is None and link.protocol.is_open):
                 return link
         if index is None:
             return self.first
-        raise KeyError(index)
+        raise EngineDeadError(f"engine {index} is gone")
 
     def take_turns(self) -> list[EngineLink]:
         """All of them; another one is the first the next time."""

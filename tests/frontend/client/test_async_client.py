@@ -163,3 +163,13 @@ def test_what_fails_in_a_callback_of_the_loop_is_told_to_all_who_wait(
         client.close()
 
     play(tmp_path, run)
+
+
+def test_a_call_of_an_engine_that_is_gone_fails_as_one_that_is_lost_meanwhile(tmp_path: Path) -> None:
+    async def run(core: Core) -> None:
+        client = await core.connect()
+        with pytest.raises(EngineDeadError, match="engine 7 is gone"):
+            await client.call_utility(UtilityMethod.STATS, 7)
+        client.close()
+
+    play(tmp_path, run)
