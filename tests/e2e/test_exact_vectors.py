@@ -100,10 +100,10 @@ def test_a_shortage_of_memory_a_lost_worker_and_a_lost_core_change_no_bit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults = (
-        "core.schedule:slow",  # until all requests have come, so that steps fail that have many
-        "worker.execute:oom@2",
+        "core.schedule:slow",  # until all requests have come; two steps are formed of those that came first
         "worker.execute:oom@3",
-        "worker.execute:segfault@5",
+        "worker.execute:oom@4",
+        "worker.execute:segfault@6",
         "core.schedule:exit@20",
     )
     with make_llm(model, "mp", max_num_batched_tokens=1024, fault_hooks=",".join(faults)) as llm:
