@@ -39,15 +39,19 @@ class LedgerEntry(msgspec.Struct):
     num_repeated: int = 0  # positions among them that the engine has said again since it was resumed
     pooled_bytes: int = 0  # of vectors that were delivered
     refused_by: tuple[int, ...] = ()  # engines that had no room for it
+    is_here: bool = False  # sent to the engine of the ledger that it is in, which may be lost by now
 
     def note_loss(self) -> None:
-        """The engine that it was sent to is lost."""
-        self.num_attempts = self.num_attempts_after_loss
-        self.num_output_at_loss = len(self.output)
+        """The engine of its ledger is lost, perhaps with it."""
+        if self.is_here:
+            self.num_attempts = self.num_attempts_after_loss
+            self.num_output_at_loss = len(self.output)
 
     @property
     def num_attempts_after_loss(self) -> int:
-        """What `num_attempts` becomes with the next loss."""
+        """What `num_attempts` becomes with the loss of its ledger's engine."""
+        if not self.is_here:
+            return self.num_attempts
         got_further = len(self.output) > self.num_output_at_loss
         return 1 if got_further else self.num_attempts + 1
 
@@ -70,7 +74,7 @@ class RequestLedger:
     def add(self, request: EngineCoreRequest, now: float, is_sent: bool = True) -> None:
         """Enter a request that the engine gets now (`is_sent`), or will get when there is one again."""
         output = array("i", request.output_token_ids)
-        self._entries[request.request_id] = LedgerEntry(request, now, is_sent, output)
+        self._entries[request.request_id] = LedgerEntry(request, now, is_sent, output, is_here=is_sent)
 
     def remove(self, request_id: str) -> None:
         """Forget a request that could not be handed over."""
@@ -160,6 +164,7 @@ class RequestLedger:
     ) -> list[EngineCoreRequest | AbortRequests]:
         """Enter what another ledger has given up; what the engine must be sent if it `is_open`."""
         for entry in entries:
+            entry.is_here = False
             self._entries[entry.request.request_id] = entry
         return _resume(entries, now) if is_open else []
 
@@ -170,8 +175,7 @@ def _is_suspect_after_loss(entry: LedgerEntry) -> bool:
 
 def _note_losses(entries: Iterable[LedgerEntry]) -> None:
     for entry in entries:
-        if entry.is_sent:
-            entry.note_loss()
+        entry.note_loss()
 
 
 def _resume(entries: Collection[LedgerEntry], now: float) -> list[EngineCoreRequest | AbortRequests]:
@@ -180,7 +184,7 @@ def _resume(entries: Collection[LedgerEntry], now: float) -> list[EngineCoreRequ
     for entry in entries:
         entry.num_repeated = 0
         messages.append(_resumed(entry, now))
-        entry.is_sent = True
+        entry.is_sent = entry.is_here = True
     return messages + make_aborts([one.request.request_id for one in entries if one.is_aborted])
 
 

@@ -275,6 +275,16 @@ def test_what_an_engine_had_that_is_gone_waits_at_one_that_is_away(two: Group) -
     assert sorted(two.engines[0].protocol.ledger.ids) == ["a", "b", "c", "d"]
 
 
+def test_an_engine_that_never_had_a_request_is_not_lost_with_it(two: Group) -> None:
+    two.add("a", "b")
+    two.lose(0)
+    two.lose(1)
+    two.group.remove_engine(1, NOW)
+    assert sorted(two.engines[0].protocol.ledger.ids) == ["a", "b"]
+    two.come_back(0)
+    assert {name: one.num_attempts for name, one in two.requests_at(0).items()} == {"a": 2, "b": 1}
+
+
 def test_one_that_joins_brings_what_is_in_its_ledger(two: Group) -> None:
     third = Played()
     third.protocol.add_requests([make_request("own", [1])], NOW)
