@@ -134,7 +134,8 @@ class EngineCore:
         now = self._clock()
         self._num_arrivals += 1
         # A clock that is wrong in a frontend must not let it wait for ever, nor break the order.
-        arrival = min(request.arrival_time, now) if math.isfinite(request.arrival_time) else now
+        is_said = math.isfinite(request.arrival_time)
+        arrival = min(request.arrival_time, now) if is_said else now - request.age_s
         order = (self._scheduler.policy.rank(request), arrival, self._num_arrivals)
         live = Request.from_message(
             request,

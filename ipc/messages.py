@@ -235,6 +235,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     purpose: Purpose = ""  # what people see it counted as, where the engine itself cannot tell
     pooling_params: PoolingParams | None = None  # nothing is generated; sampling_params are read by nobody
     type_start: Annotated[int, Meta(ge=0)] | None = None  # tokens from here on are of type 1; None: none are
+    # Since it was added, where it is added again: counts in place of an arrival_time that is not finite.
+    age_s: Annotated[float, Meta(ge=0.0, le=MAX_TIMEOUT_S)] = 0.0
 
 
 class EngineCoreRequests(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from .messages import (
+    MAX_TIMEOUT_S,
     SUSPECT_ATTEMPTS,
     AbortRequests,
     EngineCoreOutput,
@@ -190,15 +191,17 @@ def _resume(entries: Collection[LedgerEntry], now: float) -> list[EngineCoreRequ
 
 def _resumed(entry: LedgerEntry, now: float) -> EngineCoreRequest:
     request = entry.request
+    age_s = min(max(0.0, now - entry.added_at), MAX_TIMEOUT_S)
     timeout_s = request.timeout_s
     if timeout_s is not None:
-        timeout_s = max(_LEAST_TIMEOUT_S, timeout_s - (now - entry.added_at))
+        timeout_s = max(_LEAST_TIMEOUT_S, timeout_s - age_s)
     return msgspec.structs.replace(
         request,
         output_token_ids=entry.output.tobytes(),
         timeout_s=timeout_s,
         is_resumed=entry.is_sent,
         num_attempts=entry.num_attempts,
+        age_s=age_s,
     )
 
 

@@ -57,9 +57,7 @@ def refuse_call(call: UtilityCall) -> UtilityResult | None:
 
 
 def adapt_request(request: EngineCoreRequest) -> EngineCoreRequest:
-    """It came when it is here: the other machine's clock counts for nothing, above all in the queue."""
-    if request.is_resumed:
-        return request
+    """It came when it is here, or by its age: the other machine's clock counts for nothing in the queue."""
     return msgspec.structs.replace(request, arrival_time=math.inf)
 
 

@@ -135,6 +135,12 @@ def test_a_timeout_runs_on_while_there_is_no_engine(ledger: RequestLedger) -> No
     assert 0.0 < late["a"] < 0.01  # a time-out of 0 is not allowed on the wire, and none would be for ever
 
 
+def test_a_request_that_is_added_again_says_its_age(ledger: RequestLedger) -> None:
+    ledger.add(make_request("a", [1]), NOW)
+    ages = [one.age_s for one in ledger.resume(NOW + 9.0) if isinstance(one, EngineCoreRequest)]
+    assert ages == [9.0]
+
+
 def test_prompt_logprobs_that_a_resumed_engine_says_again_are_cut_off(ledger: RequestLedger) -> None:
     ledger.add(make_request("a", list(range(9)), prompt_logprobs=0), NOW)
 
