@@ -221,6 +221,8 @@ class ProcessExecutor(Executor):
         self._connection.close(linger=0)
         self._socket.close(linger=0)
         self._socket = self._connection = None
+        # libzmq leaves it there until its context ends, or for good.
+        Path(self._worker_address.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def _receive_frames(self) -> list[ExecutorEvent]:
         events: list[ExecutorEvent] = []

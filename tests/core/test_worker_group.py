@@ -120,7 +120,7 @@ def test_all_ranks_must_be_ready_and_compute_but_only_rank_0_is_heard(start: Cal
 
 @pytest.mark.parametrize("rank", range(SIZE))
 def test_a_killed_rank_is_the_end_of_all_and_others_take_their_places(
-    start: Callable[..., Ranks], rank: int
+    runtime: Path, start: Callable[..., Ranks], rank: int
 ) -> None:
     ranks = start()
     ranks.follow(WorkerReady)
@@ -133,6 +133,7 @@ def test_a_killed_rank_is_the_end_of_all_and_others_take_their_places(
     ranks.follow(WorkerReady)
     ranks.step(7)
     assert ranks.follow(ModelRunnerOutput) == ModelRunnerOutput(7, [0, 1], [0, 0])
+    assert len(list(runtime.glob("ranks*"))) == 1, "the first ones' socket has left no file"
 
 
 def test_a_stopped_rank_is_named_though_rank_0_owes_the_answer(start: Callable[..., Ranks]) -> None:
