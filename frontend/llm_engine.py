@@ -251,8 +251,11 @@ class LLMEngine(UtilityCalls):
         client = self._client
         with self._turns:
             client.check_usable()
-            calls = {index: client.start_call(method, index) for index in client.engines}
-            calls = calls or {0: client.start_call(method)}  # they are away
+            indexes = list(client.engines)
+            if len(indexes) < 2:  # if the others or all are away, one that comes back may answer as well
+                calls = {next(iter(indexes), 0): client.start_call(method)}
+            else:
+                calls = {index: client.start_call(method, index) for index in indexes}
         try:
             answers: dict[int, UtilityResult | None] = {}
 

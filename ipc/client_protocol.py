@@ -55,6 +55,7 @@ from .request_frames import frame_requests, frame_resumed
 from .request_ledger import RequestLedger
 
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
+LOST_CALL = "the engine was lost before it answered"
 GOODBYE = make_client_codec().encode(Goodbye())
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class ClientProtocol:
         self.phase: str | None = None  # of the engine's start, as it said last
         self.is_open = False
         self.has_worker = True  # while it is open: else the engine starts another
+        self.has_others = False  # engines: calls of this one end with it, with the error LOST_CALL
         self.end_reason: str | None = None  # why there is no engine any more
         self.restart_at: float | None = None  # when the driver is to start another engine
         self._codec = make_client_codec()
@@ -138,7 +140,7 @@ class ClientProtocol:
 
         On a connection that stands it begins anew: the engine drops what it has of this client.
         """
-        self.connection_lost(now)
+        self._close(now)
         if self._watch is not None:
             self._watch.note_listening()
             if self.facts is not None:
@@ -148,6 +150,12 @@ class ClientProtocol:
 
     def connection_lost(self, now: float) -> None:
         """The engine may be restarting, or it has dropped this client."""
+        if self.is_open and self.has_others:
+            self.answers |= {call_id: UtilityResult(call_id, LOST_CALL) for call_id in self._calls}
+            self._calls.clear()
+        self._close(now)
+
+    def _close(self, now: float) -> None:
         self.outbox.clear()
         self._number += 1  # a Welcome that is on its way is of the past, also before the next Hello
         if self._watch is not None:
@@ -193,7 +201,7 @@ class ClientProtocol:
         self.send(counts)
 
     def start_call(self, method: UtilityMethod) -> int:
-        """Call the engine; an engine that is resumed meanwhile is called again. The id of its answer."""
+        """Call the engine, or the one in its place unless it `has_others`. The id of the answer."""
         call = UtilityCall(next(self._call_ids), method)
         self._calls[call.call_id] = call
         self.send(call)

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Sequence
 
+from ...ipc.client_protocol import LOST_CALL
 from ...ipc.config import EngineConfig
 from ...ipc.errors import EngineDeadError, EngineStartError, QuireError
 from ...ipc.messages import (
@@ -168,34 +169,43 @@ class AsyncMPClient(EngineCoreClient):
                 if self._failed:
                     failed, self._failed = self._failed, []
                     return failed
-                if not await self._pump.wait():
-                    continue
-                link, frames = self._pump.take()
-                if outputs := self._take(link, frames):
+                if await self._pump.wait() and (outputs := self._take(*self._pump.take())):
                     return outputs
-                for call_id, result in link.protocol.answers.items():
-                    answer = self._calls.get((link, call_id))
-                    if answer is not None and not answer.done():
-                        answer.set_result(result)
+                self._resolve_calls()
         except Exception as error:
             self._end(str(error))
             raise
 
     async def call_utility(self, method: UtilityMethod, engine: int | None = None) -> UtilityResult:
-        """Call an engine, None: any; the answer comes through the task that runs `get_outputs`."""
-        self.check_usable()
-        link = self._links.find(engine)
+        """Call an engine, None: any; the answer comes through the task that runs `get_outputs`.
+
+        It is an error if the engine is lost before it answers and there are others; "any" is then another.
+        """
+        try:
+            async with asyncio.timeout(UTILITY_TIMEOUT_S):
+                while True:
+                    self.check_usable()
+                    result = await self._call(self._links.find(engine), method)
+                    if engine is not None or result.error != LOST_CALL:
+                        return result
+        except TimeoutError:
+            raise make_call_timeout(method, UTILITY_TIMEOUT_S) from None
+
+    async def _call(self, link: EngineLink, method: UtilityMethod) -> UtilityResult:
         call_id = link.protocol.start_call(method)
         answer = self._calls[link, call_id] = self._loop.create_future()
         try:
             self._pump.run(link)
-            async with asyncio.timeout(UTILITY_TIMEOUT_S):
-                return await answer
-        except TimeoutError:
-            raise make_call_timeout(method, UTILITY_TIMEOUT_S) from None
+            return await answer
         finally:
             link.protocol.end_call(call_id)
             del self._calls[link, call_id]
+
+    def _resolve_calls(self) -> None:
+        for (link, call_id), answer in self._calls.items():
+            result = link.protocol.answers.get(call_id)
+            if result is not None and not answer.done():
+                answer.set_result(result)
 
     async def call_each(self, method: UtilityMethod) -> dict[int, UtilityResult]:
         """Call every engine that is there; the answer of one that is lost meanwhile is an error."""
@@ -230,7 +240,7 @@ class AsyncMPClient(EngineCoreClient):
         self.facts = self._links.first.protocol.facts or self.facts
         for (link, _), answer in self._calls.items():
             if link is lost and not answer.done():
-                answer.set_exception(EngineDeadError(link.protocol.end_reason))
+                answer.set_result(UtilityResult(0, LOST_CALL))
 
     def _take(
         self, link: EngineLink, frames: list[bytes], on_phase: PhaseCallback | None = None

@@ -106,7 +106,7 @@ class AsyncPump:
             self._behind.add(link)
         elif self._behind:
             self._behind.discard(link)
-        if inbox or link.protocol.end_reason is not None:
+        if inbox or link.protocol.answers or link.protocol.end_reason is not None:
             self._has_news.set()
         self._set_timer(link)
 

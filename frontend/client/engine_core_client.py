@@ -16,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from ...ipc.client_protocol import LOST_CALL
 from ...ipc.config import EngineConfig
 from ...ipc.due import until_ms
 from ...ipc.errors import EngineDeadError, EngineStartError, QuireError
@@ -110,7 +111,8 @@ class SyncClient(EngineCoreClient):
     @abstractmethod
     def start_call(self, method: UtilityMethod, engine: int | None = None) -> int:
         """Call an engine, None: any; `find_answer` has the answer after some `read`. To be ended with
-        `end_call`.
+        `end_call`. It is an error if the engine is lost before it answers and there are others; "any" is then
+        another.
         """
 
     @abstractmethod
@@ -181,6 +183,28 @@ def attach_sync_client(
     return SyncMPClient(engines, timeout_s, on_phase, client_kind=client_kind, weight=weight)
 
 
+class _Call:
+    """A utility call of one engine."""
+
+    def __init__(self, link: EngineLink, method: UtilityMethod, *, is_for_any: bool) -> None:
+        self.method = method
+        self.is_for_any = is_for_any  # for this engine only because it was there
+        self._protocol = link.protocol
+        self._id = self._protocol.start_call(method)
+
+    def find_answer(self) -> UtilityResult | None:
+        """An error if the engine has ended for good."""
+        answer = self._protocol.answers.get(self._id)
+        if answer is None and self._protocol.end_reason is not None:
+            return UtilityResult(
+                self._id, LOST_CALL if self._protocol.has_others else self._protocol.end_reason
+            )
+        return answer
+
+    def end(self) -> None:
+        self._protocol.end_call(self._id)
+
+
 class SyncMPClient(SyncClient):
     """Speaks with its own cores or a daemon's. Another may replace one: client_protocol.py says how."""
 
@@ -196,7 +220,7 @@ class SyncMPClient(SyncClient):
         super().__init__()
         self._links = EngineLinks(engines, client_kind, weight)
         self._finalizer = weakref.finalize(self, self._links.close)
-        self._calls: dict[int, tuple[EngineLink, int]] = {}  # id -> the engine, and its protocol's id
+        self._calls: dict[int, _Call] = {}
         self._call_ids = itertools.count(1)
         self._wakeup = Wakeup()
         self._ready_fds = {link.socket.monitor_fd for link in self._links}  # by the last `wait`
@@ -262,21 +286,24 @@ class SyncMPClient(SyncClient):
 
     def start_call(self, method: UtilityMethod, engine: int | None = None) -> int:
         self.check_usable()
-        link, call_id = self._links.find(engine), next(self._call_ids)
-        self._calls[call_id] = link, link.protocol.start_call(method)
+        call_id = next(self._call_ids)
+        self._calls[call_id] = _Call(self._links.find(engine), method, is_for_any=engine is None)
         self._send_all()
         return call_id
 
     def find_answer(self, call_id: int) -> UtilityResult | None:
-        link, own_id = self._calls[call_id]
-        if link.protocol.end_reason is not None and own_id not in link.protocol.answers:
-            return UtilityResult(own_id, error=link.protocol.end_reason)
-        return link.protocol.answers.get(own_id)
+        call = self._calls[call_id]
+        answer = call.find_answer()
+        if answer is None or answer.error != LOST_CALL or not call.is_for_any or self._links.have_ended:
+            return answer
+        call.end()
+        self._calls[call_id] = _Call(self._links.find(None), call.method, is_for_any=True)
+        self._send_all()
+        return None
 
     def end_call(self, call_id: int) -> None:
-        if (found := self._calls.pop(call_id, None)) is not None:
-            link, own_id = found
-            link.protocol.end_call(own_id)
+        if (call := self._calls.pop(call_id, None)) is not None:
+            call.end()
 
     def close(self) -> None:
         self._links.end("the engine was closed")

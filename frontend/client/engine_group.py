@@ -68,6 +68,7 @@ class EngineGroup:
         for request_id in protocol.ledger.ids:
             self.router.place_at(request_id, index)
         self.router.set_takes_new(index, member.takes_new)
+        self._note_number()
 
     def has_engine(self, index: int) -> bool:
         """Whether there is one of this number."""
@@ -76,10 +77,15 @@ class EngineGroup:
     def remove_engine(self, index: int, now: float) -> None:
         """It is gone for good: its requests go on elsewhere. It must not be the last."""
         entries = self._members.pop(index).protocol.ledger.release(is_lost=True)
+        self._note_number()
         for entry in entries:
             self.router.remove(entry.request.request_id)
         self.router.remove_engine(index)  # first: where no other takes new requests it would be chosen again
         self._place_again(entries, now)
+
+    def _note_number(self) -> None:
+        for member in self._members.values():
+            member.protocol.has_others = len(self._members) > 1
 
     def set_draining(self, index: int, is_draining: bool) -> None:
         """Whether nothing new is to go there, and what is there is to go on elsewhere."""

@@ -16,6 +16,7 @@ from fakes import expected_output, make_config, make_request
 from quire.frontend.client import engines
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.client.engine_core_client import SyncClient, make_sync_client
+from quire.ipc.client_protocol import LOST_CALL
 from quire.ipc.config import EngineConfig, ParallelConfig, RecoveryConfig
 from quire.ipc.errors import EngineDeadError, ModelError
 from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, UtilityMethod
@@ -126,6 +127,20 @@ def test_a_killed_engines_requests_go_on_in_the_other_and_it_is_used_again(clien
     assert count_generated(client)[1] == 100
 
 
+def test_a_call_ends_with_its_engine_and_one_of_any_is_made_of_another(client: SyncClient) -> None:
+    core = client.engines[0].pids["core"]
+    os.kill(core, signal.SIGSTOP)
+    of_first, of_any = client.start_call(UtilityMethod.STATS, 0), client.start_call(UtilityMethod.STATS)
+    os.kill(core, signal.SIGKILL)
+    deadline = time.monotonic() + TIMEOUT_S
+    while None in (answers := [client.find_answer(of_first), client.find_answer(of_any)]):
+        assert time.monotonic() < deadline
+        client.get_outputs(1.0)
+    assert [(one.error, one.stats is None) for one in answers if one] == [(LOST_CALL, True), (None, False)]
+    client.end_call(of_first)
+    client.end_call(of_any)
+
+
 def test_a_request_that_kills_cores_is_convicted_after_as_many_as_with_one_engine(
     client: SyncClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +221,18 @@ def test_an_event_loops_client_loses_nothing_either(count: int) -> None:
             assert stats is not None
             num_own = sum(request.sampling_params.max_tokens or 0 for request in requests[1::2])
             assert stats.generation_tokens_total > num_own  # and what was left of the others
+            index, facts = next(iter(client.engines.items()))
+            core = facts.pids["core"]
+            os.kill(core, signal.SIGSTOP)
+            reader = asyncio.create_task(client.get_outputs())
+            calls = [
+                asyncio.create_task(client.call_utility(UtilityMethod.STATS, one)) for one in (index, None)
+            ]
+            await asyncio.sleep(0)  # they are made
+            os.kill(core, signal.SIGKILL)
+            lost, other = await asyncio.gather(*calls)
+            reader.cancel()
+            assert (lost.error, other.error) == (LOST_CALL, None)
         finally:
             client.close()
 

@@ -7,7 +7,7 @@ import pytest
 from child_fakes import FakeProcess
 from fakes import make_config, make_request
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
-from quire.ipc.client_protocol import RECONNECT_TIMEOUT_S, ClientProtocol
+from quire.ipc.client_protocol import LOST_CALL, RECONNECT_TIMEOUT_S, ClientProtocol
 from quire.ipc.codec import PING, make_client_codec
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
@@ -265,6 +265,20 @@ def test_a_call_is_made_again_when_the_connection_was_lost_in_the_middle(client:
     assert client.attach() == [UtilityCall(waiting, UtilityMethod.STATS)]
     client.hear(UtilityResult(waiting))
     assert set(client.protocol.answers) == {answered, waiting}
+
+
+def test_a_call_ends_with_an_engine_that_has_others_beside_it(client: Client) -> None:
+    client.attach()
+    client.protocol.has_others = True
+    lost = client.protocol.start_call(UtilityMethod.STATS)
+    client.protocol.connection_made(NOW)  # begins anew: the engine is there
+    assert client.protocol.answers == {}
+    client.attach()
+    client.protocol.connection_lost(NOW)
+    assert client.protocol.answers == {lost: UtilityResult(lost, LOST_CALL)}
+    waiting = client.protocol.start_call(UtilityMethod.STATS)
+    client.protocol.connection_lost(NOW)
+    assert client.attach() == [UtilityCall(waiting, UtilityMethod.STATS)]
 
 
 def test_a_client_is_idle_while_nothing_is_owed_to_it(client: Client) -> None:
