@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 from daemons import find_processes, runtime_folders, wait_for_end, wait_until
 from quire.frontend import daemon as frontend_daemon
+from quire.frontend.cli.commands import daemon as daemon_commands
 from quire.frontend.cli.entry import run_command
 from quire.frontend.models.model_folder import pocket_folder
+from quire.ipc.daemon.daemon_state import DaemonState, EngineState
 from quire.ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
 from quire.ipc.errors import DaemonError, shorten
 from quire.ipc.processes.process_state import is_stopped
@@ -172,6 +174,26 @@ def test_several_engines_are_listed_drained_added_and_removed(
     ):
         assert call("daemon", *words.split()) == (expected, f"quire: error: {error}\n")
     assert call("daemon", "stop", "few") == (0, "few: stopped\n")
+
+
+def test_a_removed_engines_address_is_named_with_those_that_are_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = [
+        EngineState(index=0, socket="core.sock", state="ready"),
+        EngineState(index=1, socket="core1.sock", state="lost"),
+        EngineState(index=3, socket="core3.sock", state="ready"),
+    ]
+    state = DaemonState(
+        name="far", model="m", pid=1, started_at=0.0, engines=engines, listen="tcp://[::1]:5757"
+    )
+    monkeypatch.setattr(daemon_commands, "remove_engine", lambda _name, _index: None)
+    monkeypatch.setattr(daemon_commands, "read_state", lambda _directory: state)
+    assert run_command(["daemon", "remove-engine", "far", "0"]) == 0
+    assert capsys.readouterr().out == (
+        "far: engine 0 is removed\n"
+        "far: frontends of other machines come no longer to tcp://[::1]:5757, but to tcp://[::1]:5760\n"
+    )
 
 
 def test_restart_makes_a_new_core_under_the_same_supervisor(pid: int) -> None:

@@ -11,6 +11,7 @@ from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import find_named
 from ....ipc.errors import InputError
 from ....ipc.network.listening import check_listening
+from ....ipc.network.tcp_address import parse_tcp_address
 from ...daemon import (
     add_engine,
     check_name_is_free,
@@ -133,6 +134,12 @@ def _remove_engine(argv: Sequence[str]) -> int:
     name, index = _parse_engine("remove-engine", "Drain an engine of a daemon, then end it.", argv)
     remove_engine(name, index)
     print(f"{name}: engine {index} is removed")
+    state = read_state(find_named(name))
+    if state is not None and state.listen:
+        first = parse_tcp_address("listen", state.listen)
+        left = [one.index for one in state.engines if one.index != index and one.state != "lost"]
+        places = ", ".join(str(first.shift(one)) for one in left)
+        print(f"{name}: frontends of other machines come no longer to {first.shift(index)}, but to {places}")
     return ExitCode.OK
 
 
