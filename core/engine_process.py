@@ -223,6 +223,14 @@ def _open_door(args: NetworkArgs | None, max_frame_bytes: int) -> NetworkDoor | 
         return None
 
 
+def name_engine(args: CoreArgs) -> str:
+    """What its lines in the log begin with: its number, if there are others."""
+    parallel = args.config.parallel
+    if args.roster is not None:
+        return f"quire engine {args.engine_index}"
+    return f"quire engine {parallel.data_parallel_rank}" if parallel.data_parallel_size > 1 else "quire"
+
+
 def main() -> NoReturn:
     """Entry point of `python -m quire.core`."""
     started_at = time.time()
@@ -232,6 +240,5 @@ def main() -> NoReturn:
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     args = msgspec.msgpack.decode(lifeline.args, type=CoreArgs)
-    name = "quire" if args.roster is None else f"quire engine {args.engine_index}"
-    logging.basicConfig(level=args.config.log_level, format=f"{name}: %(message)s")
+    logging.basicConfig(level=args.config.log_level, format=f"{name_engine(args)}: %(message)s")
     sys.exit(EngineCoreProcess(args, lifeline.fd, started_at).run())

@@ -13,13 +13,21 @@ from pathlib import Path
 import msgspec
 import pytest
 from fakes import expected_output, make_config, make_request
+from quire.core.engine_process import name_engine
 from quire.frontend.client import engines
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
 from quire.frontend.client.engine_core_client import SyncClient, make_sync_client
 from quire.ipc.client_protocol import LOST_CALL
 from quire.ipc.config import EngineConfig, ParallelConfig, RecoveryConfig
 from quire.ipc.errors import EngineDeadError, ModelError
-from quire.ipc.messages import EngineCoreOutput, EngineCoreRequest, ErrorCode, UtilityMethod
+from quire.ipc.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    EngineRoster,
+    ErrorCode,
+    UtilityMethod,
+)
+from quire.ipc.processes.child_args import CoreArgs
 from quire.ipc.processes.process import wait_readable
 
 TIMEOUT_S = 30.0
@@ -238,3 +246,15 @@ def test_an_event_loops_client_loses_nothing_either(count: int) -> None:
 
     requests = make_requests("r", count, max_tokens=120)  # the first at the first engine, and so on
     asyncio.run(run())
+
+
+def test_the_lines_of_the_log_begin_with_the_number_of_an_engine_beside_others() -> None:
+    config, roster = make_config(), EngineRoster([])
+    alone = CoreArgs(client_address="", worker_address="", config=config)
+    private = msgspec.structs.replace(alone, config=config.for_engine(1, 2))
+    served = msgspec.structs.replace(private, engine_index=3, roster=roster)
+    assert [name_engine(one) for one in (alone, private, served)] == [
+        "quire",
+        "quire engine 1",
+        "quire engine 3",
+    ]
