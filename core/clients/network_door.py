@@ -9,6 +9,7 @@ and goes, and cuts what ConnectionLimits says, by ending the stream below libzmq
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -110,10 +111,8 @@ class NetworkDoor:
         return True
 
     def _cut(self, fd: int) -> None:
-        """End a connection below libzmq, which then sees its end. It may have ended, and its number be
-        another's by now.
-        """
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        """End a connection below libzmq, which then sees its end."""
+        with contextlib.suppress(OSError), _open_copy(fd) as connection:
             if connection.getsockname()[1] == self._port.getsockname()[1]:
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -121,7 +120,7 @@ class NetworkDoor:
 
     def _on_accepted(self, fd: int) -> None:
         with self._limits_lock:
-            excess = self._limits.accept(fd, _find_peer(fd))
+            excess = self._limits.accept(fd, find_peer(fd))
         if excess is not None:
             self._cut(excess)
 
@@ -190,8 +189,22 @@ class _Keeper:
         return True
 
 
-def _find_peer(fd: int) -> str:
-    """The address at the other end; '' if it is gone already."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+def find_peer(fd: int) -> str:
+    """The address at the other end of a TCP connection; '' if it has ended, whatever has its number now."""
+    with contextlib.suppress(OSError), _open_copy(fd) as connection:
         return str(connection.getpeername()[0])
     return ""
+
+
+def _open_copy(fd: int) -> socket.socket:
+    """Raises OSError if it has ended, and its number is nobody's or something else's by now."""
+    copy = os.dup(fd)
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        connection.close()
+        raise OSError(errno.EAFNOSUPPORT, "not of the network")
+    return connection
