@@ -73,8 +73,10 @@ def add_client(folder: Path, client_folder: Path) -> None:
         client = zmq.curve_keypair()
         _write_pair(client_folder, (CLIENT_PUBLIC, CLIENT_SECRET), client)
         _write(client_folder / SERVER_PUBLIC, server + b"\n", 0o644)
-        with (folder / CLIENTS).open("ab") as clients:
-            clients.write(client[0] + b" " + name.encode() + b"\n")
+        with (folder / CLIENTS).open("ab+") as clients:
+            clients.seek(0)
+            start = b"" if clients.read().endswith(b"\n") else b"\n"  # or it would be in the name of the last
+            clients.write(start + client[0] + b" " + name.encode() + b"\n")
 
 
 def read_server_keys(folder: Path) -> ServerKeys:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from .keys import read_server_keys
-from .tcp_address import TcpAddress, parse_tcp_address
+from .tcp_address import MAX_PORT, TcpAddress, parse_tcp_address
 
 BACKLOG = 1024
 
@@ -30,6 +30,8 @@ def open_listener(address: TcpAddress) -> socket.socket:
 
     Whoever connects while there is no core waits in its backlog; it is refused once nobody holds the socket.
     """
+    if address.port > MAX_PORT:  # which getaddrinfo would take for another one
+        raise ConfigError("listen", str(address), f"a port up to {MAX_PORT}; engines have ports in a row")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

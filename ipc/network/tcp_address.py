@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..errors import ConfigError
 
 SCHEME = "tcp://"
+MAX_PORT = 65535
 _FORM = "tcp://HOST:PORT, such as tcp://192.0.2.7:5757 or tcp://[2001:db8::7]:5757"
 
 
@@ -50,6 +51,6 @@ def parse_tcp_address(field: str, text: str, *, is_listening: bool = False) -> T
     if host == "*":
         raise ConfigError(field, text, f"{_FORM}; 0.0.0.0 or [::] as HOST for every network of this machine")
     lowest = 0 if is_listening else 1
-    if not (port_text.isascii() and port_text.isdigit() and lowest <= int(port_text) <= 65535):
-        raise ConfigError(field, text, f"{_FORM}, with a port from {lowest} to 65535")
+    if not (port_text.isascii() and port_text.isdigit() and lowest <= int(port_text) <= MAX_PORT):
+        raise ConfigError(field, text, f"{_FORM}, with a port from {lowest} to {MAX_PORT}")
     return TcpAddress(host, int(port_text))

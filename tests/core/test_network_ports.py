@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
 import pytest
 from quire.core.supervision.network_ports import NetworkPorts
+from quire.ipc.errors import ConfigError
 from quire.ipc.network.keys import make_keys
+from quire.ipc.network.listening import open_listener
+from quire.ipc.network.tcp_address import TcpAddress
 
 
 def test_the_port_of_a_lost_engine_refuses_until_it_is_started_again(tmp_path: Path) -> None:
@@ -33,3 +37,8 @@ def test_the_port_of_a_lost_engine_refuses_until_it_is_started_again(tmp_path: P
                     assert accepted.recv(1) == b"x"
     finally:
         ports.close()
+
+
+def test_a_port_beyond_the_last_is_refused_and_no_other_taken() -> None:
+    with pytest.raises(ConfigError, match=re.escape("listen='tcp://127.0.0.1:65536': a port up to 65535")):
+        open_listener(TcpAddress("127.0.0.1", 65535).shift(1))

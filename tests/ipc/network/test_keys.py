@@ -90,6 +90,15 @@ def test_the_list_is_read_again_when_it_changes(folder: Path, tmp_path: Path) ->
     assert clients.find_name(key) is None
 
 
+def test_a_client_is_let_in_whose_line_comes_after_one_without_an_end(folder: Path, tmp_path: Path) -> None:
+    before = (folder / CLIENTS).read_bytes().rstrip()
+    (folder / CLIENTS).write_bytes(before)
+    add_client(folder, tmp_path / "laptop")
+    key = (tmp_path / "laptop" / CLIENT_PUBLIC).read_bytes().strip()
+    assert AuthorizedClients(folder).find_name(key) == "laptop"
+    assert AuthorizedClients(folder).find_name(read_client_keys(folder).public) == "client"
+
+
 def test_without_its_list_nobody_is_let_in(folder: Path) -> None:
     clients, key = AuthorizedClients(folder), read_client_keys(folder).public
     text = (folder / CLIENTS).read_bytes()
