@@ -89,7 +89,9 @@ class AsyncPump:
         self.settle()
 
     def _run(self, link: EngineLink) -> None:
-        """Send and receive until neither goes on: only then does the socket raise its edge again."""
+        """Send and receive until neither goes on: only then does the socket raise its edge again. Then an
+        engine is lost that has ended for good.
+        """
         if self._is_stopped or link.is_gone:
             return
         connection, socket, inbox, outbox = link.connection, link.socket, self._inbox, link.protocol.outbox
@@ -109,6 +111,8 @@ class AsyncPump:
         if inbox or link.protocol.answers or link.protocol.end_reason is not None:
             self._has_news.set()
         self._set_timer(link)
+        if link.protocol.end_reason is not None and self._links.can_lose(link):
+            self.lose(link)
 
     def settle(self) -> None:
         """Move what a lost engine has to others, and send it to them."""
@@ -161,10 +165,7 @@ class AsyncPump:
 
     def _follow_connection(self, link: EngineLink) -> None:
         link.connection.follow_connection(time.monotonic())
-        if link.protocol.end_reason is not None and self._links.can_lose(link):
-            self.lose(link)  # one that only the network tells of
-        else:
-            self.run(link)
+        self.run(link)
 
     def _set_timer(self, link: EngineLink) -> None:
         """While something is awaited, the protocols are told the time when they ask for it."""
@@ -188,8 +189,6 @@ class AsyncPump:
                 self._loop.remove_reader(link.engine.exit_fd)
                 link.connection.start_engine()
                 self._watch_exit(link)
-            if link.protocol.end_reason is not None and self._links.can_lose(link):
-                self.lose(link)
             self._run(link)
         self.settle()
 
@@ -199,9 +198,9 @@ class AsyncPump:
         self._loop.call_later(after_s, self.guard, self._on_engine_gone, link)
 
     def _on_engine_gone(self, link: EngineLink) -> None:
-        if not self._is_stopped and not link.is_gone:
-            self.run(link)
+        if self._is_stopped:
+            return
+        self.run(link)  # what it said last
+        if not link.is_gone:
             link.connection.look_at_engine(time.monotonic())
-            if link.protocol.end_reason is not None and self._links.can_lose(link):
-                self.lose(link)
             self.run(link)

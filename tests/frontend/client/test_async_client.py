@@ -43,9 +43,15 @@ class PlayedEngine(Engine):
     started_at = 0.0
     linger_ms = 0
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, index: int = 0) -> None:
         self.address = address
+        self.index = index
+        self.why_unreachable: str | None = None
         self.exit_fd, self._end = os.pipe()
+
+    @property
+    def failure(self) -> str | None:
+        return self.why_unreachable
 
     def check_owner(self) -> None:
         pass
@@ -160,6 +166,32 @@ def test_what_fails_in_a_callback_of_the_loop_is_told_to_all_who_wait(
             ends = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(end) for end in ends] == [EngineDeadError] * 2
         assert all("ZeroDivisionError" in str(end) for end in ends)
+        client.close()
+
+    play(tmp_path, run)
+
+
+def test_an_engine_whose_failure_is_seen_while_something_is_sent_is_lost_to_the_others(
+    tmp_path: Path,
+) -> None:
+    async def run(core: Core) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        engines = [PlayedEngine(core.address), PlayedEngine(f"ipc://{tmp_path}/other", 1)]
+        other = Core(context, engines[1].address)
+        client = AsyncMPClient(engines)
+        ready = asyncio.create_task(client.wait_until_ready(TIMEOUT_S))
+        for one in (core, other):
+            hello = await one.receive()
+            assert isinstance(hello, Hello)
+            one.send(Welcome(PROTOCOL_VERSION, "epoch", make_facts(), hello.number))
+        await ready
+        context.destroy(linger=0)
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(client.engines) == 2:
+                await asyncio.sleep(0)
+        engines[1].why_unreachable = "it does not have this key"
+        client.add_request(make_request("a", [1]))
+        assert client.num_engines == 1
         client.close()
 
     play(tmp_path, run)
