@@ -134,6 +134,7 @@ class EngineRouter:
         return 1 << self._num_marks
 
     def _enter(self, request_id: str, engine: _Engine, num_pending_tokens: int) -> None:
+        self.remove(request_id)  # one that could not be handed over is placed a second time
         self._placed[request_id] = _Placed(engine, num_pending_tokens)
         engine.num_requests += 1
         engine.num_pending_tokens += num_pending_tokens

@@ -264,3 +264,11 @@ def test_random_prompts_get_on_as_fast_as_by_turns(num_at_once: int) -> None:
         run(asked, 2000, num_at_once, by_turns=True),
     )
     assert num_steps <= 1.03 * by_turns
+
+
+def test_a_request_that_is_placed_twice_counts_once() -> None:
+    router = make_router()
+    for _ in range(2):
+        router.place(ask("again", [1]))
+    router.remove("again")
+    assert [router.place(ask(name, [1])) for name in ("a", "b")] == [0, 1]
