@@ -100,13 +100,13 @@ class RemoteEngine(Engine):
         self.index = index
         self.address = daemon.address
         self.keys = read_client_keys(Path(daemon.keys))
-        self.exit_fd = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: nobody here knows its end
         self._daemon = daemon
         self._owner_pid = os.getpid()
         self.handshakes = HandshakeWatch(self.address)
         self.watch = ChildWatch(self)
         self._reconnect: Callable[[], None] = lambda: None
         self._checked: ServedFiles | None = None  # what the copies were found equal to
+        self.exit_fd = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: nobody here knows its end
 
     def dump_stacks(self) -> None:
         """Nothing of it can be reached from here."""

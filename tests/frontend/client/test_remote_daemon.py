@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_the_command_line_refuses_the_same(capsys: pytest.CaptureFixture[str]) -
         assert "keys='k': only with attach=" in capsys.readouterr().err
     assert main(["daemon", "start", "--listen", "tcp://127.0.0.1:0"]) == 2
     assert "keys=None: the folder of its keys with listen" in capsys.readouterr().err
+
+
+def test_a_host_that_is_not_known_leaves_no_descriptor_behind(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise OSError("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError, match="an address whose host is known"):
+        RemoteEngine(RemoteDaemon("tcp://some.host:5757", str(keys)))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_the_pocket_model_is_the_copy_unless_another_is_given(keys: Path) -> None:
