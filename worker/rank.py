@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from ..ipc.config import EngineConfig
+from ..ipc.cpu_cores import describe_ranks, divide_cores, list_cores
 from ..ipc.errors import ConfigError
 from ..ipc.processes.child_args import GroupArgs
-from ..ipc.rank_cores import describe_plan, list_cores, plan_ranks
 from ..kernels import native
 from ..kernels.shared_group import SPIN_US, SharedGroup
 
@@ -25,20 +25,20 @@ def join_group(args: GroupArgs, rank: int) -> SharedGroup:
     """Meet the others, before `take_cores`. Raises ConfigError where the kernels for it are not to be had."""
     if native.load_library() is None:
         raise ConfigError("tensor_parallel_size", args.size, "1 without the native CPU kernels")
-    has_own_cores = plan_ranks(list_cores(), args.size) is not None
+    has_own_cores = divide_cores(list_cores(), args.size) is not None
     return SharedGroup(args.path, rank, args.size, spin_us=SPIN_US if has_own_cores else 0)
 
 
 def take_cores(rank: int, size: int) -> int:
     """Keep this process to the rank's cores, if there are enough for all; returns for how many threads."""
     cores = list_cores()
-    plan = plan_ranks(cores, size)
-    if plan is None:
+    parts = divide_cores(cores, size)
+    if parts is None:
         if rank == 0:
-            _log.warning("%s", describe_plan(size, cores))
+            _log.warning("%s", describe_ranks(cores, size))
         return 1
-    os.sched_setaffinity(0, [core.processor for core in plan[rank]])
-    return len(plan[rank])
+    os.sched_setaffinity(0, [core.processor for core in parts[rank]])
+    return len(parts[rank])
 
 
 def compute_weights_id(config: EngineConfig) -> str:

@@ -13,11 +13,10 @@ import msgspec
 import torch
 
 from ..ipc.config import EngineConfig, ParallelConfig
-from ..ipc.engine_shares import find_share
+from ..ipc.cpu_cores import find_engine_cores, list_cores
 from ..ipc.errors import ConfigError
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.processes.child_args import GroupArgs
-from ..ipc.rank_cores import list_cores
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepFailed, WorkerReady
 from ..ipc.token_ids import encode_token_ids
@@ -198,8 +197,8 @@ def is_out_of_memory(error: Exception) -> bool:
 def _take_engine_share(parallel: ParallelConfig) -> None:
     """Keep this process to its engine's cores, which are counted from here on; not if threads were chosen."""
     if parallel.data_parallel_size > 1 and parallel.num_threads is None:
-        share = find_share(list_cores(), parallel.data_parallel_rank, parallel.data_parallel_size)
-        os.sched_setaffinity(0, [core.processor for core in share])
+        cores = find_engine_cores(list_cores(), parallel.data_parallel_rank, parallel.data_parallel_size)
+        os.sched_setaffinity(0, [core.processor for core in cores])
 
 
 def resolve_device(name: str, engine_rank: int = 0) -> torch.device:

@@ -14,8 +14,8 @@ import pytest
 from quire.frontend.cli.commands import doctor
 from quire.frontend.cli.commands.doctor import Check, Status
 from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
+from quire.ipc.cpu_cores import CpuCore
 from quire.ipc.daemon.daemon_state import DaemonState
-from quire.ipc.rank_cores import Core
 from tool_template import PLAIN_TEMPLATE, TEMPLATE
 
 
@@ -114,7 +114,7 @@ def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
     assert "note    formats  calls: none; thoughts: none (from" in capsys.readouterr().out
     assert doctor.run([str(folder), "--tool-call-parser", "llama3_json"]) == 0
     assert "calls: llama3_json; thoughts: none (as chosen by --tool-call-parser" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "list_cores", lambda: [Core(0, 0), Core(0, 1)])
+    monkeypatch.setattr(doctor, "list_cores", lambda: [CpuCore(0, 0), CpuCore(0, 1)])
     assert doctor.run([str(folder), "--tensor-parallel-size", "64"]) == 1  # no model is cut so often
     assert "note    ranks  64 ranks share" in capsys.readouterr().out
     assert doctor.run(["--tensor-parallel-size", "65"]) == 1
@@ -127,7 +127,7 @@ def test_the_plan_of_several_engines_says_which_cores_each_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "_PARTS", {})
-    monkeypatch.setattr(doctor, "list_cores", lambda: [Core(0, 0), Core(0, 1)])
+    monkeypatch.setattr(doctor, "list_cores", lambda: [CpuCore(0, 0), CpuCore(0, 1)])
     assert doctor.run(["--engines", "2"]) == 0
     assert "ok      engines  2 engines with 1 thread each (cores 0, 1)" in capsys.readouterr().out
     assert doctor.run(["--engines", "3"]) == 0

@@ -17,11 +17,10 @@ from typing import Any
 import msgspec
 
 from ....ipc.config import ParallelConfig
+from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
-from ....ipc.engine_shares import describe_shares
 from ....ipc.errors import QuireError
-from ....ipc.rank_cores import describe_plan, list_cores, plan_ranks
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format
@@ -119,7 +118,7 @@ def check_engines(num_engines: int) -> Iterator[Check]:
     ParallelConfig(data_parallel_size=num_engines)  # says what is allowed
     cores = list_cores()
     status = Status.OK if num_engines <= len(cores) else Status.NOTE
-    yield Check("engines", status, describe_shares(cores, num_engines))
+    yield Check("engines", status, describe_engines(cores, num_engines))
 
 
 def check_packages() -> Iterator[Check]:
@@ -193,10 +192,10 @@ def check_daemons() -> Iterator[Check]:
 
 def check_ranks(size: int) -> Iterator[Check]:
     """Which cores each rank of a tensor parallel group would compute on."""
-    parallel = ParallelConfig(tensor_parallel_size=size)  # raises what no machine has
+    ParallelConfig(tensor_parallel_size=size)  # says what is allowed
     cores = list_cores()
-    has_own = plan_ranks(cores, parallel.tensor_parallel_size) is not None
-    yield Check("ranks", Status.OK if has_own else Status.NOTE, describe_plan(size, cores))
+    status = Status.OK if size <= len(cores) else Status.NOTE
+    yield Check("ranks", status, describe_ranks(cores, size))
 
 
 def check_model(options: argparse.Namespace) -> Iterator[Check]:
