@@ -41,7 +41,7 @@ from ..ipc.sockets import NOBLOCK, bind_router, send_to
 from .clients.client_registry import ClientRegistry
 from .clients.group_roster import GroupRoster
 from .clients.listener import Listener
-from .clients.network_door import NetworkDoor
+from .clients.network_listener import NetworkListener
 from .clients.remote_clients import is_remote
 from .engine_loop import EngineEnd, EngineLoop
 from .executor import make_executor
@@ -69,11 +69,11 @@ class EngineCoreProcess:
         max_frame_bytes = find_max_frame_bytes(config.model.max_model_len)
         self._router = bind_router(self._context, args.client_address, max_frame_bytes=max_frame_bytes)
         self._listener = Listener(self._router, args.client_address)
-        self._door = _open_door(args.network, max_frame_bytes)
+        self._network = _listen_on_network(args.network, max_frame_bytes)
         self._executor = make_executor(config, self._context, args.worker_address)
         group = GroupRoster(args.engine_index, args.roster, args.owner_identity)
         self._registry = ClientRegistry(secrets.token_hex(8), started_at, self._send, group=group)
-        if self._door is not None:
+        if self._network is not None:
             self._registry.files = hash_served_files(config.model.model, config.model.tokenizer)
         startup = StartupClock("start core", started_at)
         self._loop = EngineLoop(config, self._executor, self._registry, startup, args.journal_path)
@@ -81,12 +81,16 @@ class EngineCoreProcess:
         self._signals = catch_signals(signal.SIGTERM)
         self._poller = zmq.Poller()
         self._client_poller = zmq.Poller()
-        for one in (self._router, *([] if self._door is None else [self._door.router])):
-            self._poller.register(one, zmq.POLLIN)
-            self._client_poller.register(one, zmq.POLLIN)
-        lost_fds = [door.lost_fd for door in self._doors]
-        for one in (*lost_fds, lifeline_fd, self._signals.fileno()):
-            self._poller.register(one, zmq.POLLIN)
+        self._listeners: list[Listener | NetworkListener] = [self._listener]
+        self._routers = [self._router]
+        if self._network is not None:
+            self._listeners.append(self._network)
+            self._routers.append(self._network.router)
+        for router in self._routers:
+            self._poller.register(router, zmq.POLLIN)
+            self._client_poller.register(router, zmq.POLLIN)
+        for fd in (*(one.lost_fd for one in self._listeners), lifeline_fd, self._signals.fileno()):
+            self._poller.register(fd, zmq.POLLIN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the user's program's business
 
     def run(self) -> int:
@@ -100,8 +104,8 @@ class EngineCoreProcess:
             exit_code = EXIT_CRASHED
         self._executor.stop(STOP_GRACE_S)
         self._listener.stop()
-        if self._door is not None:
-            self._door.stop(linger_ms=200)
+        if self._network is not None:
+            self._network.stop(linger_ms=200)
         self._context.destroy(linger=200)
         return exit_code
 
@@ -130,10 +134,11 @@ class EngineCoreProcess:
         if self._lifeline_fd in ready or self._signals.fileno() in ready:
             self._loop.finish(EXIT_OK, "the engine was stopped")
             return
-        if any(door.lost_fd in ready and door.has_lost_one() for door in self._doors):
+        if any(one.lost_fd in ready and one.has_lost_one() for one in self._listeners):
             self._registry.leases.note_disconnect()
         self._listener.restore(time.monotonic())
-        self._loop.run_turn(self._receive() if self._has_messages(ready) else ())
+        has_messages = any(router in ready for router in self._routers)
+        self._loop.run_turn(self._receive() if has_messages else ())
 
     def _wait(self) -> dict[object, int]:
         """Until something arrives or the loop has something to do."""
@@ -151,21 +156,14 @@ class EngineCoreProcess:
 
     # Clients.
 
-    @property
-    def _doors(self) -> list[Listener | NetworkDoor]:
-        return [self._listener] if self._door is None else [self._listener, self._door]
-
-    def _has_messages(self, ready: dict[object, int]) -> bool:
-        return self._router in ready or (self._door is not None and self._door.router in ready)
-
     def _receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """The messages that have arrived; the ROUTER takes clients in turn."""
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self._router.recv_multipart(NOBLOCK)
                 yield identity, frames
-        if self._door is not None:
-            yield from self._door.receive()
+        if self._network is not None:
+            yield from self._network.receive()
 
     def _send(self, identity: bytes, message: msgspec.Struct) -> bool:
         """True if queued, False if this client's queue is full. Raises ConnectionResetError if it is gone."""
@@ -173,8 +171,8 @@ class EngineCoreProcess:
             frames = self._loop.codec.encode(message)
             if self._faults is not None and isinstance(message, EngineCoreOutputs):
                 frames = self._faults.corrupt("core.outputs_frame", frames)
-            if self._door is not None and is_remote(identity):
-                self._door.send(identity, frames)
+            if self._network is not None and is_remote(identity):
+                self._network.send(identity, frames)
             else:
                 send_to(self._router, identity, frames)
             return True
@@ -212,12 +210,12 @@ class EngineCoreProcess:
             self._registry.deliver()
 
 
-def _open_door(args: NetworkArgs | None, max_frame_bytes: int) -> NetworkDoor | None:
-    """Where other machines' clients come in. Without keys nobody does, and this machine's go on."""
+def _listen_on_network(args: NetworkArgs | None, max_frame_bytes: int) -> NetworkListener | None:
+    """For other machines' clients. Where its keys cannot be used none comes, and this machine's go on."""
     if args is None:
         return None
     try:
-        return NetworkDoor(args, max_frame_bytes)
+        return NetworkListener(args, max_frame_bytes)
     except QuireError as error:
         _log.error("no client of another machine can come until the engine is restarted: %s", error)
         return None

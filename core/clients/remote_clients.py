@@ -1,4 +1,4 @@
-"""What a client of another machine may not do, and is not told. Pure: the door (network_door.py) has sockets.
+"""What a client of another machine may not do, and is not told. Pure: network_listener.py has sockets.
 
 It is known by its identity, which begins as none of this machine's does. What only those may who share the
 machine and the user is done by signals and files, and cannot come over a socket at all.
@@ -28,11 +28,11 @@ _CALLS = frozenset(
 
 
 def to_remote_identity(identity: bytes) -> bytes:
-    """What a client is known by that has this identity at the door of the network."""
+    """What a client is known by whose identity at the network's ROUTER is this."""
     return _REMOTE + identity
 
 
-def to_door_identity(identity: bytes) -> bytes:
+def to_socket_identity(identity: bytes) -> bytes:
     """The reverse."""
     return identity[len(_REMOTE) :]
 

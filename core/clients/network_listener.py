@@ -1,4 +1,4 @@
-"""NetworkDoor: where clients of other machines come in, over TCP with CURVE keys.
+"""NetworkListener: where clients of other machines come in, over TCP with CURVE keys.
 
 A ROUTER as that of this machine's clients, in a context of its own: what strangers send keeps its I/O thread
 busy, and no other. Strangers are not seen beyond it: libzmq hands on what a client says once its key was
@@ -28,7 +28,7 @@ from ...ipc.processes.child_args import NetworkArgs
 from ...ipc.sockets import NOBLOCK, bind_network_router, has_message, send_to
 from .connection_limits import ConnectionLimits
 from .listener import call_unlocked
-from .remote_clients import to_door_identity, to_remote_identity
+from .remote_clients import to_remote_identity, to_socket_identity
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _STOP_TIMEOUT_S = 1.0
 _REMARK_INTERVAL_S = 10.0  # between lines of the log on clients that are not let in
 
 
-class NetworkDoor:
+class NetworkListener:
     """Clients' messages, with identities of their own. `lost_fd` is readable when a client's connection has
     ended. `stop` comes last.
     """
@@ -69,8 +69,8 @@ class NetworkDoor:
         self.router.monitor(_MONITOR_ADDRESS, _EVENTS)
         monitor = self._context.socket(zmq.PAIR)
         monitor.connect(_MONITOR_ADDRESS)
-        keeper = _Keeper(zap, monitor, AuthorizedClients(folder), self._on_accepted, self._on_ended)
-        self._thread = threading.Thread(target=keeper.run, name="network door", daemon=True)
+        checker = _KeyChecker(zap, monitor, AuthorizedClients(folder), self._on_accepted, self._on_ended)
+        self._thread = threading.Thread(target=checker.run, name="network listener", daemon=True)
         self._thread.start()
         _log.info("clients of other machines come to port %d", self._port.getsockname()[1])
 
@@ -84,7 +84,7 @@ class NetworkDoor:
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         """As `send_to`, to an identity of `receive`."""
-        send_to(self.router, to_door_identity(identity), frames)
+        send_to(self.router, to_socket_identity(identity), frames)
 
     def has_lost_one(self) -> bool:
         """True if a client's connection has ended since the last call."""
@@ -131,8 +131,8 @@ class NetworkDoor:
             os.eventfd_write(self.lost_fd, 1)
 
 
-class _Keeper:
-    """The door's thread: says who is let in, and is told who comes and goes."""
+class _KeyChecker:
+    """Its thread: says who is let in, and hears who comes and goes."""
 
     def __init__(
         self,
