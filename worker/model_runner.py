@@ -31,7 +31,7 @@ from .cuda_graphs import make_decode_graphs
 from .kv_cache import copy_blocks
 from .models.decoder import Decoder
 from .native_steps import NativeSteps
-from .pooling.pooler import LaunchedVectors, Pooler, find_pooled_rows
+from .pooling.pooler import LaunchedVectors, PooledRows, Pooler, find_pooled_rows
 from .rows.block_tables import BlockTables
 from .rows.request_rows import RequestRows
 from .rows.staging import HostCopies, to_device
@@ -186,8 +186,7 @@ class GPUModelRunner:
             hidden, logits, prompt_logprobs = self._compute(step)
         if self._faults is not None and self._faults.reach("worker.vector"):
             hidden[0] = torch.nan
-        assert self._pooler is not None
-        vectors = self._pooler.pool(hidden, pooled)
+        vectors = self._pool(hidden, pooled)
         sampled = self._sample(row_ids[sampling], logits)
         launched = self._advance(step.step_id, row_ids[sampling], sampled, prompt_logprobs)
         launched.vectors = vectors
@@ -307,6 +306,10 @@ class GPUModelRunner:
                 for start in range(0, len(targets), size)
             ]
         )
+
+    def _pool(self, hidden: Tensor, pooled: PooledRows) -> LaunchedVectors | None:
+        assert self._pooler is not None
+        return self._pooler.pool(hidden, pooled)
 
     def _find_logprobs(self, logits: Tensor, token_ids: Tensor, num_others: int) -> LogprobsTensors:
         return compute_logprobs(logits, token_ids, num_others)

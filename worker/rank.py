@@ -1,4 +1,4 @@
-"""What a worker does as one rank of several: meet the others, take its cores, say what it has loaded."""
+"""What a worker does at its start as one of several ranks: join them, take its cores, name its weights."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ..kernels.shared_group import SharedGroup
 from .attention.metadata import KVCaches
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models.decoder import Decoder
-from .pooling.pooler import LaunchedVectors, PooledRows, Pooler
+from .pooling.pooler import LaunchedVectors, PooledRows
 from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors
 from .sampling.sampler import SampledTokens
@@ -31,9 +31,7 @@ from .sampling.sampler import SampledTokens
 Int64s = NDArray[np.int64]
 
 
-class LeadingRunner(GPUModelRunner):
-    """Rank 0's."""
-
+class _RankRunner(GPUModelRunner):
     def __init__(
         self,
         config: EngineConfig,
@@ -44,6 +42,10 @@ class LeadingRunner(GPUModelRunner):
     ) -> None:
         self._group = group
         super().__init__(config, model, kv_caches, device, is_async=False)
+
+
+class LeadingRunner(_RankRunner):
+    """Rank 0's."""
 
     def _sample(self, row_ids: Int64s, logits: Tensor) -> SampledTokens:
         sampled = super()._sample(row_ids, logits)
@@ -52,29 +54,8 @@ class LeadingRunner(GPUModelRunner):
         return sampled
 
 
-class NoPooler(Pooler):
-    """Of a rank that pools nothing, though it computes what is pooled."""
-
-    def __init__(self) -> None: ...
-
-    def pool(self, hidden: Tensor, step: PooledRows) -> LaunchedVectors | None:  # noqa: ARG002
-        return None
-
-
-class FollowingRunner(GPUModelRunner):
+class FollowingRunner(_RankRunner):
     """Another rank's. Its answers hold rank 0's tokens and nothing else."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: Decoder,
-        kv_caches: KVCaches,
-        device: torch.device,
-        group: SharedGroup,
-    ) -> None:
-        self._group = group
-        super().__init__(config, model, kv_caches, device, is_async=False)
-        self._pooler = NoPooler()
 
     def use_logits_processors(self, processors: Sequence[type[LogitsProcessor]]) -> None:
         """Nothing: they edit logits, and this rank has none."""
@@ -84,6 +65,10 @@ class FollowingRunner(GPUModelRunner):
             requests = [_drop_sampling(request) for request in step.new_requests]
             step = replace(step, new_requests=requests)
         return super().launch(step)
+
+    def _pool(self, hidden: Tensor, pooled: PooledRows) -> LaunchedVectors | None:  # noqa: ARG002
+        """Nothing: rank 0 has the same hidden states."""
+        return None
 
     def _sample(self, row_ids: Int64s, logits: Tensor) -> SampledTokens:  # noqa: ARG002
         token_ids = torch.empty(len(row_ids), dtype=torch.int64)
@@ -111,7 +96,7 @@ def make_runner(
 
 
 def _drop_sampling(request: NewRequestData) -> NewRequestData:
-    """The request without what its tokens are chosen by; its prompt's logits are still asked for."""
+    """The request without what only sampling reads; every rank computes its part of prompt logits."""
     if request.pooling_params is not None:
         return request
     params = SamplingParams(temperature=0.0, prompt_logprobs=request.sampling_params.prompt_logprobs)
