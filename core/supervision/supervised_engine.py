@@ -94,7 +94,7 @@ class SupervisedEngine:
             self._link.send_waiting()
 
     def set_share(self, rank: int, num_engines: int) -> None:
-        """Of the machine, for the next core."""
+        """Which share of the machine the next core gets: `rank` of `num_engines`."""
         self.rank = rank
         self._core.set_share(rank, num_engines)
 

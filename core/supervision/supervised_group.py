@@ -62,7 +62,7 @@ class SupervisedGroup:
 
     @property
     def last_loss(self) -> str:
-        """Why a core was lost that was lost last; empty if none was."""
+        """Why the last core was lost that was; empty if none was."""
         latest = max(self.engines.values(), key=lambda engine: engine.lost_at, default=None)
         return "" if latest is None else latest.state.last_loss
 
@@ -120,16 +120,14 @@ class SupervisedGroup:
             raise DaemonError(
                 f"there are {len(self.engines)} engines, and no more than {MAX_ENGINES} are allowed"
             )
-        index, rank = self._next_index, len(self.running)
-        config = self._config.for_engine(rank, max(self._num_first, rank + 1))
+        index, rank = self._next_index, self._find_free_rank()
         network = None if self._ports is None else self._ports.open(index)
-        core = CoreChild(self._run_dir, config, self._module, index, network)
+        core = CoreChild(self._run_dir, self._config, self._module, index, network)
         core.set_roster(self._roster)
         state = EngineState(index=index, socket=make_engine_name(CLIENT_SOCKET_NAME, index))
         engine = SupervisedEngine(
             core, state, self._context, self._poller, lambda phase: self._note_phase(index, phase)
         )
-        rank = self._find_free_rank()
         engine.set_share(rank, max(self._num_first, rank + 1))
         self.engines[index] = engine
         self._next_index += 1

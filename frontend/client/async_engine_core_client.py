@@ -251,7 +251,7 @@ class AsyncMPClient(EngineCoreClient):
         try:
             outputs = link.connection.take(frames, time.monotonic(), on_phase)
         except QuireError:
-            if not self._links.can_lose(link) or link.protocol.end_reason is None:
+            if not self._links.has_lost(link):
                 raise
             self._pump.lose(link)
             return []
@@ -263,7 +263,7 @@ class AsyncMPClient(EngineCoreClient):
         if self._links.group is not None:
             outputs = self._links.group.take_outputs(outputs, time.monotonic())
             self._pump.settle()
-        if (roster := self._links.find_news(link)) is not None:
+        if (roster := self._links.take_new_roster(link)) is not None:
             self._pump.follow(roster)
         return outputs
 

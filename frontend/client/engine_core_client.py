@@ -177,8 +177,8 @@ def attach_sync_client(
     timeout_s: float = ATTACH_TIMEOUT_S,
     on_phase: PhaseCallback | None = None,
 ) -> SyncClient:
-    """Come to a running daemon. Raises DaemonError when there is none of this name, EngineStartError when
-    its engine does not answer in time."""
+    """Attach to a running daemon. Raises DaemonError when there is none of this name, EngineStartError when
+    no engine of it answers in time."""
     engines = find_daemon_engines(daemon)
     return SyncMPClient(engines, timeout_s, on_phase, client_kind=client_kind, weight=weight)
 
@@ -381,7 +381,7 @@ class SyncMPClient(SyncClient):
         try:
             outputs = link.connection.take(frames, now, on_phase)
         except QuireError:
-            if not self._links.can_lose(link) or link.protocol.end_reason is None:
+            if not self._links.has_lost(link):
                 raise
             self._lose(link, now)
             return []
@@ -392,14 +392,14 @@ class SyncMPClient(SyncClient):
                 self.facts = link.protocol.facts
         if self._links.group is not None:
             outputs = self._links.group.take_outputs(outputs, now)
-        if (roster := self._links.find_news(link)) is not None:
+        if (roster := self._links.take_new_roster(link)) is not None:
             self._follow(roster, now)
         return outputs
 
     def _look_after_engine(self, link: EngineLink, now: float) -> None:
         """If the engine has ended, start another if this client may and it is time, else raise."""
         link.connection.look_at_engine(now)
-        if link.protocol.end_reason is not None and self._links.can_lose(link):
+        if self._links.has_lost(link):
             self._lose(link, now)
             return
         link.protocol.check()

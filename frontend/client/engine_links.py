@@ -1,6 +1,7 @@
-"""The engines of one client, each with its socket and protocol: one, or a group of them.
+"""EngineLinks: the engines of one client, each with its socket and protocol: one, or a group of them.
 
-Both clients drive this, each with its own way to wait. With one engine there is neither group nor router.
+The clients for threads and for asyncio both drive this, each with its own way to wait. With one engine there
+is neither group nor router.
 """
 
 from __future__ import annotations
@@ -170,6 +171,10 @@ class EngineLinks:
         """Whether others go on if this one has ended for good. At the start each must come."""
         return self.group is not None and len(self._links) > 1 and link in self._links
 
+    def has_lost(self, link: EngineLink) -> bool:
+        """Whether it has ended for good, and others go on: `lose` is to be called."""
+        return link.protocol.end_reason is not None and self.can_lose(link)
+
     def lose(self, link: EngineLink, now: float) -> None:
         """It has ended for good: what it had goes on elsewhere. The caller closes it."""
         assert self.group is not None
@@ -181,8 +186,8 @@ class EngineLinks:
         _log.log(level, "%s; engines that go on: %d", link.protocol.end_reason, len(self._links))
         self.group.remove_engine(link.index, now)
 
-    def find_news(self, link: EngineLink) -> EngineRoster | None:
-        """What this engine says of the group, if nobody has said anything as new."""
+    def take_new_roster(self, link: EngineLink) -> EngineRoster | None:
+        """The roster that this engine has told, if it is newer than all before: to be given to `follow`."""
         roster = link.protocol.roster
         if roster is None or (self._roster is not None and roster.version <= self._roster.version):
             return None
@@ -191,8 +196,8 @@ class EngineLinks:
         return roster
 
     def follow(self, roster: EngineRoster) -> tuple[list[EngineLink], list[EngineLink]]:
-        """Connect to engines that are new in a roster. Those links, and those of engines that are not in it:
-        gone for good, as `lose` has it.
+        """Connect to engines that are new in a roster; returns (their links, those of engines that are not in
+        it and so are gone for good: the caller is to `lose` them).
         """
         known = {link.index: link for link in self._links}
         added: list[EngineLink] = []

@@ -233,16 +233,7 @@ def find_engines(name: str) -> list[Engine]:
 
     Raises ConfigError for a name that cannot be one, DaemonError if no such daemon runs.
     """
-    first = DaemonEngine(name)
     stem, _, suffix = CLIENT_SOCKET_NAME.partition(".")
-    found = {path.stem.removeprefix(stem) for path in find_named(name).glob(f"{stem}*.{suffix}")}
-    numbers = sorted(int(number) for number in found if number.isdecimal())
-    others: list[Engine] = [first.make_sibling(_name_entry(number)) for number in numbers]
-    if others and "" not in found:
-        first.stop()
-        return others
-    return [first, *others]
-
-
-def _name_entry(index: int) -> RosterEntry:
-    return RosterEntry(index, make_engine_name(CLIENT_SOCKET_NAME, index))
+    found = [path.stem.removeprefix(stem) or "0" for path in find_named(name).glob(f"{stem}*.{suffix}")]
+    indexes = sorted(int(number) for number in found if number.isdecimal()) or [0]
+    return [DaemonEngine(name, index, make_engine_name(CLIENT_SOCKET_NAME, index)) for index in indexes]
