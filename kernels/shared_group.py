@@ -1,4 +1,4 @@
-"""What the ranks of a group, which compute one model, do together: sums, rows side by side, bytes of rank 0.
+"""What the ranks of a group, which compute one model, do together: sums, rows side by side, data of rank 0.
 
 Ranks are processes on one machine that have a file mapped (shared_group.cpp). Every rank calls the same
 operations in the same order. One that cannot go on aborts: then the others' operations end too, as do all
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .native import load_library
 
-# Of memory that a rank writes for the others, twice; what is larger goes in pieces.
+# Each rank has two slots of this size, which the others read; what is larger goes in pieces.
 DEFAULT_SLOT_BYTES = 1 << 20
-# To wake a sleeper takes 5 to 50; two ranks that spin on one core would keep each other from it.
+# Microseconds. To wake a sleeper takes 5 to 50; two ranks that spin on one core would keep each other off it.
 SPIN_US = 30
 _MAX_TEXT_BYTES = 1024
 _OK, _LOST = 0, 2
@@ -81,13 +81,6 @@ class SharedGroup:
         self._finish(
             self._library.quire_gather_slices(self.handle, rows.data_ptr(), rows.shape[0], width, address)
         )
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank gives, in the order of ranks; all give equally many."""
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None]
-        out = torch.empty((1, own.numel() * self.size), dtype=torch.uint8)
-        self.gather_slices(own, out)
-        return [part.numpy().tobytes() for part in out[0].split(own.numel())]
 
     def broadcast(self, data: Tensor) -> None:
         """`data`, contiguous and of one size in all ranks, becomes rank 0's, which does not wait for them."""
