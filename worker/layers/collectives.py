@@ -1,4 +1,4 @@
-"""What joins the ranks' parts of a result: sums of hidden states, and logits side by side.
+"""Layers of a tensor parallel rank, which join the ranks' parts: sums of hidden states, logits side by side.
 
 A layer is built with these only where several ranks share the model. Partial sums are of the model's type, so
 in bfloat16 each is rounded before it is added, as other results of a layer are, for half the bytes.
@@ -39,7 +39,7 @@ class AllReduce:
         program.add(Kind.ALL_REDUCE, ops.AllReduce(group=self.group.handle, x=x, size=self.hidden_size))
 
 
-class SummedLinear(Linear):
+class RowParallelLinear(Linear):
     """A linear layer whose inputs the ranks have shared out: their results are added."""
 
     def __init__(self, part: Linear, all_reduce: AllReduce) -> None:
@@ -59,10 +59,10 @@ class SummedLinear(Linear):
 
 
 class SharedRMSNorm(RMSNorm):
-    """The norm of all heads of a token, of which each rank has some. It overwrites them."""
+    """RMSNorm over all heads of a token, of which each rank has some. It overwrites them."""
 
     def __init__(self, part: RMSNorm, group: SharedGroup, total_size: int, counts: bool) -> None:
-        """`counts`: no rank before this one has the same heads."""
+        """`counts`: this rank's squares are part of the sum, as no rank before it has the same heads."""
         self.weight, self.size = part.weight, part.size
         eps, weight_offset, rounds_normed = part.numbers
         self._group = group
@@ -120,8 +120,8 @@ class GatheredLogits:
 
 
 @dataclass(frozen=True, slots=True)
-class TableSlice:
-    """Looks tokens up where each rank has some rows of the embedding's table, from `first` on."""
+class VocabParallelLookup:
+    """Looks tokens up in an embedding of which each rank has some rows; this one from row `first` on."""
 
     first: int
     all_reduce: AllReduce

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.choice import choose_kernel
 from ...kernels.gather_rows import gather_rows_reference
 from ...kernels.program import AddRows, Embed, Kind, Program, Scale, Slot
-from .collectives import TableSlice
+from .collectives import VocabParallelLookup
 from .layer_norm import LayerNorm
 from .norm import RMSNorm
 
@@ -29,7 +29,7 @@ class Embedding:
         positions: Tensor | None = None,
         types: Tensor | None = None,
         norm: LayerNorm | RMSNorm | None = None,
-        part: TableSlice | None = None,
+        part: VocabParallelLookup | None = None,
     ) -> None:
         self.table = table
         # Rounded to the table's type, as the models were trained.

@@ -20,10 +20,10 @@ from ..layers.attention import Attention
 from ..layers.collectives import (
     AllReduce,
     GatheredLogits,
+    RowParallelLinear,
     SharedRMSNorm,
     SummedFeedForward,
-    SummedLinear,
-    TableSlice,
+    VocabParallelLookup,
 )
 from ..layers.embedding import Embedding
 from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
@@ -140,7 +140,7 @@ class _Builder:
         else:
             table = tied = self._table(names.tokens, spec.vocab_size, cut)
             if self._all_reduce is not None:
-                part = TableSlice(cut.first_row, self._all_reduce)
+                part = VocabParallelLookup(cut.first_row, self._all_reduce)
         types = None if names.types is None else self._table(names.types, names.num_types)
         positions = None
         if names.positions is not None:
@@ -196,7 +196,7 @@ class _Builder:
         cut = cuts.take_columns(whole.query_size)
         out = self._linear([f"{prefix}.{whole.out}"], (hidden,), whole.query_size, whole.o_bias, cut)
         if self._all_reduce is not None:
-            spec, out = whole.for_rank(cuts.size), SummedLinear(out, self._all_reduce)
+            spec, out = whole.for_rank(cuts.size), RowParallelLinear(out, self._all_reduce)
         norms, backend = self._qk_norms(f"{prefix}.self_attn", whole), self._backend(spec)
         return Attention(spec, qkv, out, *norms, backend, self._position_bias)
 
