@@ -68,7 +68,7 @@ class LLM:
         client_weight: float = 1.0,
         **args: Any,
     ) -> None:
-        """Start an engine, or come to a daemon's. `model` is the pocket model if nothing is given.
+        """Start an engine, or attach to a daemon's. `model` is the pocket model if nothing is given.
 
         client_weight: with `attach`, this client's share under the fair policy. Raises ConfigError or
         ModelError (ValueErrors), EngineStartError, or DaemonError when no daemon of that name runs.

@@ -79,7 +79,7 @@ class LLMEngine(UtilityCalls):
 
     @classmethod
     def attach(cls, daemon: Attachment, *, client_kind: str = "LLMEngine", weight: float = 1.0) -> Self:
-        """Come to a running daemon, which `close` leaves. Raises DaemonError, ConfigError for a bad name.
+        """Attach to a running daemon, which `close` leaves. Raises DaemonError, ConfigError for a bad name.
 
         `daemon`: its name, or what `choose_attachment` says of one on another machine.
         """

@@ -157,7 +157,7 @@ class RequestLedger:
         return any(one.is_sent and one.num_attempts_after_loss > SUSPECT_ATTEMPTS for one in entries)
 
     def note_loss(self) -> None:
-        """What the engine has of these is lost, perhaps through one of them, though it is there itself."""
+        """The engine has lost its worker, perhaps through one of these."""
         _note_losses(self._entries.values())
 
     def adopt(

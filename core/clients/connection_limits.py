@@ -29,7 +29,7 @@ class ConnectionLimits:
         return self._take_oldest() if len(self._waiting) > room else None
 
     def note_client(self, fd: int) -> None:
-        """What came over it shows that its client is one that is let in."""
+        """A message of a client that is let in has come over it: it is cut no more."""
         if fd in self._waiting:
             self._forget_waiting(fd)
             self._clients.add(fd)

@@ -138,7 +138,7 @@ def call_unlocked(name: str, socket: zmq.Socket[bytes], *args: bytes | int | Non
 
 @functools.cache
 def _load_libzmq() -> ctypes.CDLL:
-    """The one that pyzmq uses: a symbol is looked for in what its own library needs, too."""
+    """pyzmq's own copy: a symbol looked up in its module is found in the libraries that this is linked to."""
     return ctypes.CDLL(importlib.import_module("zmq.backend.cython._zmq").__file__, use_errno=True)
 
 

@@ -6,7 +6,7 @@ from ...ipc.client_protocol import ClientProtocol
 from ...ipc.messages import UtilityMethod
 
 _LOOK_INTERVAL_S = 0.1
-# In a row: what a frontend had sent before it heard of the drain has come by then.
+# So many idle answers in a row: what frontends sent before they heard of the drain has come by then.
 _NUM_IDLE_LOOKS = 3
 
 

@@ -1,4 +1,4 @@
-"""NetworkPorts: where clients of other machines come to a daemon's engines, a port an engine in a row."""
+"""NetworkPorts: the TCP ports of a daemon's engines for clients of other machines, one after another."""
 
 from __future__ import annotations
 

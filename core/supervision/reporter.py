@@ -1,4 +1,4 @@
-"""Reporter: how a start goes, for who started this daemon."""
+"""Reporter: tells the process that starts a daemon how the start goes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...ipc.daemon.daemon_state import ReadyReport, SupervisorReport
 
 
 class Reporter:
-    """Tells whoever started this daemon how the start goes, through what was standard output.
+    """Writes reports to what was standard output, a line each.
 
     Children must not inherit that: its end-of-file says that this process has ended.
     """

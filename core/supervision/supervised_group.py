@@ -113,8 +113,8 @@ class SupervisedGroup:
             raise DaemonError(f"engine {engine.state.index} cannot be {wish}: no other takes requests")
 
     def add(self) -> SupervisedEngine:
-        """Start one more, whose number nobody has had. Raises DaemonError if there are too many, ConfigError
-        if its port is not free.
+        """Start one more, with a number that none has had. Raises DaemonError if there are too many, and
+        ConfigError if its port is not free.
         """
         if len(self.engines) >= MAX_ENGINES:
             raise DaemonError(

@@ -9,7 +9,7 @@ from .progress import PhaseLine
 
 
 def start_engine(engine_args: EngineArgs | None, attach: Attachment | None) -> LLMEngine:
-    """Start an engine, or come to the daemon `attach` where `engine_args` is None.
+    """Start an engine, or attach to the daemon `attach` where `engine_args` is None.
 
     Raises ConfigError or ModelError before anything is started, EngineStartError if it fails, DaemonError
     when no such daemon runs.

@@ -111,7 +111,7 @@ class AsyncPump:
         if inbox or link.protocol.answers or link.protocol.end_reason is not None:
             self._has_news.set()
         self._set_timer(link)
-        if link.protocol.end_reason is not None and self._links.can_lose(link):
+        if self._links.has_lost(link):
             self.lose(link)
 
     def settle(self) -> None:

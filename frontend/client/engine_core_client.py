@@ -206,7 +206,7 @@ class _Call:
 
 
 class SyncMPClient(SyncClient):
-    """Speaks with its own cores or a daemon's. Another may replace one: client_protocol.py says how."""
+    """With engines of its own or a daemon's. A lost one may be replaced: client_protocol.py says how."""
 
     def __init__(
         self,

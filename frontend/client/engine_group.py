@@ -43,7 +43,7 @@ class _Member:
 
     @property
     def is_able(self) -> bool:
-        """Whether what is there gets on."""
+        """Whether its requests get on: it is reached, and has a worker."""
         return self.protocol.is_open and self.protocol.has_worker
 
     @property
@@ -88,7 +88,7 @@ class EngineGroup:
             member.protocol.has_others = len(self._members) > 1
 
     def set_draining(self, index: int, is_draining: bool) -> None:
-        """Whether nothing new is to go there, and what is there is to go on elsewhere."""
+        """A draining engine gets no new requests, and those that it has are moved."""
         member = self._members[index]
         if member.is_draining != is_draining:
             member.is_draining = is_draining
@@ -168,7 +168,7 @@ class EngineGroup:
         return any(member.protocol.outbox for member in self._members.values())
 
     def _note_change(self, index: int, member: _Member, now: float) -> None:
-        """An engine is there, or is not any more."""
+        """An engine computes again, or does not any more."""
         member.was_able = member.is_able
         self.router.set_takes_new(index, member.takes_new)
         self._is_settled = False
@@ -189,7 +189,7 @@ class EngineGroup:
                 continue
             if protocol.is_open and not protocol.has_worker and protocol.ledger.has_suspects:
                 continue  # the engine finds out whether they kill workers, and would begin that anew
-            if member.is_able:  # it drains: nobody is to blame
+            if member.is_able:  # it drains: no request is suspected of a loss
                 entries = protocol.ledger.release(is_lost=False)
             else:
                 entries = protocol.ledger.release(is_lost=True, with_suspects=False)

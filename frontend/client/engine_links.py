@@ -109,13 +109,13 @@ class EngineLinks:
 
     @property
     def are_ready(self) -> bool:
-        """Whether requests are taken: every engine that this client has started is there, of others one."""
+        """Whether the client is ready: all engines that it has started are open, or one of a daemon's."""
         opened = [link.protocol.is_open for link in self._links]
         return all(opened) if self.first.engine.is_own else any(opened)
 
     @property
     def are_gathered(self) -> bool:
-        """Whether every engine is there that can be soon."""
+        """Whether every engine is open, but for those that the roster says are away."""
         return all(link.protocol.is_open or link.index in self._away for link in self._links)
 
     @property

@@ -75,12 +75,12 @@ class EngineRouter:
         self._engines.pop(index, None)
 
     def set_takes_new(self, index: int, takes_new: bool) -> None:
-        """Whether it gets requests while another one that does is there."""
+        """False: it gets a request only if no engine takes new ones."""
         self._engines[index].takes_new = takes_new
 
     def place(self, request: EngineCoreRequest, full: Collection[int] = ()) -> int:
-        """The engine for a request, which counts as its load until `remove`. Those that are `full` get it
-        if no other takes new ones.
+        """Choose the engine for a request, which counts as its load until `remove`. Engines that are `full`
+        get it only if no other takes new ones.
         """
         num_tokens = count_token_ids(request.prompt_token_ids) + count_token_ids(request.output_token_ids)
         depths, names = self._name_prefixes(request)
@@ -125,7 +125,7 @@ class EngineRouter:
         self._remember(names, engine.mark)
 
     def forget_others(self) -> None:
-        """What engines have said of other clients' requests is of the past."""
+        """Drop what engines have said of other clients' requests: it is too old."""
         for engine in self._engines.values():
             engine.num_others = engine.num_others_pending = 0
 

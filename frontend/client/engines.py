@@ -84,8 +84,8 @@ class Engine(ABC):
         del reconnect
 
     def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
-        """What it says of itself at a Welcome, and of its number, as it is to be understood here. Raises
-        ModelError.
+        """Its facts from a Welcome as they hold on this machine; `index` is its number, as it says itself.
+        Raises ModelError.
         """
         del index
         return facts

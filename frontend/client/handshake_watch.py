@@ -19,7 +19,7 @@ import zmq
 from ...ipc.errors import ConfigError
 from ...ipc.network.tcp_address import parse_tcp_address
 
-# Where nobody listens for so long there is no daemon any more.
+# A port that refuses connections for so long has no daemon any more.
 REFUSED_TIMEOUT_S = 5.0
 UNREACHABLE_TIMEOUT_S = 15.0  # of one that was never reached
 _MAX_BROKEN = 5  # handshakes in a row that ended without a word, before any that did not

@@ -88,7 +88,7 @@ def _find_copies(
 
 
 class RemoteEngine(Engine):
-    """Its engine: it stays when this client leaves. How it is only the network says."""
+    """An engine of it, which stays when this client leaves. Only the connection tells how it is."""
 
     linger_ms = 200
     is_computing = True  # for all that is known here: it may be late with an answer
@@ -106,13 +106,13 @@ class RemoteEngine(Engine):
         self.watch = ChildWatch(self)
         self._reconnect: Callable[[], None] = lambda: None
         self._checked: ServedFiles | None = None  # what the copies were found equal to
-        self.exit_fd = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: nobody here knows its end
+        self.exit_fd = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: its end cannot be seen from here
 
     def dump_stacks(self) -> None:
         """Nothing of it can be reached from here."""
 
     def kill(self, because: str) -> None:
-        """The connection, that is."""
+        """Make another connection: the process is out of reach."""
         _log.warning("%s: %s; connecting again", self.address, because)
         self._reconnect()
 

@@ -73,7 +73,7 @@ class ManagedChild(Generic[P]):
         return True
 
     def forgive(self) -> None:
-        """Forget the losses, and that they were too many: somebody wants another one all the same."""
+        """Forget the losses so far, also that they were too many: an operator asks for another one."""
         assert self._budget is not None
         self._budget.forgive()
         self.end_reason = None

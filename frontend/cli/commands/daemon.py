@@ -1,4 +1,4 @@
-"""`quire daemon`: engines in the background that frontends come to and leave."""
+"""`quire daemon`: engines in the background that frontends attach to and leave."""
 
 from __future__ import annotations
 

@@ -114,11 +114,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
-    """Those of an engine of its own; None with --attach and no MODEL beside it to serve as well."""
+    """Arguments of the server's own engine; None with --attach alone, which serves daemons' engines only."""
     if options.model_name is not None:
         options.model = options.model_name
     attached = options.attach or ()
-    # With a daemon of another machine MODEL is where its files are here.
+    # With a daemon of another machine MODEL names this machine's copy of its files.
     has_both = bool(attached) and options.model_name is not None and not any(map(is_tcp, attached))
     if attached and not has_both and options.name is not None:
         raise ConfigError("name", options.name, "not given with --attach: a daemon has a name")

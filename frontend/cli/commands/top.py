@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def attach_engine(daemon: Attachment) -> LLMEngine:
-    """Come to the engine of a running daemon, only to look: no tokenizer is read."""
+    """Attach to a running daemon, only to look: no tokenizer is read."""
     return LLMEngine(attach_sync_client(daemon, "top"), tokenizer=None)
 
 
