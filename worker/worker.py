@@ -59,16 +59,8 @@ class Worker:
         Raises ModelError for a model that cannot be loaded and ConfigError for what does not fit the device.
         """
         self._on_phase("set up device")
-        check_switch()
-        config, parallel = self._config, self._config.parallel
-        device = resolve_device(parallel.device, parallel.data_parallel_rank)
-        if device.type == "cpu":
-            _take_engine_share(parallel)
-        torch.set_grad_enabled(False)
-        num_threads = parallel.num_threads
-        if self._group_args is not None:
-            num_threads = self._meet_group(self._group_args, device)
-        native.set_num_threads(num_threads or count_cores())
+        device, num_threads = self._set_up_device()
+        config = self._config
         part = config.for_rank()
         check_max_model_len(part, device)
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
@@ -89,6 +81,20 @@ class Worker:
             self._runner.use_logits_processors(processors)
         weights_id = "" if self._group is None else compute_weights_id(config)
         return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.batch_variance_reason, weights_id)
+
+    def _set_up_device(self) -> tuple[torch.device, int | None]:
+        """The device, and how many threads were chosen for it; None: by model and cores."""
+        check_switch()
+        parallel = self._config.parallel
+        device = resolve_device(parallel.device, parallel.data_parallel_rank)
+        if device.type == "cpu":
+            _take_engine_share(parallel)
+        torch.set_grad_enabled(False)
+        num_threads = parallel.num_threads
+        if self._group_args is not None:
+            num_threads = self._meet_group(self._group_args, device)
+        native.set_num_threads(num_threads or count_cores())
+        return device, num_threads
 
     def _meet_group(self, args: GroupArgs, device: torch.device) -> int:
         """Join the other ranks and keep to this one's cores; returns how many threads it has."""

@@ -24,7 +24,7 @@ from .engine_start import start_engine
 
 
 class Session:
-    """Starts an engine, or comes to a daemon's, and lets go of it when left, whatever happens in between."""
+    """Starts an engine, or attaches to a daemon's, and closes it when left, whatever happens in between."""
 
     def __init__(self, engine_args: EngineArgs | None, attach: Attachment | None = None) -> None:
         """As `start_engine`."""

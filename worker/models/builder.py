@@ -102,26 +102,28 @@ class _Builder:
         self._size_bytes += sum(rotary.size_bytes for rotary in rotaries)
         embedding, table = self._embedding()
         self._position_bias = self._make_position_bias()
-        prefixes = [spec.layer_prefix.format(index) for index in range(spec.num_layers)]
-        make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
-        layers: list[Layer] = [
-            make_layer(prefix, layer) for prefix, layer in zip(prefixes, spec.layers, strict=True)
-        ]
-        for layer, part in zip(layers, spec.layers, strict=True):
-            rope = part.attention.rope or spec.rope
-            layer.rope = None if rope.type == "none" else ropes.index(rope)
+        layers = self._layers(ropes)
         norm = NoNorm(spec.hidden_size) if spec.norm is None else self._norm(spec.norm, spec.hidden_size)
         head = self._logits_head(table) if spec.has_logits else None
         decoder = Decoder(
             embedding, rotaries, layers, norm, head, self._size_bytes, self._batch_variance_reason
         )
         # Ranks must meet in the same operations, whatever threads each of them has.
-        is_alone, size_bytes = self._group is None, decoder.weight_bytes
-        splits_tokens = is_alone and size_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
+        splits_tokens = self._group is None and decoder.weight_bytes <= MAX_SINGLE_THREAD_WEIGHT_BYTES
         decoder.native = make_native_forward(
             decoder.emit, spec, embedding.table, rotaries, head, splits_tokens, self._group
         )
         return decoder
+
+    def _layers(self, ropes: list[RopeConfig]) -> list[Layer]:
+        spec, layers = self._spec, list[Layer]()
+        make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
+        for index, part in enumerate(spec.layers):
+            layer = make_layer(spec.layer_prefix.format(index), part)
+            rope = part.attention.rope or spec.rope
+            layer.rope = None if rope.type == "none" else ropes.index(rope)
+            layers.append(layer)
+        return layers
 
     def _rotary(self, rope: RopeConfig) -> RotaryEmbedding:
         spec = self._spec
