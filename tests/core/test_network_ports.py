@@ -19,10 +19,7 @@ def test_the_port_of_a_lost_engine_refuses_until_it_is_started_again(tmp_path: P
     ports = NetworkPorts("tcp://127.0.0.1:0", str(tmp_path / "keys"), num_engines=2)
     places = [ports.address, ports.address.shift(1)]
     try:
-        held = socket.socket(
-            fileno=socket.dup(ports.open(1).listening_fd)
-        )  # as a core that lives on holds it
-        with held:
+        with socket.socket(fileno=socket.dup(ports.open(1).listening_fd)) as held:  # as a core holds it
             for _ in range(2):
                 ports.refuse_at({1})
                 socket.create_connection((places[0].host, places[0].port)).close()

@@ -89,8 +89,6 @@ def test_the_longest_prefix_wins_over_a_shorter_one() -> None:
     router.take_digest(0, make_digest(system))
     router.take_digest(1, make_digest(system + own))
     assert router.place(ask("a", system + own + [7] * 20)) == 1
-    router.remove("a")
-    assert router.place(ask("b", system + text(3, 8))) in (0, 1)
 
 
 def test_a_prefix_is_worth_as_much_as_it_saves_and_no_more() -> None:
@@ -121,7 +119,7 @@ def test_one_that_takes_nothing_new_gets_nothing_while_there_is_another() -> Non
     router.set_takes_new(at, False)
     assert router.place(ask("b", shared)) == 1 - at
     router.set_takes_new(1 - at, False)
-    assert router.place(ask("c", shared)) in (0, 1)
+    assert router.place(ask("c", shared)) == at, "it goes round, as if both did"
 
 
 def test_an_engine_that_was_lost_knows_nothing_until_it_says_so() -> None:
