@@ -1,4 +1,4 @@
-"""Clients of daemons with fake cores: requests of known tokens while something is done to the daemon."""
+"""Clients of fake cores: requests of known tokens while something is done to the engines."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def make_requests(prefix: str, count: int, max_tokens: int = 200) -> list[Engine
 
 
 def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
-    """Outputs per request until each of `ids` has ended."""
+    """Outputs per request, added to those that have come, until each of `ids` has ended."""
     outputs = {} if outputs is None else outputs
-    live = set(ids)
+    live = ids - {name for name, own in outputs.items() if own[-1].finish_reason is not None}
     deadline = time.monotonic() + TIMEOUT_S
     while live:
         assert time.monotonic() < deadline, f"waiting for {sorted(live)}"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fakes import expected_output, make_config, make_request
+from daemon_loads import TIMEOUT_S, Outputs, assert_undisturbed, collect
+from fakes import make_config, make_request
 from quire.core.engine_process import name_engine
 from quire.frontend.client import engines
 from quire.frontend.client.async_engine_core_client import AsyncMPClient, make_async_client
@@ -21,7 +22,6 @@ from quire.ipc.client_protocol import LOST_CALL
 from quire.ipc.config import EngineConfig, ParallelConfig, RecoveryConfig
 from quire.ipc.errors import EngineDeadError, ModelError
 from quire.ipc.messages import (
-    EngineCoreOutput,
     EngineCoreRequest,
     EngineRoster,
     ErrorCode,
@@ -29,9 +29,6 @@ from quire.ipc.messages import (
 )
 from quire.ipc.processes.child_args import CoreArgs
 from quire.ipc.processes.process import wait_readable
-
-TIMEOUT_S = 30.0
-Outputs = dict[str, list[EngineCoreOutput]]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +38,7 @@ def fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_pair(name: str = "paced", **recovery: int) -> EngineConfig:
-    config = make_config(max_model_len=500)
+    config = make_config(max_model_len=512)
     return msgspec.structs.replace(
         config,
         model=msgspec.structs.replace(config.model, served_model_name=name),
@@ -61,20 +58,6 @@ def make_requests(prefix: str, count: int, max_tokens: int = 100) -> list[Engine
     return [make_request(f"{prefix}-{i}", [i + 1, 2, 3], max_tokens=max_tokens) for i in range(count)]
 
 
-def collect(client: SyncClient, ids: set[str], outputs: Outputs | None = None) -> Outputs:
-    outputs = {} if outputs is None else outputs
-    ended = {name for name, own in outputs.items() if own[-1].finish_reason is not None}
-    live = ids - ended
-    deadline = time.monotonic() + TIMEOUT_S
-    while live:
-        assert time.monotonic() < deadline, f"waiting for {sorted(live)}"
-        for output in client.get_outputs(timeout_s=1.0):
-            outputs.setdefault(output.request_id, []).append(output)
-            if output.finish_reason is not None:
-                live.remove(output.request_id)
-    return outputs
-
-
 def collect_some(client: SyncClient, num_outputs: int) -> Outputs:
     """The first outputs, so that what comes then comes in the middle."""
     outputs: Outputs = {}
@@ -82,21 +65,6 @@ def collect_some(client: SyncClient, num_outputs: int) -> Outputs:
         for output in client.get_outputs(timeout_s=TIMEOUT_S):
             outputs.setdefault(output.request_id, []).append(output)
     return outputs
-
-
-def assert_undisturbed(requests: list[EngineCoreRequest], outputs: Outputs) -> None:
-    """Merged by position, every request has the tokens of an undisturbed run, and one end."""
-    for request in requests:
-        merged: list[int] = []
-        own = outputs[request.request_id]
-        for output in own:
-            assert output.start <= len(merged), f"{request.request_id} has a gap"
-            num_known = len(merged) - output.start
-            assert merged[output.start :] == output.new_token_ids[:num_known], "a token has changed"
-            merged += output.new_token_ids[num_known:]
-        tokens, reason = expected_output(request, 500)
-        assert merged == tokens
-        assert [output.finish_reason for output in own if output.finish_reason is not None] == [reason]
 
 
 def count_generated(client: SyncClient) -> dict[int, int]:
