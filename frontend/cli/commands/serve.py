@@ -33,6 +33,7 @@ from ..exit_codes import ExitCode
 from ..parser import Parser
 
 if TYPE_CHECKING:  # the server's modules load FastAPI, which --help does without
+    from ...openai.limits import Limits
     from ...openai.options import ServerOptions
 
 _MAX_PROCESSES = 64
@@ -53,42 +54,15 @@ machine's own needs an API key. SIGTERM (or Ctrl-C) lets running requests finish
 def run(argv: Sequence[str]) -> int:
     """Run `quire serve`."""
     options = _make_parser().parse(argv)
-    from ...openai.limits import list_limits, parse_limits
+    from ...openai.limits import parse_limits
 
     limits = parse_limits(options.limit)
     if options.help_limits:
-        rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        for name, value, meaning, answer in rows:
-            print(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {meaning:<{widths[2]}}  {answer}")
+        _print_limits(limits)
         return ExitCode.OK
-    from ...openai.connections.auth import hash_key
-    from ...openai.options import ServerOptions
-
     keys = _collect_keys(options)
     _check_exposure(options, keys)
-    if options.otlp_traces_endpoint is not None:
-        from ...openai.tracing import check_endpoint
-
-        check_endpoint(options.otlp_traces_endpoint)
-    try:
-        server_options = msgspec.convert(
-            {
-                "host": options.host,
-                "port": options.port,
-                "api_key_hashes": tuple(hash_key(key) for key in keys),
-                "max_waiting": options.max_waiting,
-                "drain_timeout_s": options.drain_timeout,
-                "max_http_restarts": options.max_http_restarts,
-                "otlp_traces_endpoint": options.otlp_traces_endpoint,
-                "stall_s": options.stall_s,
-                "limits": limits,
-            },
-            ServerOptions,
-        )
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$.")
-        raise ConfigError(path.rstrip("`"), getattr(options, path.rstrip("`"), None), what) from None
+    server_options = _make_server_options(options, keys, limits)
     engine_args = _read_engine_args(options)
     with (
         bind_socket(options.host, options.port, options.share_port) as listening_socket,
@@ -111,6 +85,42 @@ def run(argv: Sequence[str]) -> int:
             return _serve(options, server_options, listening_socket, daemons, box)
         finally:
             starter.stop()
+
+
+def _print_limits(limits: Limits) -> None:
+    from ...openai.limits import list_limits
+
+    rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for name, value, meaning, answer in rows:
+        print(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {meaning:<{widths[2]}}  {answer}")
+
+
+def _make_server_options(options: argparse.Namespace, keys: Sequence[str], limits: Limits) -> ServerOptions:
+    """Raises ConfigError for a value that cannot be."""
+    from ...openai.connections.auth import hash_key
+    from ...openai.options import ServerOptions
+
+    if options.otlp_traces_endpoint is not None:
+        from ...openai.tracing import check_endpoint
+
+        check_endpoint(options.otlp_traces_endpoint)
+    values = {
+        "host": options.host,
+        "port": options.port,
+        "api_key_hashes": tuple(hash_key(key) for key in keys),
+        "max_waiting": options.max_waiting,
+        "drain_timeout_s": options.drain_timeout,
+        "max_http_restarts": options.max_http_restarts,
+        "otlp_traces_endpoint": options.otlp_traces_endpoint,
+        "stall_s": options.stall_s,
+        "limits": limits,
+    }
+    try:
+        return msgspec.convert(values, ServerOptions)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(path.rstrip("`"), getattr(options, path.rstrip("`"), None), what) from None
 
 
 def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
