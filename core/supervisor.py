@@ -83,7 +83,7 @@ class Supervisor:
             ports,
         )
         self._commands = GroupCommands(self._group, self._control.answer)
-        self._lost: set[int] = set()  # engines whose loss was said
+        self._lost: set[int] = set()  # engines whose loss has been logged
         self._state = DaemonState(
             name=args.name,
             model=args.config.model.served_model_name,
@@ -169,7 +169,7 @@ class Supervisor:
     # What has become of the engines.
 
     def _judge(self) -> None:
-        """One that cannot go on ends the daemon if it never was ready, or if no other is left."""
+        """A failed engine ends the daemon if that never was ready, or if no other engine is left."""
         group = self._group
         for index, engine in group.engines.items():
             if engine.failure is None:

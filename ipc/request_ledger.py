@@ -152,7 +152,7 @@ class RequestLedger:
 
     @property
     def has_suspects(self) -> bool:
-        """Whether one of these is to run alone where it is."""
+        """Whether the engine runs one of these alone: two were lost with it, and it got no further since."""
         entries = self._entries.values()
         return any(one.is_sent and one.num_attempts_after_loss > SUSPECT_ATTEMPTS for one in entries)
 

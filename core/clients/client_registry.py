@@ -66,7 +66,7 @@ class ClientRegistry:
         self.clients: dict[bytes, Client] = {}
         self.core: EngineCore | None = None
         self.facts: EngineFacts | None = None
-        self.files: ServedFiles | None = None  # what clients of other machines are told of the model's
+        self.files: ServedFiles | None = None  # of the model; for clients of other machines
         self.leases = LeaseWatch(clock)  # says when to `check_leases`
         self._epoch = epoch
         self._started_at = started_at
@@ -219,7 +219,7 @@ class ClientRegistry:
         )
 
     def _take_roster(self, identity: bytes, roster: EngineRoster) -> None:
-        """Tell the others; who is not welcomed yet is told then."""
+        """Pass a changed roster on to all clients; those that wait for their Welcome get it with that."""
         if self._group.take(identity, roster) and self.core is not None:
             for client in self.clients:
                 if client != identity:

@@ -57,7 +57,9 @@ def refuse_call(call: UtilityCall) -> UtilityResult | None:
 
 
 def adapt_request(request: EngineCoreRequest) -> EngineCoreRequest:
-    """It came when it is here, or by its age: the other machine's clock counts for nothing in the queue."""
+    """The request as if it came at this moment, or by its age (the core takes its own clock for a time that is
+    not finite): the other machine's clock must not decide on its place in the queue.
+    """
     return msgspec.structs.replace(request, arrival_time=math.inf)
 
 

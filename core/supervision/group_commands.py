@@ -1,4 +1,4 @@
-"""What a daemon does when it is told to: drains, restarts, additions, removals, each over many turns.
+"""Commands to a daemon: drains, restarts, additions and removals of engines, each over many turns.
 
 A command is a generator that is advanced once a turn, after what has arrived was taken; it yields while it
 waits for an engine. It decides nothing about losses: what is lost meanwhile is replaced as always.

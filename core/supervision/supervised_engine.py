@@ -184,7 +184,7 @@ class SupervisedEngine:
             self._update_state()
 
     def _update_state(self) -> None:
-        """Of a core that serves clients."""
+        """Say whether a core that serves clients is ready, draining or drained."""
         if self._link is not None and self._link.protocol.is_open:
             is_empty = self._drain is not None and self._drain.is_empty
             self.state.state = "drained" if is_empty else "draining" if self._is_draining else "ready"

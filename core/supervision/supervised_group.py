@@ -62,7 +62,7 @@ class SupervisedGroup:
 
     @property
     def last_loss(self) -> str:
-        """Why the last core was lost that was; empty if none was."""
+        """Why a core was lost most recently; empty if none was."""
         latest = max(self.engines.values(), key=lambda engine: engine.lost_at, default=None)
         return "" if latest is None else latest.state.last_loss
 
@@ -161,7 +161,7 @@ class SupervisedGroup:
         self._context.destroy(linger=0)
 
     def _set_ports(self) -> None:
-        """Nobody is to wait in the queue of an engine that is lost for good."""
+        """Have the ports of engines that are lost for good refuse connections."""
         if self._ports is not None:
             self._ports.refuse_at({index for index, one in self.engines.items() if one.failure is not None})
 

@@ -118,7 +118,7 @@ class AsyncMPClient(EngineCoreClient):
         requests, self._unsent = self._unsent, []
         try:
             self._links.target.add_requests(requests, time.monotonic())
-        except Exception:  # of one of them
+        except Exception:  # one of them cannot be encoded
             self._send_apart(requests)
         self._pump.run_all()
 
@@ -236,7 +236,7 @@ class AsyncMPClient(EngineCoreClient):
                 answer.set_exception(EngineDeadError(reason))
 
     def _fail_calls(self, lost: EngineLink) -> None:
-        """An engine beside others has ended for good."""
+        """End the calls of an engine that is lost for good while others go on."""
         self.facts = self._links.first.protocol.facts or self.facts
         for (link, _), answer in self._calls.items():
             if link is lost and not answer.done():

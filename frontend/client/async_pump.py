@@ -70,7 +70,7 @@ class AsyncPump:
         self._has_news.set()
 
     def guard(self, act: Callable[..., None], *args: Any) -> None:
-        """Each callback of the loop is called by this: what it raises would be told to nobody who waits."""
+        """Call a callback of the loop: what it raises must end who waits, and the loop would only log it."""
         try:
             act(*args)
         except Exception as error:
@@ -168,7 +168,7 @@ class AsyncPump:
         self.run(link)
 
     def _set_timer(self, link: EngineLink) -> None:
-        """While something is awaited, the protocols are told the time when they ask for it."""
+        """Have `_on_deadline` called at an engine's next deadline, unless nothing is awaited of it."""
         at = None if link.protocol.is_idle else link.protocol.next_deadline
         if at is None or (self._timer is not None and self._timer_at <= at):
             return

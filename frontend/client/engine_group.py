@@ -137,7 +137,7 @@ class EngineGroup:
     # What the engines say, and what becomes of them.
 
     def take_outputs(self, outputs: Iterable[EngineCoreOutput], now: float) -> list[EngineCoreOutput]:
-        """What one of them has sent and its ledger has let through; what is to be delivered of it. A request
+        """The outputs to deliver, of those that one engine has sent and its ledger has let through. A request
         that it had no room for is added elsewhere instead, so `settle` has something to send.
         """
         kept: list[EngineCoreOutput] = []
@@ -152,7 +152,7 @@ class EngineGroup:
         return kept
 
     def settle(self, now: float) -> bool:
-        """Move what is to be moved; True if something is to be sent."""
+        """Take digests in, move requests of lost and draining engines; True if something is to be sent."""
         for index, member in self._members.items():
             protocol = member.protocol
             if member.is_able != member.was_able:
@@ -188,7 +188,7 @@ class EngineGroup:
             if member.takes_new or not protocol.ledger:
                 continue
             if protocol.is_open and not protocol.has_worker and protocol.ledger.has_suspects:
-                continue  # the engine finds out whether they kill workers, and would begin that anew
+                continue  # the engine is testing them one by one; a new Hello would begin that anew
             if member.is_able:  # it drains: no request is suspected of a loss
                 entries = protocol.ledger.release(is_lost=False)
             else:

@@ -140,7 +140,7 @@ class EngineLinks:
         raise EngineDeadError(f"engine {index} is gone")
 
     def take_turns(self) -> list[EngineLink]:
-        """All of them; another one is the first the next time."""
+        """All of them, beginning with another one each time, so that none is always read last."""
         links = list(self._links)
         if len(links) > 1:
             self._turn = (self._turn + 1) % len(links)
@@ -159,7 +159,7 @@ class EngineLinks:
             link.protocol.end(reason)
 
     def form_group(self) -> None:
-        """All are ready for the first time: requests go to them as to one."""
+        """Once there are several engines, and they are ready: `target` becomes a group of them."""
         if self.group is None and len(self._links) > 1:
             facts = next(link.protocol.facts for link in self._links if link.protocol.facts is not None)
             block_size = facts.block_size if facts.num_gpu_blocks else 0
