@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ...ipc.errors import QuireError, did_you_mean
+from .exit_codes import ExitCode
 
 _INVALID_VALUE = re.compile(r"argument (?P<field>[^:]+): invalid (?P<kind>\w+) value: (?P<value>.*)", re.S)
 _INVALID_CHOICE = re.compile(
@@ -59,6 +60,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(in_house_form(message))
+
+
+def run_subcommand(
+    prog: str, usage: str, commands: Mapping[str, Callable[[Sequence[str]], int]], argv: Sequence[str]
+) -> int:
+    """Run the command that `argv` begins with, or print `usage`; raises UsageError for any other word."""
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help", "help"):
+        print(usage, end="")
+        return ExitCode.OK if argv else ExitCode.USAGE
+    command = commands.get(name)
+    if command is None:
+        raise UsageError(f"{name!r}: not a command of {prog!r}, one of {', '.join(commands)}")
+    return command(argv[1:])
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -25,7 +25,7 @@ from ...daemon import (
 )
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..exit_codes import ExitCode
-from ..parser import Parser, UsageError
+from ..parser import Parser, UsageError, run_subcommand
 from ..progress import PhaseLine
 
 DEFAULT_NAME = "default"
@@ -56,14 +56,7 @@ Afterwards: quire generate --attach NAME "Once upon a time", LLM(attach="NAME"),
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire daemon`."""
-    name = argv[0] if argv else "--help"
-    if name in ("-h", "--help", "help"):
-        print(_USAGE, end="")
-        return ExitCode.OK if argv else ExitCode.USAGE
-    command = _COMMANDS.get(name)
-    if command is None:
-        raise UsageError(f"{name!r}: not a command of 'quire daemon', one of {', '.join(_COMMANDS)}")
-    return command(argv[1:])
+    return run_subcommand("quire daemon", _USAGE, _COMMANDS, argv)
 
 
 def _start(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ....ipc.network.keys import CLIENT_SECRET, CLIENTS, SERVER_PUBLIC, add_client, make_keys
 from ..exit_codes import ExitCode
-from ..parser import Parser, UsageError
+from ..parser import Parser, run_subcommand
 
 _USAGE = f"""\
 usage: quire keys COMMAND
@@ -27,14 +27,7 @@ To lock a client out remove its line from DIR/{CLIENTS}: the file is read again 
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire keys`."""
-    name = argv[0] if argv else "--help"
-    if name in ("-h", "--help", "help"):
-        print(_USAGE, end="")
-        return ExitCode.OK if argv else ExitCode.USAGE
-    command = _COMMANDS.get(name)
-    if command is None:
-        raise UsageError(f"{name!r}: not a command of 'quire keys', one of {', '.join(_COMMANDS)}")
-    return command(argv[1:])
+    return run_subcommand("quire keys", _USAGE, _COMMANDS, argv)
 
 
 def _make(argv: Sequence[str]) -> int:
