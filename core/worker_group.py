@@ -131,13 +131,12 @@ def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
             return WorkerFailed(f"{text} ({other.weights_id}, not {first.weights_id})", "ModelError")
     parts = zip(*(one.ledger for one in ready.values()), strict=True)
     ledger = [LedgerEntry(part[0].name, sum(entry.size_bytes for entry in part)) for part in parts]
+    reasons = [one.batch_variance_reason for one in ready.values() if one.batch_variance_reason]
     return msgspec.structs.replace(
         first,
         ledger=ledger,
         num_gpu_blocks=min(one.num_gpu_blocks for one in ready.values()),
-        batch_variance_reason=next(
-            (one.batch_variance_reason for one in ready.values() if one.batch_variance_reason), ""
-        ),
+        batch_variance_reason=reasons[0] if reasons else "",
     )
 
 

@@ -98,7 +98,7 @@ class GroupCommands:
         _check_lives(engine)
         engine.resume()
         return CommandDone()
-        yield
+        yield  # never reached; it makes this a generator, as all commands are
 
     def _restart(self, index: int) -> Steps:
         engine = self._take(index)
