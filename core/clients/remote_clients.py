@@ -57,8 +57,8 @@ def refuse_call(call: UtilityCall) -> UtilityResult | None:
 
 
 def adapt_request(request: EngineCoreRequest) -> EngineCoreRequest:
-    """The request as if it came at this moment, or by its age (the core takes its own clock for a time that is
-    not finite): the other machine's clock must not decide on its place in the queue.
+    """The request as if it came at this moment, or by its age: the other machine's clock must not decide on
+    its place in the queue. For a time that is not finite the core takes its own clock.
     """
     return msgspec.structs.replace(request, arrival_time=math.inf)
 
