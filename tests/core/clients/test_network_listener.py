@@ -15,7 +15,7 @@ import pytest
 import zmq
 from daemons import Daemon, fake_modules, runtime_folders, wait_until
 from fakes import expected_output, make_config, make_request
-from quire.core.clients.network_door import NetworkDoor, find_peer
+from quire.core.clients.network_listener import NetworkListener, find_peer
 from quire.frontend.client import handshake_watch
 from quire.frontend.client.async_engine_core_client import attach_async_client
 from quire.frontend.client.engine_core_client import SyncClient, attach_sync_client
@@ -309,14 +309,14 @@ async def outlive(daemon: Daemon, remote: RemoteDaemon) -> None:
 
 def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        door = NetworkDoor(NetworkArgs(listening_fd=listener.fileno(), keys=str(keys)), 1 << 20)
+        network = NetworkListener(NetworkArgs(listening_fd=listener.fileno(), keys=str(keys)), 1 << 20)
         ours, other = socket.socketpair()
         end, begin = os.pipe()
         fds = len(os.listdir("/proc/self/fd"))
         try:
             for fd in (ours.fileno(), end, 1 << 20):
                 assert find_peer(fd) == ""
-                door._cut(fd)
+                network._cut(fd)
             assert len(os.listdir("/proc/self/fd")) == fds
             ours.sendall(b"x")
             assert other.recv(1) == b"x"
@@ -325,8 +325,8 @@ def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) ->
                 one.close()
             os.close(end)
             os.close(begin)
-            door.stop(0)
-            os.close(door.lost_fd)
+            network.stop(0)
+            os.close(network.lost_fd)
 
 
 def test_junk_harms_nobody(daemon: Daemon, port: int, neighbour: SyncClient) -> None:
