@@ -19,6 +19,7 @@ from ...ipc.errors import QuireError
 from .bodies.openapi import Routes
 from .bodies.schema import HealthResponse, StatusResponse
 from .engines.served_models import WELL, ServedModel, ServedModels, sum_up
+from .errors import ErrorResponse
 from .stream import respond
 
 ANSWER_S = 5.0  # beyond it an engine that has not answered is unhealthy
@@ -99,6 +100,10 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
 
     routes.add("/live", live, "The process answers.", StatusResponse, name="live")
     text = "New requests are taken; 503 while they are not."
-    routes.add("/ready", ready, text, StatusResponse, name="ready", more={503: StatusResponse})
+    routes.add(
+        "/ready", ready, text, StatusResponse, name="ready", more={404: ErrorResponse, 503: StatusResponse}
+    )
     text = "As /ready, and those taken get on; 503 with the request that does not, and its stage."
-    routes.add("/health", health, text, HealthResponse, name="health", more={503: HealthResponse})
+    routes.add(
+        "/health", health, text, HealthResponse, name="health", more={404: ErrorResponse, 503: HealthResponse}
+    )

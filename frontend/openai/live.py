@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from ...ipc.engine_views import EngineSnapshot
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
+from .errors import ErrorResponse
 from .stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5
@@ -46,7 +47,7 @@ def add_routes(app: FastAPI, routes: Routes, models: ServedModels) -> None:
         return EventStream(feeds[models.find(model)].watch(), models.parts.options.limits)
 
     app.add_api_route("/", show_page, include_in_schema=False, response_class=HTMLResponse)
-    routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot)
+    routes.add("/stats", show_stats, "The engine at this moment", EngineSnapshot, more={404: ErrorResponse})
     summary = "The engine, twice a second, as events"
     routes.add("/stats/stream", stream_stats, summary, "text/event-stream")
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from ..bodies.openapi import Routes
 from ..bodies.pooling import ModelInfo, SimilarityRequest, TeiEmbedRequest, TextParameters
 from ..engines.served_models import ServedModels
+from ..errors import ErrorResponse
 from ..serving import Caller, Serving, make_id
 from ..stream import respond
 from .answers import respond_json
@@ -61,7 +62,13 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
         models.check_open()
         return respond(make_info(models.find(model, "embed").serving))
 
-    routes.add("/info", show_info, "The model and its limits, as TEI says them.", ModelInfo)
+    routes.add(
+        "/info",
+        show_info,
+        "The model and its limits, as TEI says them.",
+        ModelInfo,
+        more={404: ErrorResponse},
+    )
 
 
 def make_info(serving: Serving) -> ModelInfo:
