@@ -34,7 +34,6 @@ from .messages import (
     EngineDead,
     EngineFacts,
     EngineRoster,
-    FrontendCounts,
     Goodbye,
     Hello,
     LeaseCheck,
@@ -195,10 +194,6 @@ class ClientProtocol:
     def abort_named(self, names: Sequence[str], tenant: str) -> None:
         """Ask the engine to end requests of any client; while it is away this does nothing."""
         self.send(AbortRequests([], list(names), tenant))
-
-    def add_counts(self, counts: FrontendCounts) -> None:
-        """Tell the engine what was counted here; while it is away this does nothing."""
-        self.send(counts)
 
     def start_call(self, method: UtilityMethod) -> int:
         """Call the engine, or the one in its place unless it `has_others`. The id of the answer."""

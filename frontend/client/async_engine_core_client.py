@@ -156,7 +156,7 @@ class AsyncMPClient(EngineCoreClient):
     def add_counts(self, counts: FrontendCounts) -> None:
         """As AsyncLLM's."""
         self.check_usable()
-        self._links.target.add_counts(counts)
+        self._links.target.send(counts)
         self._pump.run_all()
 
     async def get_outputs(self) -> list[EngineCoreOutput]:

@@ -31,7 +31,7 @@ class RequestTarget(Protocol):
     def withdraw_requests(self, request_ids: list[str]) -> None: ...
     def abort_requests(self, request_ids: list[str]) -> None: ...
     def abort_named(self, names: Sequence[str], tenant: str) -> None: ...
-    def add_counts(self, counts: FrontendCounts) -> None: ...
+    def send(self, message: FrontendCounts) -> None: ...
 
 
 class _Member:
@@ -127,11 +127,11 @@ class EngineGroup:
         for member in self._members.values():
             member.protocol.abort_named(names, tenant)
 
-    def add_counts(self, counts: FrontendCounts) -> None:
+    def send(self, message: FrontendCounts) -> None:
         """Tell one engine what was counted here: readers add up what they say."""
         for member in self._members.values():
             if member.protocol.is_open:
-                member.protocol.add_counts(counts)
+                member.protocol.send(message)
                 return
 
     # What the engines say, and what becomes of them.

@@ -300,7 +300,7 @@ def test_names_are_ended_everywhere_and_counts_told_once(two: Group) -> None:
     for index in range(2):
         two.engines[index].hear()
     two.group.abort_named(["x"], "t")
-    two.group.add_counts(FrontendCounts(1))
+    two.group.send(FrontendCounts(1))
     assert two.engines[0].hear() == [AbortRequests([], ["x"], "t"), FrontendCounts(1)]
     assert two.engines[1].hear() == [AbortRequests([], ["x"], "t")]
 
