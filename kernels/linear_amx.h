@@ -114,9 +114,9 @@ struct TileEngine {
         for (int step = 0; step < steps; ++step) {
             const Number* b = panel + step * kPanelStep;
             _tile_loadd(4, a + step * kDepth, stride);
-            _tile_loadd(6, b, 64);
+            _tile_stream_loadd(6, b, 64);
             _tile_loadd(5, a2 + step * kDepth, stride);
-            _tile_loadd(7, b + kPanelStep / 2, 64);
+            _tile_stream_loadd(7, b + kPanelStep / 2, 64);
             add_products();
             add_second_products();
             beside(step);
