@@ -5,7 +5,7 @@ neighbours or threads, which neither MKL nor oneDNN promises. float32 has one su
 bfloat16 and int8 weights have one a variant, and a process uses one variant: VECTOR widens and multiplies as
 float32 does, PAIR is vdpbf16ps of AVX512-BF16, TILE is tdpbf16ps of AMX, and for int8 weights exact sums of
 whole numbers (linear_integers.h). The three differ from each other in the last bits of a sum. Bytes: W once
-for each 256 rows (float32: 96, int8 in tiles: 80); operations 2 m K N.
+(bfloat16 at most once for each 256 rows, int8 in tiles: 80); operations 2 m K N.
 """
 
 from __future__ import annotations
