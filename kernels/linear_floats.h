@@ -25,7 +25,7 @@ constexpr int kFloatColumns = 32;  // of a panel
 #if defined(__AVX512F__)
 constexpr int kTallRows = 12, kTallVectors = 2;  // 12 x 2 sums, 2 vectors of W and a broadcast: 27 of 32 registers
 #else
-constexpr int kTallRows = kMaxRows, kTallVectors = kVectors;
+constexpr int kTallRows = 6, kTallVectors = 2;   // 15 of 16 registers: with AVX2 1.6 times as fast as 3 x 4 sums
 #endif
 constexpr int kFloatPartSize = 256 * 1024;       // numbers of a part's panels: 1 MB
 constexpr int kFloatTasksPerThread = 8;
