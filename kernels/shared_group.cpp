@@ -5,31 +5,22 @@
 // begins an operation when all others have begun the one before: then nobody reads the slots of the one before that.
 // Small sums take one phase: everybody sums everything. Large ones two: each slice has an owner, who sums it. Both
 // add in the order of ranks, so which of them it is changes no bit, and no rank has other bits than another.
+//
+// Where there are several stages, of equally many ranks, operations are between the ranks of one stage, and each stage
+// has a ring that its first rank writes and all ranks of the next stage read, in a circle. A ring counts the bytes that
+// were ever written, and each of its readers those that it has read. An abort and a reset are of all ranks.
 #include "shared_group.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <chrono>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <new>
 
-#include <fcntl.h>
-#include <linux/futex.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
+#include "group_memory.h"
 #include "thread_pool.h"
 #include "tile.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -37,60 +28,7 @@ using namespace quire;
 
 constexpr int64_t kOnePhaseBytes = 1 << 14;
 constexpr int64_t kMinParallelBytes = 1 << 18;
-constexpr int64_t kLineBytes = 64;
-constexpr int64_t kPageBytes = 4096;
-constexpr int kLooksPerClock = 16;
-// A sleeper looks up this often: an abort may come just before it falls asleep. Every so many times it asks whether
-// who it waits for still lives.
-constexpr long kSleepNs = 20'000'000;
-constexpr int kSleepsPerLook = 25;
-constexpr int kTextBytes = 1024;
-
-typedef std::atomic<uint32_t> Word;
-static_assert(sizeof(Word) == 4 && Word::is_always_lock_free, "a futex is 4 bytes");
-
-inline void relax() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-long call_futex(Word& word, int operation, uint32_t value, const timespec* timeout) {
-    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
-}
-
-// A number that only grows, and who sleeps until it has. Numbers may pass 2^32: only differences count.
-struct Stamp {
-    Word value;
-    Word num_sleepers;
-
-    bool has_reached(uint32_t target) const { return int32_t(value.load() - target) >= 0; }
-
-    void set(uint32_t to) {
-        value.store(to);
-        if (num_sleepers.load() != 0) wake();
-    }
-
-    void wake() { call_futex(value, FUTEX_WAKE, INT_MAX, nullptr); }
-};
-
-// What one rank says, in lines that only it writes (but for sleepers).
-struct alignas(kLineBytes) Member {
-    Stamp stamp;
-    std::atomic<int64_t> amount[2], width[2];  // of the operation, by slot: all ranks must mean the same
-    alignas(kLineBytes) Stamp resets;
-    Word next[2];  // its next operation's base, by reset
-    Word is_watched;
-};
-
-struct Header {
-    alignas(kLineBytes) Word claimed;  // 1 + the epoch that was aborted last; then its text is written
-    Word aborted;                      // and then this
-    int32_t text_size;
-    char text[kTextBytes];
-};
+constexpr int64_t kMaxRingPieceBytes = 1 << 18;  // readers copy the pieces that are there while others are written
 
 template <typename T>
 constexpr int kVecBytes = kLanes * int(sizeof(T));
@@ -99,23 +37,9 @@ struct Range {
     int64_t first, last;
 };
 
-class Group {
+class Group : public GroupMemory {
   public:
-    static int64_t find_size(int size, int64_t slot_bytes) {
-        return kPageBytes * (1 + size) + int64_t(size) * 2 * slot_bytes;
-    }
-
-    Group(int fd, char* memory, int rank, int size, int64_t slot_bytes, int spin_us)
-        : fd_(fd), memory_(memory), rank_(rank), size_(size), slot_bytes_(slot_bytes), spin_(spin_us) {
-        member(rank).is_watched = lock();
-    }
-
-    ~Group() {
-        munmap(memory_, find_size(size_, slot_bytes_));
-        close(fd_);
-    }
-
-    int status() const { return header().aborted == epoch_ + 1 ? QUIRE_GROUP_ABORTED : QUIRE_GROUP_OK; }
+    using GroupMemory::GroupMemory;
 
     template <typename T>
     int all_reduce(T* x, int64_t count) {
@@ -145,27 +69,27 @@ class Group {
             if (rank_ == 0) copy(slot(0), data + first, piece);
             own().stamp.set(base_ + 1);
             if (rank_ == 0) continue;
-            if (const int status = wait(member(0).stamp, base_ + 1, 0)) return status;
+            if (const int status = wait(peer(0).stamp, base_ + 1, first_)) return status;
             if (const int status = compare_amount(0, size)) return status;
             copy(data + first, slot(0), piece);
         }
         return QUIRE_GROUP_OK;
     }
 
-    void abort(const char* text, int size) {
-        Header& head = header();
-        uint32_t before = head.claimed;
-        if (before == epoch_ + 1 || !head.claimed.compare_exchange_strong(before, epoch_ + 1)) return;
-        head.text_size = std::min(size, kTextBytes);
-        std::memcpy(head.text, text, head.text_size);
-        head.aborted = epoch_ + 1;
-        for (int r = 0; r < size_; ++r) member(r).stamp.wake();
+    int send(const char* data, int64_t size) {
+        const int64_t said = size;
+        if (const int status = write_ring(reinterpret_cast<const char*>(&said), sizeof said)) return status;
+        return write_ring(data, size);
     }
 
-    int read_text(char* text, int size) const {
-        const int length = status() == QUIRE_GROUP_OK ? 0 : std::min(size, int(header().text_size));
-        std::memcpy(text, header().text, length);
-        return length;
+    int receive(char* data, int64_t size) {
+        int64_t said = 0;
+        if (const int status = read_ring(reinterpret_cast<char*>(&said), sizeof said)) return status;
+        if (said == size) return read_ring(data, size);
+        char text[96];
+        abort(text, std::snprintf(text, sizeof text, "rank %d expects %lld bytes, and is sent %lld", number_,
+                                  static_cast<long long>(size), static_cast<long long>(said)));
+        return QUIRE_GROUP_ABORTED;
     }
 
     // Nobody is in an operation once all have come here, and none of them can come here twice more before all have
@@ -173,27 +97,76 @@ class Group {
     int reset() {
         ++epoch_;
         own().next[epoch_ % 2] = next_;
+        own().sent[epoch_ % 2] = sent_;
         own().resets.set(epoch_);
-        for (int r = 0; r < size_; ++r)
+        for (int r = 0; r < shape_.size; ++r)
             if (const int status = wait(member(r).resets, epoch_, r, false)) return status;
         for (int r = 0; r < size_; ++r) {
-            const uint32_t theirs = member(r).next[epoch_ % 2];
+            const uint32_t theirs = peer(r).next[epoch_ % 2];
             if (int32_t(theirs - next_) > 0) next_ = theirs;
         }
         own().stamp.set(next_);
+        if (shape_.ring_bytes) skip_to(member(stage_before() * size_).sent[epoch_ % 2]);
         return QUIRE_GROUP_OK;
     }
 
   private:
-    Header& header() const { return *reinterpret_cast<Header*>(memory_); }
-    Member& member(int r) const { return *reinterpret_cast<Member*>(memory_ + kPageBytes * (1 + r)); }
-    Member& own() const { return member(rank_); }
     int parity() const { return base_ / 2 % 2; }
-    int64_t width_of(int r) const { return member(r).width[parity()]; }
+    int64_t width_of(int r) const { return peer(r).width[parity()]; }
     int64_t clamp_piece(int64_t size, int64_t first) const { return std::clamp<int64_t>(size - first, 0, slot_bytes_); }
 
     char* slot(int r) const {
-        return memory_ + kPageBytes * (1 + size_) + (int64_t(r) * 2 + parity()) * slot_bytes_;
+        return memory_ + kPageBytes * (1 + shape_.size) + (int64_t(first_ + r) * 2 + parity()) * slot_bytes_;
+    }
+
+    int64_t clamp_ring_piece(int64_t left) const {
+        return std::min({left, kMaxRingPieceBytes, shape_.ring_bytes / 2});
+    }
+
+    // The size of a ring is a power of 2, so that places go on where the number of bytes begins at 0 again.
+    template <typename Copy>
+    void go_around(Ring& ring, uint32_t from, int64_t size, Copy&& copy) const {
+        char* data = reinterpret_cast<char*>(&ring) + kPageBytes;
+        const int64_t place = from % shape_.ring_bytes, before_end = std::min(size, shape_.ring_bytes - place);
+        copy(data + place, 0, before_end);
+        copy(data, before_end, size - before_end);
+    }
+
+    int write_ring(const char* data, int64_t size) {
+        Ring& to = ring(stage());
+        const int next_first = (stage() + 1) % num_stages() * size_;
+        if (status() != QUIRE_GROUP_OK) return QUIRE_GROUP_ABORTED;
+        for (int64_t done = 0, piece; done < size; done += piece) {
+            piece = clamp_ring_piece(size - done);
+            const uint32_t end = sent_ + uint32_t(piece);
+            for (int r = 0; r < size_; ++r)
+                if (const int status = wait(to.readers[r].received, end - uint32_t(shape_.ring_bytes), next_first + r))
+                    return status;
+            go_around(to, sent_, piece, [&](char* place, int64_t first, int64_t count) {
+                std::memcpy(place, data + done + first, count);
+            });
+            to.sent.set(sent_ = end);
+        }
+        return QUIRE_GROUP_OK;
+    }
+
+    int read_ring(char* data, int64_t size) {
+        Ring& from = ring(stage_before());
+        if (status() != QUIRE_GROUP_OK) return QUIRE_GROUP_ABORTED;
+        for (int64_t done = 0, piece; done < size; done += piece) {
+            piece = clamp_ring_piece(size - done);
+            if (const int status = wait(from.sent, received_ + uint32_t(piece), stage_before() * size_)) return status;
+            go_around(from, received_, piece, [&](const char* place, int64_t first, int64_t count) {
+                std::memcpy(data + done + first, place, count);
+            });
+            skip_to(received_ + uint32_t(piece));
+        }
+        return QUIRE_GROUP_OK;
+    }
+
+    void skip_to(uint32_t received) {
+        received_ = received;
+        ring(stage_before()).readers[rank_].received.set(received);
     }
 
     int begin(int64_t amount, int64_t width) {
@@ -218,75 +191,18 @@ class Group {
     int wait_for_all(uint32_t target) {
         for (int r = 0; r < size_; ++r)
             if (r != rank_)
-                if (const int status = wait(member(r).stamp, target, r)) return status;
+                if (const int status = wait(peer(r).stamp, target, first_ + r)) return status;
         return QUIRE_GROUP_OK;
     }
 
-    int wait(Stamp& stamp, uint32_t target, int peer, bool may_abort = true) {
-        if (stamp.has_reached(target) || spin(stamp, target, may_abort)) return QUIRE_GROUP_OK;
-        ++stamp.num_sleepers;
-        const int status = sleep(stamp, target, peer, may_abort);
-        --stamp.num_sleepers;
-        return status;
-    }
-
-    bool spin(const Stamp& stamp, uint32_t target, bool may_abort) const {
-        if (spin_.count() == 0) return false;
-        const auto deadline = std::chrono::steady_clock::now() + spin_;
-        do {
-            for (int i = 0; i < kLooksPerClock; ++i) {
-                if (stamp.has_reached(target)) return true;
-                relax();
-            }
-            if (may_abort && status() != QUIRE_GROUP_OK) return false;
-        } while (std::chrono::steady_clock::now() < deadline);
-        return false;
-    }
-
-    int sleep(Stamp& stamp, uint32_t target, int peer, bool may_abort) {
-        const timespec timeout{0, kSleepNs};
-        for (int num_sleeps = 1;;) {
-            const uint32_t seen = stamp.value.load();
-            if (int32_t(seen - target) >= 0) return QUIRE_GROUP_OK;
-            if (may_abort && status() != QUIRE_GROUP_OK) return QUIRE_GROUP_ABORTED;
-            if (call_futex(stamp.value, FUTEX_WAIT, seen, &timeout) == 0 || errno != ETIMEDOUT) continue;
-            if (num_sleeps++ % kSleepsPerLook == 0 && has_died(peer) && !stamp.has_reached(target)) return lose(peer);
-        }
-    }
-
-    int lose(int peer) {
-        char text[64];
-        abort(text, std::snprintf(text, sizeof text, "rank %d is gone", peer));
-        return QUIRE_GROUP_LOST;
-    }
-
     int compare_amount(int r, int64_t amount) {
-        const int64_t theirs = member(r).amount[parity()];
+        const int64_t theirs = peer(r).amount[parity()];
         if (theirs == amount) return QUIRE_GROUP_OK;
         char text[128];
         abort(text, std::snprintf(text, sizeof text, "rank %d is at an operation over %lld, rank %d at one over %lld",
-                                  r, static_cast<long long>(theirs), rank_, static_cast<long long>(amount)));
+                                  first_ + r, static_cast<long long>(theirs), number_,
+                                  static_cast<long long>(amount)));
         return QUIRE_GROUP_ABORTED;
-    }
-
-    // A lock on the byte of this rank's number, which the system takes away at the end of the process, however it ends.
-    bool lock() const {
-        struct flock wanted = describe_lock(rank_);
-        return fcntl(fd_, F_OFD_SETLK, &wanted) == 0;
-    }
-
-    bool has_died(int r) const {
-        struct flock wanted = describe_lock(r);
-        return member(r).is_watched && fcntl(fd_, F_OFD_GETLK, &wanted) == 0 && wanted.l_type == F_UNLCK;
-    }
-
-    static struct flock describe_lock(int r) {
-        struct flock lock {};
-        lock.l_type = F_WRLCK;
-        lock.l_whence = SEEK_SET;
-        lock.l_start = r;
-        lock.l_len = 1;
-        return lock;
     }
 
     // Bytes of numbers that rank r owns.
@@ -372,25 +288,20 @@ class Group {
         }
     }
 
-    const int fd_;
-    char* const memory_;
-    const int rank_, size_;
-    const int64_t slot_bytes_;
-    const std::chrono::microseconds spin_;
-    uint32_t epoch_ = 0, base_ = 0, next_ = 0;
+    uint32_t base_ = 0, next_ = 0, sent_ = 0, received_ = 0;
 };
 
 Group& as_group(void* group) { return *static_cast<Group*>(group); }
 
 }  // namespace
 
-extern "C" void* quire_group_join(int fd, int rank, int size, int64_t slot_bytes, int spin_us) {
-    const int64_t bytes = Group::find_size(size, slot_bytes);
+extern "C" void* quire_group_join(int fd, int rank, const QuireGroupShape* shape, int spin_us) {
+    const int64_t bytes = Group::find_size(*shape);
     struct stat status;
     if (fstat(fd, &status) != 0 || (status.st_size < bytes && ftruncate(fd, bytes) != 0)) return nullptr;
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) return nullptr;
-    return new (std::nothrow) Group(fd, static_cast<char*>(memory), rank, size, slot_bytes, spin_us);
+    return new (std::nothrow) Group(fd, static_cast<char*>(memory), rank, *shape, spin_us);
 }
 
 extern "C" void quire_group_leave(void* group) { delete static_cast<Group*>(group); }
@@ -407,6 +318,16 @@ extern "C" int quire_gather_slices(void* group, const void* rows, int64_t num_ro
 extern "C" int quire_broadcast(void* group, void* data, int64_t size) {
     return as_group(group).broadcast(static_cast<char*>(data), size);
 }
+
+extern "C" int quire_group_send(void* group, const void* data, int64_t size) {
+    return as_group(group).send(static_cast<const char*>(data), size);
+}
+
+extern "C" int quire_group_receive(void* group, void* data, int64_t size) {
+    return as_group(group).receive(static_cast<char*>(data), size);
+}
+
+extern "C" void quire_group_note_step(void* group) { as_group(group).note_step(); }
 
 extern "C" void quire_group_abort(void* group, const char* text, int size) { as_group(group).abort(text, size); }
 

@@ -1,5 +1,8 @@
 """What the ranks of a group, which compute one model, do together: sums, rows side by side, data of rank 0.
 
+Where they are several stages, one after the other, that is between the ranks of one stage; between stages
+only `send` and `receive` are. An abort and a reset are of all.
+
 Ranks are processes on one machine that have a file mapped (shared_group.cpp). Every rank calls the same
 operations in the same order. One that cannot go on aborts: then the others' operations end too, as do all
 that follow, until all ranks have called `reset`. A sum is taken in the order of ranks, in float32, and
@@ -18,6 +21,7 @@ from .native import load_library
 
 # Each rank has two slots of this size, which the others read; what is larger goes in pieces.
 DEFAULT_SLOT_BYTES = 1 << 20
+DEFAULT_RING_BYTES = 1 << 20  # of hidden states on their way to the next stage
 # Microseconds. To wake a sleeper takes 5 to 50; two ranks that spin on one core would keep each other off it.
 SPIN_US = 30
 _MAX_TEXT_BYTES = 1024
@@ -37,8 +41,22 @@ class GroupLost(RuntimeError):
     """A rank has ended: there is no group any more."""
 
 
+class _Shape(ctypes.Structure):
+    """QuireGroupShape."""
+
+    _fields_ = (
+        ("slot_bytes", ctypes.c_int64),
+        ("ring_bytes", ctypes.c_int64),
+        ("size", ctypes.c_int32),
+        ("stage_size", ctypes.c_int32),
+    )
+
+
 class SharedGroup:
-    """One rank's place in its group. One thread uses it at a time; `abort` may come from any."""
+    """One rank's place in its group. One thread uses it at a time; `abort` may come from any.
+
+    `rank` and `size` are those in its stage, of which there may be one.
+    """
 
     def __init__(
         self,
@@ -47,20 +65,27 @@ class SharedGroup:
         size: int,
         slot_bytes: int = DEFAULT_SLOT_BYTES,
         spin_us: int = SPIN_US,
+        *,
+        num_stages: int = 1,
+        ring_bytes: int = DEFAULT_RING_BYTES,
     ) -> None:
         """Open the file at `path`, which all ranks share and the first makes as large as it must be.
 
-        `slot_bytes` is the same in all ranks. `spin_us`: how long an operation looks for the others before it
-        sleeps; 0 where there are fewer cores than ranks. Raises RuntimeError without the native kernels, and
-        OSError.
+        `rank` of `size` in all stages together, the first stage's first. `slot_bytes` and `ring_bytes` are
+        the same in all ranks; the latter, a power of 2, may be on their way from one stage to the next.
+        `spin_us`: how long an operation looks for the others before it sleeps; 0 where there are fewer cores
+        than ranks. Raises RuntimeError without the native kernels, and OSError.
         """
         library = load_library()
         if library is None:
             raise RuntimeError("a group of ranks needs the native CPU kernels")
-        self.rank, self.size = rank, size
+        self.size = size // num_stages
+        self.rank = rank % self.size
+        self._number = rank
         self._library = library
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        handle = library.quire_group_join(fd, rank, size, slot_bytes, spin_us)
+        shape = _Shape(slot_bytes, ring_bytes if num_stages > 1 else 0, size, self.size)
+        handle = library.quire_group_join(fd, rank, ctypes.addressof(shape), spin_us)
         if handle is None:
             os.close(fd)
             raise OSError(f"{path} cannot be made as large as {size} ranks need, or not be mapped")
@@ -87,10 +112,27 @@ class SharedGroup:
         size = data.numel() * data.itemsize
         self._finish(self._library.quire_broadcast(self.handle, data.data_ptr(), size))
 
+    def send(self, data: Tensor) -> None:
+        """Give `data`, contiguous on the CPU, to all ranks of the next stage; after the last comes the first.
+
+        Of the first rank of a stage. Returns when it may be overwritten; waits only while the ring is full.
+        """
+        size = data.numel() * data.itemsize
+        self._finish(self._library.quire_group_send(self.handle, data.data_ptr(), size))
+
+    def receive(self, data: Tensor) -> None:
+        """Wait for what the stage before this one has sent, which is as large as `data`, and put it there."""
+        size = data.numel() * data.itemsize
+        self._finish(self._library.quire_group_receive(self.handle, data.data_ptr(), size))
+
+    def note_step(self) -> None:
+        """This rank has done one more step; the core reads it where it looks for who is behind."""
+        self._library.quire_group_note_step(self.handle)
+
     def abort(self, reason: str, is_out_of_memory: bool = False) -> None:
         """This rank cannot go on: operations of all raise GroupAborted until `reset`. The first counts."""
         kind = _SHORTAGE if is_out_of_memory else _FAILURE
-        text = (kind + f"rank {self.rank}: {reason}".encode())[:_MAX_TEXT_BYTES]
+        text = (kind + f"rank {self._number}: {reason}".encode())[:_MAX_TEXT_BYTES]
         self._library.quire_group_abort(self.handle, text, len(text))
 
     def check(self) -> None:
