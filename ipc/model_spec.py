@@ -7,6 +7,8 @@ they do not cover. Sizes that others plan with (KV bytes, weights, activations) 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -242,6 +244,18 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.projections[-1].out_size if self.projections else hidden_size * len(self.pools)
 
 
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which part of a model a pipeline's stage is: some layers, one after the other.
+
+    The first stage has the embedding, the last one the last norm and what follows it. Hidden states pass from
+    each to the next.
+    """
+
+    first_layer: int = 0  # the number of the first of its layers in the whole model
+    is_first: bool = True
+    is_last: bool = True
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Embedding, layers, last norm; then a projection to logits, pooling, or both."""
 
@@ -269,6 +283,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unused_tensors: tuple[str, ...] = ()  # beginnings of names that a checkpoint may hold and nobody reads
     has_logits: bool = True
     pooling: PoolingSpec | None = None
+    stage: StageSpec = StageSpec()
 
     @property
     def is_causal(self) -> bool:
@@ -327,3 +342,64 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         `size` is one of `find_tensor_parallel_sizes`. The ranks differ in what they read of the weights only.
         """
         return replace(self, layers=tuple(layer.for_rank(size) for layer in self.layers))
+
+    def for_stage(self, stage: int, num_stages: int) -> ModelSpec:
+        """What one of at most `num_layers` stages computes of it, tensor parallel ranks together.
+
+        Names of tensors that are in files and that other stages read are among `unused_tensors`. KV blocks of
+        all stages are alike in number, so a stage's KV grows with its layers only.
+        """
+        first, end = find_stages(self, num_stages)[stage]
+        is_first, is_last = stage == 0, stage == num_stages - 1
+        others = [index for index in range(self.num_layers) if not first <= index < end]
+        unused = [f"{self.layer_prefix.format(index)}." for index in others]
+        if not is_first:
+            names = self.embedding
+            unused += [
+                f"{name}." for name in (names.tokens, names.positions, names.types, names.norm) if name
+            ]
+        if not is_last:
+            projections = () if self.pooling is None else self.pooling.projections
+            names = [self.norm, "lm_head", *(projection.name for projection in projections)]
+            unused += [f"{name}." for name in names if name]
+        unused += [name.removeprefix(self.optional_prefix) for name in unused]
+        return replace(
+            self,
+            layers=self.layers[first:end],
+            unused_tensors=(*self.unused_tensors, *dict.fromkeys(unused)),
+            has_logits=self.has_logits and is_last,
+            pooling=self.pooling if is_last else None,
+            stage=StageSpec(first_layer=first, is_first=is_first, is_last=is_last),
+        )
+
+
+def find_stages(spec: ModelSpec, num_stages: int) -> list[tuple[int, int]]:
+    """The layers [first, end) of each stage, so that the longest stage takes as short as it can.
+
+    A layer costs what a token is multiplied with, and the last stage has the logits too; of equal cuts the
+    earlier stages have more layers.
+    """
+    hidden = spec.hidden_size
+    costs = [
+        layer.attention.count_params(hidden) + layer.ffn.count_active_params(hidden) for layer in spec.layers
+    ]
+    costs[-1] += spec.vocab_size * hidden if spec.has_logits else 0
+    sums = [0, *accumulate(costs)]
+
+    def cut(most: int) -> list[tuple[int, int]] | None:
+        """Stages that cost at most so much, as many layers in each as fit; None: there is no way."""
+        stages: list[tuple[int, int]] = []
+        first = 0
+        for left in reversed(range(num_stages)):  # stages that come after this one
+            end = min(bisect_right(sums, sums[first] + most) - 1, spec.num_layers - left)
+            if end <= first:
+                return None
+            stages.append((first, end))
+            first = end
+        return stages if first == spec.num_layers else None
+
+    bounds = sorted({end - start for start in sums for end in sums if end > start})
+    least = bisect_left(bounds, True, key=lambda most: cut(most) is not None)
+    stages = cut(bounds[least])
+    assert stages is not None
+    return stages

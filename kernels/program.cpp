@@ -220,6 +220,7 @@ class Pass {
             case QUIRE_ALL_REDUCE: return all_reduce(*static_cast<const QuireAllReduce*>(p));
             case QUIRE_SHARED_NORM: return norm_of_ranks(*static_cast<const QuireNormOfRanks*>(p));
             case QUIRE_ENCODER_ATTEND: return attend_whole(*static_cast<const QuireEncoderAttend*>(p));
+            case QUIRE_LOAD: return load(*static_cast<const QuireEmbed*>(p));
         }
     }
 
@@ -234,6 +235,11 @@ class Pass {
             gather_slice(op.table, step_.input_ids, rows_, width, op.first, op.num_rows, at<char>(op.y));
         else
             gather_rows(op.table, step_.input_ids, rows_, width, at(op.y));
+    }
+
+    void load(const QuireEmbed& op) {
+        const size_t width = program_.slots[op.y].row_bytes;
+        std::memcpy(at(op.y), static_cast<const char*>(op.table) + first_token_ * width, rows_ * width);
     }
 
     void add_rows_of(const QuireAddRows& op) {

@@ -28,11 +28,11 @@ struct QuireCache {
 enum QuireKind {
     QUIRE_EMBED, QUIRE_ANGLES, QUIRE_NORM, QUIRE_ADD_NORM, QUIRE_LINEAR, QUIRE_ROTATE, QUIRE_KEEP, QUIRE_ATTEND,
     QUIRE_ACTIVATE, QUIRE_WIDEN, QUIRE_SCALE, QUIRE_CAP, QUIRE_ROUTE, QUIRE_EXPERTS, QUIRE_ADD, QUIRE_LAYER_NORM,
-    QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND,
+    QUIRE_ADD_ROWS, QUIRE_ALL_REDUCE, QUIRE_SHARED_NORM, QUIRE_ENCODER_ATTEND, QUIRE_LOAD,
 };
 
 // y = rows of the table by token id. With num_rows above 0 the table has those of so many tokens from `first` on, and
-// the row of any other token is 0.
+// the row of any other token is 0. As QUIRE_LOAD: y = rows of the table by the token's place in the step.
 struct QuireEmbed {
     const void* table;
     int32_t y, size, first, num_rows;

@@ -26,7 +26,7 @@ Kind = IntEnum(
     "Kind",
     ["EMBED", "ANGLES", "NORM", "ADD_NORM", "LINEAR", "ROTATE", "KEEP", "ATTEND", "ACTIVATE", "WIDEN",
      "SCALE", "CAP", "ROUTE", "EXPERTS", "ADD", "LAYER_NORM", "ADD_ROWS", "ALL_REDUCE",
-     "SHARED_NORM", "ENCODER_ATTEND"],
+     "SHARED_NORM", "ENCODER_ATTEND", "LOAD"],
     start=0,
 )  # fmt: skip
 
@@ -136,16 +136,16 @@ class Program:
     """Operations in the order in which they are emitted, and the buffers that they name.
 
     A row of the result has `out_width` numbers: of the model's type, one row a token; or float32, one row a
-    sampling request (`wants_logits`).
+    sampling request (`wants_logits`). It is the slot of the name `out`.
     """
 
-    def __init__(self, dtype: torch.dtype, out_width: int, wants_logits: bool) -> None:
+    def __init__(self, dtype: torch.dtype, out_width: int, wants_logits: bool, out: str = "out") -> None:
         self.dtype = dtype
         self.wants_logits = wants_logits
         self._arguments: list[tuple[Kind, ctypes.Structure]] = []
         self._slots: dict[str, tuple[Slot, SlotTable]] = {}
         self._kept: list[ctypes.Array[ctypes.c_int32]] = []
-        self.slot("out", out_width, torch.float32 if wants_logits else dtype, is_sampled=wants_logits)
+        self.slot(out, out_width, torch.float32 if wants_logits else dtype, is_sampled=wants_logits)
 
     def slot(
         self,

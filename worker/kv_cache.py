@@ -124,7 +124,7 @@ def estimate_activation_bytes(config: EngineConfig) -> int:
     spec = config.model.spec
     num_tokens = config.scheduler.max_num_batched_tokens
     num_samples = min(config.scheduler.max_num_seqs, num_tokens)
-    per_token = 4 * spec.num_activations_per_token
+    per_token = 4 * (spec.num_activations_per_token + (0 if spec.stage.is_first else spec.hidden_size))
     num_logits = num_samples * spec.vocab_size if spec.has_logits else 0
     return num_tokens * per_token + 2 * 4 * num_logits + _SCRATCH_BYTES + _count_scratch_bytes(config)
 

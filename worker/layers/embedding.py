@@ -69,6 +69,24 @@ class Embedding:
             self._norm.emit(program, y, y)
 
 
+class StageInput:
+    """Stands where a later stage of a pipeline has no embedding: hidden states of the stage before it.
+
+    They are in the first rows of `table` [max tokens of a step, hidden], put there before each step.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __call__(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[T, hidden] for T tokens; a copy, for the layers add to it."""
+        return self.table[: len(input_ids)].clone()
+
+    def emit(self, program: Program, y: Slot) -> None:
+        """The same as an operation."""
+        program.add(Kind.LOAD, Embed(table=self.table.data_ptr(), y=y, size=self.table.shape[1]))
+
+
 def _choose_kernel(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     if choose_kernel("gather_rows", table.dtype, table.device) == "torch":
         return gather_rows_reference

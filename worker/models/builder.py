@@ -25,7 +25,7 @@ from ..layers.collectives import (
     SummedFeedForward,
     VocabParallelLookup,
 )
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import MLP, Experts, FeedForward, PlainMLP
 from ..layers.layer_norm import LayerNorm
 from ..layers.linear import Linear, TorchLinear, make_linear
@@ -82,6 +82,7 @@ class _Builder:
     ) -> None:
         self._spec = config.model.spec
         self._max_model_len = config.model.max_model_len
+        self._max_step_tokens = config.scheduler.max_num_batched_tokens
         self._wants_exact = config.wants_exact
         self._quantization: Quantization | None = config.model.quantization
         self._weights = weights
@@ -103,7 +104,8 @@ class _Builder:
         embedding, table = self._embedding()
         self._position_bias = self._make_position_bias()
         layers = self._layers(ropes)
-        norm = NoNorm(spec.hidden_size) if spec.norm is None else self._norm(spec.norm, spec.hidden_size)
+        has_norm = spec.norm is not None and spec.stage.is_last
+        norm = self._norm(spec.norm, spec.hidden_size) if has_norm else NoNorm(spec.hidden_size)
         head = self._logits_head(table) if spec.has_logits else None
         decoder = Decoder(
             embedding, rotaries, layers, norm, head, self._size_bytes, self._batch_variance_reason
@@ -119,7 +121,7 @@ class _Builder:
         spec, layers = self._spec, list[Layer]()
         make_layer = self._sum_norm_layer if spec.layers[0].norms_sum else self._layer
         for index, part in enumerate(spec.layers):
-            layer = make_layer(spec.layer_prefix.format(index), part)
+            layer = make_layer(spec.layer_prefix.format(spec.stage.first_layer + index), part)
             rope = part.attention.rope or spec.rope
             layer.rope = None if rope.type == "none" else ropes.index(rope)
             layers.append(layer)
@@ -132,10 +134,17 @@ class _Builder:
             rope, head_size, spec.max_position_embeddings, self._max_model_len, self._device
         )
 
-    def _embedding(self) -> tuple[Embedding, Tensor]:
-        """The embedding, and what of its table this rank computes logits with, if the model ties them."""
+    def _embedding(self) -> tuple[Embedding | StageInput, Tensor]:
+        """The embedding, and what of its table this rank computes logits with, if the model ties them.
+
+        Of a later stage what stands in its place, and nothing of meaning where it ties nothing.
+        """
         spec, names, hidden = self._spec, self._spec.embedding, self._spec.hidden_size
         cut, part = self._cuts.take_tokens(spec.vocab_size), None
+        if not spec.stage.is_first:
+            inputs = torch.empty((self._max_step_tokens, hidden), dtype=self._dtype, device=self._device)
+            is_tied = spec.has_logits and spec.tie_word_embeddings
+            return StageInput(inputs), self._table(names.tokens, spec.vocab_size, cut) if is_tied else inputs
         if spec.vocab_size * hidden * self._dtype.itemsize <= MAX_COPIED_TABLE_BYTES:
             table = self._table(names.tokens, spec.vocab_size)
             tied = table if cut == WHOLE else torch.cat(cut.find_pieces([table]))

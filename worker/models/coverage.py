@@ -18,14 +18,16 @@ from ...ipc.model_spec import (
     ProjectionSpec,
     RelativeBiasSpec,
     RopeConfig,
+    StageSpec,
 )
 
 # Fields that builder.py reads, by struct. Another one must keep its default.
 _COVERED: dict[type[msgspec.Struct], str] = {
     ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
     " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_soft_cap"
-    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits pooling",
+    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits pooling stage",
     EmbeddingSpec: "tokens positions position_offset types num_types norm",
+    StageSpec: "first_layer is_first is_last",
     RelativeBiasSpec: "name num_buckets max_distance",
     LayerSpec: "attention ffn attention_norm attention_out_norm ffn_norm ffn_out_norm norms_sum",
     AttentionSpec: "num_heads num_kv_heads head_size window scale soft_cap qkv_bias o_bias qk_norm is_causal"

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels.program import OUT, Program, Slot
 from ..attention.metadata import AttentionMetadata, KVCaches
 from ..layers.attention import Attention
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, StageInput
 from ..layers.feed_forward import FeedForward
 from ..layers.layer_norm import LayerNorm
 from ..layers.logits import LogitsHead
@@ -121,7 +121,7 @@ class Decoder:
     on the rows beside it, '' if nothing does.
     """
 
-    embedding: Embedding
+    embedding: Embedding | StageInput
     ropes: list[RotaryEmbedding]
     layers: list[Layer]
     norm: Norm
@@ -146,7 +146,7 @@ class Decoder:
         rope_lengths: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, hidden] of the step's tokens, after the last norm.
+        """Hidden states [T, hidden] of the step's tokens, after the last norm; of an earlier stage before it.
 
         `input_ids` and `positions` are int64 [T]. Every layer writes all K and V of the step to its cache
         before any token reads them. `rope_lengths` (int64 [T]) is given exactly when the rope type is
@@ -178,7 +178,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             rotation = None if layer.rope is None else angles[layer.rope]
             layer.emit(program, rotation, index, is_last=index == len(self.layers) - 1)
-        if isinstance(self.norm, NoNorm):  # the layers norm what they give
+        if isinstance(self.layers[-1], SumNormLayer):  # the layers norm what they give
             return
         self.norm.emit(program, delta, normed if program.wants_logits else OUT, residual)
         if program.wants_logits:

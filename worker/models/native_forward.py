@@ -136,7 +136,9 @@ def make_native_forward(
     """
     if choose_kernel("program", table.dtype, table.device) == "torch":
         return None
-    hidden = Program(table.dtype, spec.hidden_size, wants_logits=False)
+    # What an earlier stage of a pipeline passes on is the sum of all that its layers have added.
+    result = "out" if spec.stage.is_last else "residual"
+    hidden = Program(table.dtype, spec.hidden_size, wants_logits=False, out=result)
     logits = None if head is None else Program(table.dtype, head.width, wants_logits=True)
     try:
         emit(hidden)
