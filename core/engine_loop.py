@@ -138,7 +138,7 @@ class EngineLoop:
     def _submit_steps(self, core: EngineCore) -> None:
         if core.blame.take_reset():
             self._executor.reset_rows()
-        while core.num_in_flight < self._config.scheduler.run_ahead:
+        while core.num_in_flight < self._config.scheduler.max_steps_in_flight:
             if self._faults is not None:
                 self._faults.reach("core.schedule")
             self._journal.note_alone(core.blame.alone)  # first: the step may be this core's end

@@ -126,9 +126,10 @@ class ProcessExecutor(Executor):
         self._num_starts = 0
         self._socket: zmq.Socket[bytes] | None = None
         self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
-        self._roles = name_roles(config.parallel.tensor_parallel_size)
+        self._roles = name_roles(config.parallel.num_ranks)
         self._rank_of = {f"worker-{rank}".encode(): rank for rank in range(len(self._roles))}
-        self._workers = WorkerGroup(len(self._roles), self._start_worker)
+        num_stages = config.parallel.pipeline_parallel_size
+        self._workers = WorkerGroup(len(self._roles), self._start_worker, num_stages)
         self._spare = WarmSpare(find_spare_path(address), self._start_spare)
         self._steps = StepWatch([], 0.0)  # of the worker, when there is one
         self._is_muted = False  # nothing that the worker says counts any more
@@ -192,7 +193,11 @@ class ProcessExecutor(Executor):
     def _start_worker(self, rank: int, fd: int | None) -> ProcessHandle:
         """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
         config = self._config if self._num_starts == 1 else self._config.for_replacement()
-        group = None if fd is None else GroupArgs(size=len(self._roles), path=f"/proc/self/fd/{fd}")
+        group = None
+        if fd is not None:
+            num_stages = config.parallel.pipeline_parallel_size
+            path = f"/proc/self/fd/{fd}"
+            group = GroupArgs(size=len(self._roles), path=path, num_stages=num_stages)
         args = msgspec.msgpack.encode(
             WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
         )

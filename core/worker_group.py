@@ -21,9 +21,10 @@ from ..ipc.step import LedgerEntry, ModelRunnerOutput, StepFailed, WorkerFailed,
 
 WorkerEvent = ModelRunnerOutput | StepFailed | WorkerReady | WorkerFailed | WorkerProgress
 
-# Where a rank's stamp lies in the memory that ranks share (kernels/shared_group.cpp): it grows with its work.
-_STAMP = struct.Struct("<I")
-_STAMP_DISTANCE = 4096
+# What the memory that ranks share has of each (kernels/group_memory.h): a stamp that grows with its work; how
+# many wait for that; the steps that it has done, counted where there are several stages.
+_MEMBER = struct.Struct("<III")
+_MEMBER_DISTANCE = 4096
 
 
 class WorkerGroup:
@@ -32,8 +33,11 @@ class WorkerGroup:
     `start_rank(rank, fd)` starts a process; `fd` is of the file that ranks share, None for a worker alone.
     """
 
-    def __init__(self, size: int, start_rank: Callable[[int, int | None], ProcessHandle]) -> None:
-        self._size = size
+    def __init__(
+        self, size: int, start_rank: Callable[[int, int | None], ProcessHandle], num_stages: int = 1
+    ) -> None:
+        """`num_stages` of a pipeline have equally many ranks, those of the first stage first."""
+        self._size, self._stage_size = size, size // num_stages
         self._fd: int | None = None
         self._ranks: list[ManagedChild[ProcessHandle]] = [
             ManagedChild(lambda rank=rank: start_rank(rank, self._fd)) for rank in range(size)
@@ -99,7 +103,11 @@ class WorkerGroup:
         return texts[first] + (f"; rank {self._late_rank} was behind the others" if is_late else "")
 
     def take(self, rank: int, event: WorkerEvent) -> WorkerEvent | None:
-        """What a rank's message says of the group: rank 0 speaks for it, but all must have started."""
+        """What a rank's message says of the group.
+
+        All must have started; from then on the first rank of the last stage speaks for it, which is rank 0
+        where there is one stage.
+        """
         match event:
             case WorkerReady():
                 self._ready[rank] = event
@@ -107,16 +115,28 @@ class WorkerGroup:
             case WorkerFailed():
                 return event
             case _:
-                return event if rank == 0 else None
+                return event if rank == self._size - self._stage_size else None
 
     def _find_late_rank(self) -> int | None:
         """Which one has done less of a step than the others, who wait for it; None if it cannot be told."""
         if self._fd is None:
             return None
-        raw = [os.pread(self._fd, _STAMP.size, _STAMP_DISTANCE * (1 + rank)) for rank in range(self._size)]
-        stamps = [_STAMP.unpack(one)[0] for one in raw if len(one) == _STAMP.size]
-        least = min(stamps, default=0)
-        return stamps.index(least) if len(stamps) == self._size and stamps.count(least) == 1 else None
+        raw = [os.pread(self._fd, _MEMBER.size, _MEMBER_DISTANCE * (1 + rank)) for rank in range(self._size)]
+        return find_late_rank(raw, self._stage_size) if all(len(one) == _MEMBER.size for one in raw) else None
+
+
+def find_late_rank(members: Sequence[bytes], stage_size: int) -> int | None:
+    """The rank that all others wait for, by what the shared memory has of each; None if it cannot be told."""
+    stamps, _, num_steps = zip(*map(_MEMBER.unpack, members), strict=True)
+    first = 0
+    if stage_size < len(members):
+        if not any(num_steps):
+            return None
+        # A stage waits for those before it, so of those that have done least the first is behind.
+        first = num_steps.index(min(num_steps)) // stage_size * stage_size
+    of_stage = stamps[first : first + stage_size]
+    least = min(of_stage)
+    return first + of_stage.index(least) if of_stage.count(least) == 1 else None
 
 
 def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:

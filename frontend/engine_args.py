@@ -59,7 +59,6 @@ _VLLM_OFF_VALUES: dict[str, tuple[Any, ...]] = {
     "enable_lora": (False,),
     "kv_cache_dtype": ("auto",),
     "limit_mm_per_prompt": (None,),
-    "pipeline_parallel_size": (1,),
     "speculative_config": (None,),
     "swap_space": (0, 0.0, 4, 4.0),
     "task": ("auto", "generate"),
@@ -142,6 +141,9 @@ class EngineArgs:
         None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
     )
     tensor_parallel_size: int = _arg(1, "parallel", "processes (ranks) that share one model, on a CPU")
+    pipeline_parallel_size: int = _arg(
+        1, "parallel", "stages of a model's layers, each of tensor_parallel_size processes, on a CPU"
+    )
     data_parallel_size: int = _arg(
         1, "parallel", "engines that share the requests, each with the whole model", alias="--engines"
     )

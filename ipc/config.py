@@ -116,7 +116,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     long_prefill_token_threshold: int = 0
     max_num_queued_reqs: int | None = None  # that may wait; one more is refused as OVERLOADED
     max_queued_bytes: int | None = None  # that live requests may hold (request_price.py); likewise
-    run_ahead: int = 2  # steps scheduled before the oldest one's tokens are known; 1 is lock-step
+    run_ahead: int = 2  # steps of a request before the oldest one's token is known; 1 is lock-step
+    num_stages: int = 1  # of the worker, each of which computes another step: pipeline_parallel_size
 
     def __post_init__(self) -> None:
         _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
@@ -128,6 +129,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         if self.max_queued_bytes is not None:
             _check_range("max_queued_bytes", self.max_queued_bytes, 1, MAX_SIZE_BYTES)
         _check_range("run_ahead", self.run_ahead, 1, 2)
+        _check_range("num_stages", self.num_stages, 1, MAX_RANKS)
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps scheduled before the oldest one's tokens are known: one in each stage, and one that waits."""
+        return self.num_stages + self.run_ahead - 1
 
     @property
     def max_prompt_tokens_beside_decodes(self) -> int:
@@ -144,12 +151,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
     data_parallel_size: int = 1  # engines that share the requests, each with the whole model
     data_parallel_rank: int = 0  # which of the shares of this machine an engine has
+    pipeline_parallel_size: int = 1  # stages of the model's layers, each of tensor_parallel_size processes
 
     def __post_init__(self) -> None:
         _check_choice("device", self.device, get_args(Device))
         _check_choice("executor_backend", self.executor_backend, get_args(ExecutorBackend))
         _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
-        if self.tensor_parallel_size > 1:
+        _check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, MAX_RANKS)
+        if self.num_ranks > 1:
             self._check_ranks()
         if self.num_threads is not None:
             _check_range("num_threads", self.num_threads, 1, 1024)
@@ -158,12 +167,27 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             text = "1 with distributed_executor_backend='uni', whose engine is in this process"
             raise ConfigError("data_parallel_size", self.data_parallel_size, text)
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that share one model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def why_ranks(self) -> tuple[str, int]:
+        """The field that asks for several ranks, and its value; for an error."""
+        if self.tensor_parallel_size > 1:
+            return "tensor_parallel_size", self.tensor_parallel_size
+        return "pipeline_parallel_size", self.pipeline_parallel_size
+
     def _check_ranks(self) -> None:
-        size = self.tensor_parallel_size
         if self.executor_backend == "uni":
-            raise ConfigError("tensor_parallel_size", size, '1 with distributed_executor_backend "uni"')
+            raise ConfigError(*self.why_ranks, '1 with distributed_executor_backend "uni"')
         if self.device == "cuda":
-            raise ConfigError("tensor_parallel_size", size, "1 on a GPU; or device=cpu")
+            raise ConfigError(*self.why_ranks, "1 on a GPU; or device=cpu")
+        if self.num_ranks > MAX_RANKS:
+            most, size = MAX_RANKS // self.tensor_parallel_size, self.tensor_parallel_size
+            text = f"at most {most} with tensor_parallel_size={size}: an engine has up to {MAX_RANKS} ranks"
+            raise ConfigError("pipeline_parallel_size", self.pipeline_parallel_size, text)
 
 
 class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -212,8 +236,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.exact not in (None, True, False):
             raise ConfigError("exact", self.exact, "True, False or None")
         parse_fault_hooks(self.fault_hooks)
-        if self.recovery.warm_spare and self.parallel.tensor_parallel_size > 1:
-            raise ConfigError("warm_spare", True, "off with tensor_parallel_size above 1")
+        if self.recovery.warm_spare and self.parallel.num_ranks > 1:
+            raise ConfigError("warm_spare", True, f"off with {self.parallel.why_ranks[0]} above 1")
         if not self.model.spec.is_causal:  # each token of a prompt sees all others: it is never split
             whole = msgspec.structs.replace(self.scheduler, enable_chunked_prefill=False)
             msgspec.structs.force_setattr(self, "scheduler", whole)
@@ -232,6 +256,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError("tensor_parallel_size", size, allowed)
         if size > 1 and self.model.dtype == "float16":
             raise ConfigError("tensor_parallel_size", size, "1 with dtype='float16': ranks add no float16")
+        num_stages, num_layers = self.parallel.pipeline_parallel_size, self.model.spec.num_layers
+        if num_stages > num_layers:
+            text = f"at most {num_layers}: each stage has one of this model's layers or more"
+            raise ConfigError("pipeline_parallel_size", num_stages, text)
+        if num_stages > 1:
+            staged = msgspec.structs.replace(self.scheduler, num_stages=num_stages)
+            msgspec.structs.force_setattr(self, "scheduler", staged)
 
     @property
     def wants_exact(self) -> bool:
@@ -253,6 +284,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def for_replacement(self) -> EngineConfig:
         """What a process is started with that takes a lost one's place."""
         return msgspec.structs.replace(self, fault_hooks=keep_lasting(self.fault_hooks))
+
+    def for_stage(self, stage: int) -> EngineConfig:
+        """What the ranks of one stage of a pipeline load together."""
+        num_stages = self.parallel.pipeline_parallel_size
+        if num_stages == 1:
+            return self
+        change = msgspec.structs.replace
+        return change(
+            self,
+            model=change(self.model, spec=self.model.spec.for_stage(stage, num_stages)),
+            parallel=change(self.parallel, pipeline_parallel_size=1),
+        )
 
     def for_rank(self) -> EngineConfig:
         """What a worker plans with: the config of an engine that has its rank's share of the model alone."""

@@ -39,7 +39,7 @@ class Stamps:
 
     def reach(self, count: int) -> None:
         """This rank is as far; returns when all are."""
-        os.pwrite(self._fd, struct.pack("<I", count), 4096 * (1 + self._rank))
+        os.pwrite(self._fd, struct.pack("<III", count, 0, count), 4096 * (1 + self._rank))
         while any(self._read(rank) < count for rank in range(self._size)):
             time.sleep(_POLL_S)
 

@@ -12,21 +12,43 @@ import msgspec
 from ..ipc.config import EngineConfig
 from ..ipc.cpu_cores import describe_ranks, divide_cores, list_cores
 from ..ipc.errors import ConfigError
+from ..ipc.model_spec import DTYPE_SIZE_BYTES
 from ..ipc.processes.child_args import GroupArgs
 from ..kernels import native
 from ..kernels.shared_group import SPIN_US, SharedGroup
 
 _log = logging.getLogger(__name__)
 
+_MIN_RING_BYTES, _MAX_HIDDEN_BYTES = 1 << 16, 64 << 20
+_TOKEN_BYTES = 8
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a weight file's contents
 
 
-def join_group(args: GroupArgs, rank: int) -> SharedGroup:
+def join_group(args: GroupArgs, rank: int, config: EngineConfig) -> SharedGroup:
     """Meet the others, before `take_cores`. Raises ConfigError where the kernels for it are not to be had."""
     if native.load_library() is None:
-        raise ConfigError("tensor_parallel_size", args.size, "1 without the native CPU kernels")
+        raise ConfigError(*config.parallel.why_ranks, "1 without the native CPU kernels")
     has_own_cores = divide_cores(list_cores(), args.size) is not None
-    return SharedGroup(args.path, rank, args.size, spin_us=SPIN_US if has_own_cores else 0)
+    return SharedGroup(
+        args.path,
+        rank,
+        args.size,
+        spin_us=SPIN_US if has_own_cores else 0,
+        num_stages=args.num_stages,
+        ring_bytes=find_ring_bytes(config),
+    )
+
+
+def find_ring_bytes(config: EngineConfig) -> int:
+    """How much may be on its way from a stage to the next: the hidden states of two steps, if they are not
+    too large, and the tokens of all steps that are computed at once. A power of 2.
+    """
+    scheduler, model = config.scheduler, config.model
+    token_bytes = model.spec.hidden_size * DTYPE_SIZE_BYTES[model.dtype]
+    hidden = min(2 * scheduler.max_num_batched_tokens * token_bytes, _MAX_HIDDEN_BYTES)
+    # As many again are sampled while the first stage takes those; each step's are preceded by their size.
+    tokens = (scheduler.max_steps_in_flight + 2) * (_TOKEN_BYTES * scheduler.max_num_seqs + _TOKEN_BYTES)
+    return 1 << (max(hidden, tokens, _MIN_RING_BYTES) - 1).bit_length()
 
 
 def take_cores(rank: int, size: int) -> int:

@@ -2,7 +2,8 @@
 
 All ranks are sent the same steps, and their rows agree after each of them: prompts, tokens and counts. What
 only sampling reads (edits, filters, grammars, logprobs) rank 0 alone has. Nobody begins a step before it has
-the tokens of the one before.
+the tokens of the one before. Of a pipeline's stages these are the ranks of the last; the others' runner is in
+stage_runners.py.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ipc.config import EngineConfig
-from ..ipc.sampling_params import SamplingParams
-from ..ipc.step import NewRequestData, SchedulerOutput
-from ..ipc.token_lists import TokenLists
+from ..ipc.step import SchedulerOutput
 from ..kernels.shared_group import SharedGroup
 from .attention.metadata import KVCaches
 from .model_runner import GPUModelRunner, LaunchedStep
@@ -27,6 +26,7 @@ from .pooling.pooler import LaunchedVectors, PooledRows
 from .sampling.logits_processor import LogitsProcessor
 from .sampling.logprobs import LogprobsTensors
 from .sampling.sampler import SampledTokens
+from .stage_runners import EarlierStageRunner, StageLink, drop_sampling
 
 Int64s = NDArray[np.int64]
 
@@ -39,9 +39,16 @@ class _RankRunner(GPUModelRunner):
         kv_caches: KVCaches,
         device: torch.device,
         group: SharedGroup,
+        link: StageLink | None,
     ) -> None:
-        self._group = group
+        """`link`: to the stage whose hidden states this one goes on with; None: it has the whole model."""
+        self._group, self._link = group, link
         super().__init__(config, model, kv_caches, device, is_async=False)
+
+    def launch(self, step: SchedulerOutput) -> LaunchedStep:
+        if self._link is not None:
+            self._link.receive(self._model.embedding.table[: sum(step.num_tokens)])
+        return super().launch(step)
 
 
 class LeadingRunner(_RankRunner):
@@ -51,6 +58,8 @@ class LeadingRunner(_RankRunner):
         sampled = super()._sample(row_ids, logits)
         if len(row_ids):
             self._group.broadcast(sampled.token_ids)
+            if self._link is not None:  # the first stage's next step needs them
+                self._link.send(sampled.token_ids)
         return sampled
 
 
@@ -62,7 +71,7 @@ class FollowingRunner(_RankRunner):
 
     def launch(self, step: SchedulerOutput) -> LaunchedStep:
         if step.new_requests:
-            requests = [_drop_sampling(request) for request in step.new_requests]
+            requests = [drop_sampling(request) for request in step.new_requests]
             step = replace(step, new_requests=requests)
         return super().launch(step)
 
@@ -87,17 +96,15 @@ def make_runner(
     kv_caches: KVCaches,
     device: torch.device,
     group: SharedGroup | None,
+    link: StageLink | None = None,
 ) -> GPUModelRunner:
-    """The runner of this rank of `group`, or of a device that has the whole model."""
+    """The runner of this rank of `group`, or of a device that has the whole model.
+
+    `link` ties its stage to the others, where the model has several.
+    """
     if group is None:
         return GPUModelRunner(config, model, kv_caches, device)
+    if link is not None and not config.model.spec.stage.is_last:
+        return EarlierStageRunner(config, model, kv_caches, device, link, sends=group.rank == 0)
     runner = FollowingRunner if group.rank else LeadingRunner
-    return runner(config, model, kv_caches, device, group)
-
-
-def _drop_sampling(request: NewRequestData) -> NewRequestData:
-    """The request without what only sampling reads; every rank computes its part of prompt logits."""
-    if request.pooling_params is not None:
-        return request
-    params = SamplingParams(temperature=0.0, prompt_logprobs=request.sampling_params.prompt_logprobs)
-    return replace(request, sampling_params=params, token_lists=TokenLists(), grammar="", extra_args="")
+    return runner(config, model, kv_caches, device, group, link)

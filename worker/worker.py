@@ -50,6 +50,7 @@ class Worker:
         self._on_phase = on_phase
         self._rank, self._group_args = rank, group
         self._group: SharedGroup | None = None
+        self._has_stages = config.parallel.pipeline_parallel_size > 1
         self._runner: GPUModelRunner | None = None
         self._threads: ThreadRule | None = None
 
@@ -60,26 +61,28 @@ class Worker:
         """
         self._on_phase("set up device")
         device, num_threads = self._set_up_device()
-        config = self._config
+        config = self._config.for_stage(self._rank // self._config.parallel.tensor_parallel_size)
         part = config.for_rank()
         check_max_model_len(part, device)
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
-        model = load_model(config, device, self._group)
+        is_cut = self._group is not None and self._group.size > 1
+        model = load_model(config, device, self._group if is_cut else None)
         if device.type == "cpu":
             num_active_params = part.model.spec.num_active_params
             self._threads = ThreadRule(num_threads, model.weight_bytes, num_active_params)
         if config.exact and model.batch_variance_reason:
             raise ConfigError("exact", True, f"not here, since {model.batch_variance_reason}")
         self._on_phase("allocate KV cache")
-        plan = plan_memory(part, device, model.weight_bytes, config.parallel.tensor_parallel_size)
+        plan = plan_memory(part, device, model.weight_bytes, self._config.parallel.num_ranks)
         kv_caches = allocate_kv_caches(part, plan.num_blocks, device)
-        self._runner = make_runner(part, model, kv_caches, device, self._group)
+        link = self._group if self._has_stages else None
+        self._runner = make_runner(part, model, kv_caches, device, self._group, link)
         self._on_phase("warm up")
         self._warm_up()
         if processors:  # after the warm-up, whose request is nobody's
             self._runner.use_logits_processors(processors)
-        weights_id = "" if self._group is None else compute_weights_id(config)
+        weights_id = "" if self._group is None else compute_weights_id(self._config)
         return WorkerReady(plan.num_blocks, str(device), plan.ledger, model.batch_variance_reason, weights_id)
 
     def _set_up_device(self) -> tuple[torch.device, int | None]:
@@ -99,8 +102,8 @@ class Worker:
     def _meet_group(self, args: GroupArgs, device: torch.device) -> int:
         """Join the other ranks and keep to this one's cores; returns how many threads it has."""
         if device.type != "cpu":
-            raise ConfigError("tensor_parallel_size", args.size, "1 on a GPU; or device=cpu")
-        self._group = join_group(args, self._rank)
+            raise ConfigError(*self._config.parallel.why_ranks, "1 on a GPU; or device=cpu")
+        self._group = join_group(args, self._rank, self._config)
         return self._config.parallel.num_threads or take_cores(self._rank, args.size)
 
     @property
@@ -120,7 +123,10 @@ class Worker:
             num_threads = self._threads.choose(sum(step.num_tokens))
             if num_threads != torch.get_num_threads():
                 native.set_num_threads(num_threads)
-        return self._runner.launch(step)
+        launched = self._runner.launch(step)
+        if self._group is not None and self._has_stages:
+            self._group.note_step()
+        return launched
 
     def collect(self, launched: LaunchedStep) -> ModelRunnerOutput:
         """Wait for the oldest launched step's tokens. After an exception as `execute`."""

@@ -126,7 +126,7 @@ class WorkerProcess:
             self._faults.reach("worker.start")
 
     def _send_result(self, result: ModelRunnerOutput) -> None:
-        if self._args.rank > 0:  # rank 0 speaks for all
+        if not self._args.speaks:
             return
         frames = self._codec.encode(result)
         if self._faults is not None:
@@ -134,9 +134,9 @@ class WorkerProcess:
         self._socket.send_multipart(frames)
 
     def _send_failure(self, failed: StepFailed) -> None:
-        if self._args.rank == 0:
+        if self._args.speaks:
             self._send(failed)
-        elif failed.details:  # rank 0 will only know that this one has aborted
+        elif failed.details:  # who speaks will only know that this one has aborted
             _log.error("rank %d: %s\n%s", self._args.rank, failed.error, failed.details)
 
     def _send(self, message: msgspec.Struct) -> None:

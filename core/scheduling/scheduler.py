@@ -118,7 +118,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step; None if run_ahead are in flight, the policy says not yet, or nothing can run now."""
-        if len(self.in_flight) >= self._config.run_ahead:
+        if len(self.in_flight) >= self._config.max_steps_in_flight:
             return None
         self._lacks_work = False
         not_before = self.policy.next_schedule_at()

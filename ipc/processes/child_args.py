@@ -44,6 +44,12 @@ class GroupArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     path: str
+    num_stages: int = 1  # of a pipeline, each with equally many ranks, in their order
+
+    @property
+    def speaker(self) -> int:
+        """The rank that answers for all: the first of the last stage."""
+        return self.size - self.size // self.num_stages
 
 
 class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,3 +59,8 @@ class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     config: EngineConfig
     group: GroupArgs | None = None  # None: the worker has the whole model
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the core hears of steps from this worker."""
+        return self.group is None or self.rank == self.group.speaker

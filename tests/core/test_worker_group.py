@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from fakes import make_config
 from msgspec.structs import replace
 from quire.core import executor as executor_module
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
+from quire.core.worker_group import find_late_rank
 from quire.ipc.config import EngineConfig, ParallelConfig
 from quire.ipc.model_spec import ModelSpec
 from quire.ipc.step import (
@@ -155,6 +157,24 @@ def test_the_rank_that_hangs_in_a_step_is_named(start: Callable[..., Ranks]) -> 
     assert "step 2 took longer than step_timeout_s=0.8" in reason
     is_first_to_end = reason.startswith("worker-1 ")
     assert is_first_to_end or reason.endswith("; rank 1 was behind the others")
+
+
+@pytest.mark.parametrize(
+    ("stamps", "num_stages", "late"),
+    [
+        ([(9, 0), (8, 0), (9, 0)], 1, 1),
+        ([(8, 0), (8, 0), (9, 0)], 1, None),  # who waits for whom cannot be told
+        ([(0, 4), (0, 3), (0, 3)], 3, 1),  # the last stage waits for the second
+        ([(0, 3), (0, 3), (0, 3)], 3, 0),
+        ([(0, 0), (0, 0), (0, 0)], 3, None),  # none has begun
+        ([(9, 4), (9, 4), (7, 3), (6, 3)], 2, 3),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_found(
+    stamps: list[tuple[int, int]], num_stages: int, late: int | None
+) -> None:
+    raw = [struct.pack("<III", stamp, 0, num_steps) for stamp, num_steps in stamps]
+    assert find_late_rank(raw, len(stamps) // num_stages) == late
 
 
 def test_a_rank_that_ends_in_its_start_is_the_end_of_the_start(start: Callable[..., Ranks]) -> None:

@@ -141,6 +141,17 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"tensor_parallel_size": 2, "warm_spare": True}, "warm_spare=True: off with tensor_parallel_size"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: one of 1, 2: what divides"),
         ({"tensor_parallel_size": 2, "dtype": "half"}, "tensor_parallel_size=2: 1 with dtype='float16'"),
+        ({"pipeline_parallel_size": 9}, "pipeline_parallel_size=9: at most 6: each stage has one of this"),
+        (
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "uni"},
+            "pipeline_parallel_size=2: 1 w",
+        ),
+        ({"pipeline_parallel_size": 2, "device": "cuda"}, "pipeline_parallel_size=2: 1 on a GPU"),
+        ({"pipeline_parallel_size": 2, "warm_spare": True}, "off with pipeline_parallel_size above 1"),
+        (
+            {"pipeline_parallel_size": 33, "tensor_parallel_size": 2},
+            "pipeline_parallel_size=33: at most 32 with tensor_parallel_size=2",
+        ),
         ({"data_parallel_size": 0}, "data_parallel_size=0: an integer from 1 to 64"),
         ({"data_parallel_size": 2, "distributed_executor_backend": "uni"}, "data_parallel_size=2: 1 with"),
         ({"num_threads": 0}, "num_threads=0"),
@@ -238,8 +249,8 @@ def test_names_of_other_commands_in_a_namespace_are_ignored():
 
 
 def test_vllms_arguments_are_taken_at_the_value_that_asks_for_nothing() -> None:
-    off = {"tokenizer_mode": "auto", "quantization": None, "enable_lora": False, "pipeline_parallel_size": 1}
+    off = {"tokenizer_mode": "auto", "quantization": None, "enable_lora": False, "cpu_offload_gb": 0}
     assert EngineArgs.from_dict({"max_num_seqs": 3, **off}) == EngineArgs(max_num_seqs=3)
-    for name, value in {"enable_lora": True, "pipeline_parallel_size": True}.items():
+    for name, value in {"enable_lora": True, "cpu_offload_gb": False}.items():
         with pytest.raises(ConfigError, match=name):
             EngineArgs.from_dict({name: value})

@@ -22,6 +22,7 @@ from quire.ipc.errors import ConfigError, EngineStartError, ModelError, did_you_
         (ParallelConfig, "device", "tpu"),
         (ParallelConfig, "executor_backend", "ray"),
         (ParallelConfig, "tensor_parallel_size", 65),
+        (ParallelConfig, "pipeline_parallel_size", 0),
         (ParallelConfig, "data_parallel_size", 65),
         (ParallelConfig, "num_threads", 0),
         (CacheConfig, "num_gpu_blocks_override", 2**31),

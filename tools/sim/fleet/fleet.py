@@ -141,7 +141,7 @@ class SimEngine:
     def pump(self) -> None:
         """Keep the worker fed, and say what there is."""
         core = self.core
-        while core.num_in_flight < self._fleet.config.scheduler.run_ahead:
+        while core.num_in_flight < self._fleet.config.scheduler.max_steps_in_flight:
             step = core.schedule()
             if step is None:
                 break
