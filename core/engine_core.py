@@ -49,7 +49,7 @@ BAD_LOGITS = "the logits are not finite, or allowed_token_ids, bad_words and min
 class EngineCore:
     """The engine as a state machine; one thread calls it.
 
-    Run-ahead: `schedule` may be called while `config.scheduler.run_ahead - 1` steps are in flight. Requests
+    Run-ahead: steps are scheduled until `config.scheduler.max_steps_in_flight` are in flight. Requests
     then carry placeholders, and one that stops has a slot in the next step whose result is dropped.
     """
 
@@ -207,7 +207,7 @@ class EngineCore:
         return None if self.blame.must_wait else self._scheduler.next_schedule_at()
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step for the worker; None if run_ahead steps are in flight, it is too early for the
+        """The next step for the worker; None if max_steps_in_flight are in flight, it is too early for the
         next one (`next_schedule_at`), or nothing can run now.
         """
         began = self._clock()

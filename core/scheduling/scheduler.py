@@ -3,7 +3,8 @@
     a request is given up to (known + placeholders - computed) tokens, within the step's token budget,
     the rows and the free blocks; running requests first, then waiting ones, as the policy orders them.
 
-Decodes come first, a token each, so nothing makes a running stream miss a step. Prefill takes what is left;
+Decodes come first, a token each, so nothing makes a running stream miss a step, or its turn where the worker
+has several stages. Prefill takes what is left;
 long prompts (`long_prefill_token_threshold`) together have a part of a step that also decodes, so they
 stretch it by a bounded time. Holding short ones back costs every stream more than it saves.
 
@@ -28,6 +29,7 @@ from .pooling import MAX_STEP_ANSWER_BYTES
 from .request import Request, RequestStatus
 from .request_queue import WaitingRequests
 from .running_batch import RunningBatch
+from .stage_turns import take_next_turn, take_turn
 from .step import Step
 
 # Of the requests that enter rows in one step, beyond the first: 256 prompts of 131,072 tokens whose
@@ -117,7 +119,7 @@ class Scheduler:
         return None if self._lacks_work else self.policy.next_schedule_at()
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step; None if run_ahead are in flight, the policy says not yet, or nothing can run now."""
+        """The next step; None if no more may be in flight, the policy says not yet, or nothing can run."""
         if len(self.in_flight) >= self._config.max_steps_in_flight:
             return None
         self._lacks_work = False
@@ -130,13 +132,17 @@ class Scheduler:
         for victim in self.policy.choose_victims():
             self._preempt(victim)
         self.beams.allocate()
-        prefills = self._schedule_decodes(step, self.policy.choose_decodes(step))
+        decodes, num_stages = self.policy.choose_decodes(step), self._config.num_stages
+        turn = decodes if num_stages == 1 else take_turn(decodes, self.in_flight, num_stages)
+        prefills = self._schedule_decodes(step, turn)
         if prefills:
             prefills = self.beams.schedule(step, prefills)
         if step.rows:
             step.long_prefill_budget = min(step.long_prefill_budget, self._long_threshold)
         for request in self.policy.choose_prompts(step, prefills):
             self._schedule_prompt(step, request)
+        if num_stages > 1 and not step.rows:
+            self._schedule_decodes(step, take_next_turn(decodes, num_stages, self._config.run_ahead))
         self._lacks_work = not step.rows
         return self._launch(step) if step.rows else None
 

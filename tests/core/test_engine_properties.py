@@ -44,6 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_queued=st.sampled_from([None, None, None, 3]),
         run_ahead=st.sampled_from([1, 2]),
         caching=st.sampled_from([True, True, False]),
+        num_stages=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
         self,
@@ -56,6 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_queued: int | None,
         run_ahead: int,
         caching: bool,
+        num_stages: int,
     ) -> None:
         chunked = chunked or budget < MAX_MODEL_LEN
         scheduler = SchedulerConfig(
@@ -66,10 +68,12 @@ class EngineMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             max_num_queued_reqs=max_num_queued,
             run_ahead=run_ahead,
+            num_stages=num_stages,
         )
         config = make_config(max_model_len=MAX_MODEL_LEN, enable_prefix_caching=caching, scheduler=scheduler)
         self.engine = FakeEngine(config, num_blocks)
         self.max_num_queued, self.max_num_seqs = max_num_queued, max_num_seqs
+        self.num_stages = num_stages
         self.engine.core.set_client(b"one", 2.5)
         self.longest_beside_decodes = (threshold or max(1, budget // 4)) if chunked else budget
         self.requests: dict[str, tuple[bytes, EngineCoreRequest]] = {}
@@ -171,7 +175,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.check_that_no_decode_starves(newest)
 
     def check_that_no_decode_starves(self, step: Step) -> None:
-        """A limited step gives one a turn at the least, and every second one may be somebody else's."""
+        """A limited step gives one a turn at the least, and every second one may be somebody else's.
+
+        With several stages only one step of as many has a request's turn.
+        """
         in_step = {request.request_id for request in step.requests}
         left_out = {
             request.request_id
@@ -181,7 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
             and request.request_id not in in_step
         }
         self.num_left_out = {name: self.num_left_out.get(name, 0) + 1 for name in left_out}
-        assert max(self.num_left_out.values(), default=0) <= 2 * self.max_num_seqs
+        assert max(self.num_left_out.values(), default=0) <= 2 * self.max_num_seqs * self.num_stages
 
     @precondition(lambda self: self.engine.executor.pending)
     @rule()

@@ -99,6 +99,7 @@ class Scenario:
     high_water_mark: int  # messages on the way to one client
     repeat_share: float  # of the messages to clients that arrive again later
     num_engines: int = 1
+    num_stages: int = 1
 
     @property
     def poisons(self) -> dict[str, SimRequest]:
@@ -113,6 +114,7 @@ class Scenario:
             policy=self.policy,
             max_num_queued_reqs=self.max_num_queued_reqs,
             run_ahead=self.run_ahead,
+            num_stages=self.num_stages,
         )
         config = make_config(
             max_model_len=MAX_MODEL_LEN,
@@ -142,6 +144,8 @@ class Scenario:
             yield replace(self, repeat_share=0.0)
         if self.capacity is not None:
             yield replace(self, capacity=None)
+        if self.num_stages > 1:
+            yield replace(self, num_stages=1)
         if self.num_engines > 2:
             faults = (replace(fault, engine=fault.engine % 2) for fault in self.faults)
             yield replace(self, num_engines=2, faults=tuple(faults))
@@ -169,6 +173,7 @@ def draw_scenario(seed: int) -> Scenario:
         high_water_mark=rng.choice([1, 3, 1000]),
         repeat_share=rng.choice([0.0, 0.0, 0.1]),
     )
+    scenario = replace(scenario, num_stages=random.Random(f"stages/{seed}").choice([1, 1, 1, 2, 3]))
     pooling_rng = random.Random(f"pooling/{seed}")
     if pooling_rng.random() >= _POOLING_SHARE:
         return scenario
