@@ -1,8 +1,8 @@
 """`python -m poisoned ROLE`: the real engine core and the real worker, which some prompts do harm to.
 
 A step that computes a request whose prompt begins with RAISES raises; with RAISES_IN_OTHERS, in every rank
-but 0; with KILLS, it ends its worker by a segmentation fault, each time. A grammar with the text HANGS
-never compiles, one with PANICS makes the library panic.
+but the one that answers; with KILLS, it ends its worker by a segmentation fault, each time. A grammar with
+the text HANGS never compiles, one with PANICS makes the library panic.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ def run_core() -> None:
 
 
 def poison_steps() -> None:
-    """Watch this process's workers at the door of their model runner."""
+    """Watch what this process's workers are to compute."""
     from quire.ipc.step import SchedulerOutput
     from quire.ipc.token_ids import decode_token_ids
-    from quire.worker.model_runner import GPUModelRunner, LaunchedStep
+    from quire.worker.model_runner import LaunchedStep
+    from quire.worker.worker import Worker
 
-    launch = GPUModelRunner.launch
+    launch = Worker.launch
     harm: dict[int, int] = {}  # row -> the first token of its prompt
 
-    def launch_poisoned(self: GPUModelRunner, step: SchedulerOutput) -> LaunchedStep:
+    def launch_poisoned(self: Worker, step: SchedulerOutput) -> LaunchedStep:
         for new in step.new_requests:
             harm[new.row] = decode_token_ids(new.prompt_token_ids)[0]
         firsts = {harm[row] for row in step.rows}
         if KILLS in firsts:
             os.kill(os.getpid(), signal.SIGSEGV)
-        group = getattr(self, "_group", None)
-        if RAISES in firsts or (RAISES_IN_OTHERS in firsts and group is not None and group.rank):
+        group = self._group_args
+        is_other = group is not None and self._rank != group.speaker
+        if RAISES in firsts or (RAISES_IN_OTHERS in firsts and is_other):
             raise RuntimeError("a poisonous prompt")
         return launch(self, step)
 
-    GPUModelRunner.launch = launch_poisoned
+    Worker.launch = launch_poisoned
 
 
 def poison_grammars() -> None:

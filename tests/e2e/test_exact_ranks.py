@@ -1,4 +1,4 @@
-"""Two ranks that share a model: requests get the tokens that one gives, and the same bits whatever runs
+"""Ranks that share a model: requests get the tokens that one gives, and the same bits whatever runs
 beside them or dies.
 """
 
@@ -30,13 +30,20 @@ KINDS |= {"embedded", "embedded_by_token", "searched", "constrained", "thinking"
 pytestmark = pytest.mark.usefixtures("library")
 
 
-def make_llm(dtype: str = "float32", num_ranks: int = 2, **changes: Any) -> LLM:
+RANKS = {"tensor_parallel_size": 2}
+STAGES = {"pipeline_parallel_size": 2}
+CUTS = [
+    pytest.param(RANKS, id="ranks"),
+    pytest.param(STAGES, id="stages"),
+    pytest.param(RANKS | STAGES, id="both"),
+]
+
+
+def make_llm(dtype: str = "float32", **changes: Any) -> LLM:
     """Of a decoder that generates and embeds."""
     fields: dict[str, Any] = {"num_gpu_blocks_override": 2048, "max_model_len": 512, "max_logprobs": -1}
     fields |= {"runner": "generate", "convert": "embed", "logits_processors": PROCESSORS}
-    backend = "mp" if num_ranks > 1 else "uni"
-    ranks = {"tensor_parallel_size": num_ranks, "distributed_executor_backend": backend}
-    return LLM(POCKET, dtype=dtype, exact=True, **ranks, **(fields | changes))
+    return LLM(POCKET, dtype=dtype, exact=True, **(fields | changes))
 
 
 def choose(asks: list[Ask]) -> list[Ask]:
@@ -54,32 +61,45 @@ def assert_alike(actual: Answer, expected: Answer) -> None:
         assert [one[:4] for one in actual[0]] == [one[:4] for one in expected[0]]
 
 
-def test_two_ranks_give_the_tokens_of_one_alone_and_in_a_crowd() -> None:
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Answer]:
+    """What a worker answers that has all of the model."""
+    with make_llm(distributed_executor_backend="uni") as llm:
+        return answer(llm, choose(list_asks()))
+
+
+@pytest.mark.parametrize("cut", CUTS[:2])
+def test_ranks_give_the_tokens_of_one_alone_and_in_a_crowd(
+    whole: dict[str, Answer], cut: dict[str, int]
+) -> None:
     asks = list_asks()
     some = choose(asks)
     assert len(some) == len(KINDS)
-    with make_llm(num_ranks=1) as llm:
-        expected = answer(llm, some)
-    with make_llm(enable_prefix_caching=False) as llm:
+    with make_llm(enable_prefix_caching=False, **cut) as llm:
         assert sorted(llm.llm_engine.facts.pids) == ["core", "worker-0", "worker-1"]
         assert llm.llm_engine.facts.batch_variance_reason == ""
         alone = answer_alone(llm, some)
         crowd = answer(llm, asks)
     for name, found in alone.items():
-        assert_alike(found, expected[name])
+        assert_alike(found, whole[name])
         assert crowd[name] == found
+    if cut == STAGES:  # nothing is added up that was not added up before
+        assert alone == whole
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_chunks_preemptions_and_lost_processes_change_no_bit_of_two_ranks(dtype: str) -> None:
+@pytest.mark.parametrize("cut", CUTS)
+def test_chunks_preemptions_and_lost_processes_change_no_bit_of_ranks(
+    cut: dict[str, int], dtype: str
+) -> None:
     asks = list_asks()
-    with make_llm(dtype, enable_prefix_caching=False) as llm:
+    with make_llm(dtype, enable_prefix_caching=False, **cut) as llm:
         alone = answer_alone(llm, asks)
-    with make_llm(dtype, num_gpu_blocks_override=24, block_size=8, max_model_len=128) as llm:
+    with make_llm(dtype, num_gpu_blocks_override=24, block_size=8, max_model_len=128, **cut) as llm:
         assert answer(llm, asks) == alone
         assert llm.stats().num_preemptions_total > 8
-    with make_llm(dtype, max_num_batched_tokens=48, max_num_seqs=32) as llm:
+    with make_llm(dtype, max_num_batched_tokens=48, max_num_seqs=32, **cut) as llm:
 
         def kill(role: str) -> None:
             os.kill(llm.llm_engine.facts.pids[role], signal.SIGKILL)
@@ -89,10 +109,11 @@ def test_chunks_preemptions_and_lost_processes_change_no_bit_of_two_ranks(dtype:
 
 
 @pytest.mark.slow
-def test_two_ranks_embed_as_one() -> None:
+@pytest.mark.parametrize("cut", CUTS)
+def test_ranks_embed_as_one(cut: dict[str, int]) -> None:
     texts = ["What did the fox find?", "It found a red ball beside the river. " * 9]
     vectors: list[list[list[float]]] = []
-    for size in (1, 2):
-        with LLM(POCKET_ENCODER, tensor_parallel_size=size, dtype="float32") as llm:
+    for changes in ({}, cut):
+        with LLM(POCKET_ENCODER, dtype="float32", **changes) as llm:
             vectors.append([output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)])
     np.testing.assert_allclose(*vectors, rtol=0, atol=1e-5)

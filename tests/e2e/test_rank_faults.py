@@ -1,4 +1,4 @@
-"""Two ranks of one model, of which one fails, hangs or is killed: every other request gets its tokens."""
+"""Ranks of one model, of which one fails, hangs or is killed: every other request gets its tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ PARAMS = [
     SamplingParams(temperature=float(i % 2), seed=i, max_tokens=16, ignore_eos=True)
     for i in range(NUM_REQUESTS)
 ]
-# Before any result of a step, after some, and both at once; the warm-up reaches none of them.
+# Before any result of a step, after some, and all at once; the warm-up reaches none of them.
 FAULTS = "worker.execute#1:raise@1,worker.execute#0:raise@4,worker.execute#1:oom@9,worker.execute:raise@16"
+# Ranks of a stage, stages, and both: then rank 2 answers.
+BOTH = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+CUTS = [
+    pytest.param(BOTH, id="both"),
+    pytest.param({"tensor_parallel_size": 2}, id="tensor", marks=pytest.mark.slow),
+    pytest.param({"pipeline_parallel_size": 2}, id="pipeline", marks=pytest.mark.slow),
+]
 
 
 def generate(llm: LLM, firsts: dict[int, int]) -> list[RequestOutput]:
@@ -33,14 +40,12 @@ def find_tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
+@pytest.fixture(scope="module", params=CUTS)
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
         patch.setattr(engines, "CORE_MODULE", "poisoned")
-        with LLM(
-            max_model_len=128, max_num_seqs=NUM_REQUESTS, tensor_parallel_size=2, fault_hooks=FAULTS
-        ) as llm:
+        with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, fault_hooks=FAULTS, **request.param) as llm:
             yield llm
 
 
@@ -66,12 +71,13 @@ def test_exactly_the_request_that_a_rank_cannot_compute_fails(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["worker-0", "worker-1"])
 def test_a_rank_may_be_killed_or_stopped_at_any_time(
-    llm: LLM, golden: list[list[int]], number: signal.Signals
+    llm: LLM, golden: list[list[int]], number: signal.Signals, role: str
 ) -> None:
     ranks = psutil.Process(llm.llm_engine.facts.pids["core"]).children()
-    (rank,) = (one.pid for one in ranks if one.cmdline()[-1] == "worker-1")
-    striker = threading.Timer(0.02, os.kill, (rank, number))
+    pids = {one.cmdline()[-1]: one.pid for one in ranks}
+    striker = threading.Timer(0.02, os.kill, (pids[role], number))
     striker.start()
     for _ in range(20):
         assert find_tokens(generate(llm, {})) == golden
