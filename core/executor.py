@@ -1,6 +1,6 @@
 """Executors: how the core's steps reach a worker and its answers come back. `make_executor` chooses.
 
-ProcessExecutor starts a worker process a rank and speaks step.py with them over a socket. InProcessExecutor
+ProcessExecutor has a worker process a rank at a WorkerPlace and speaks step.py with them. InProcessExecutor
 runs the worker right here, for debugging and for a single-process `LLM`. Neither knows what a step means.
 """
 
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
-import secrets
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,10 +22,7 @@ from ..ipc.codec import make_step_codec
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ProtocolError, QuireError
 from ..ipc.fault_hooks import make_fault_hooks
-from ..ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, GroupArgs, WorkerArgs
-from ..ipc.processes.process import ChildProcess, ProcessHandle
-from ..ipc.processes.spare import WarmSpare, find_spare_path
-from ..ipc.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
+from ..ipc.processes.process import ProcessHandle
 from ..ipc.step import (
     ResetRows,
     SchedulerOutput,
@@ -38,14 +32,11 @@ from ..ipc.step import (
     WorkerReady,
 )
 from .faults.step_watch import StepWatch
+from .placement.local_place import LocalPlace
+from .placement.place import WorkerPlace
 from .worker_group import WorkerEvent, WorkerGroup, name_roles
 
 _log = logging.getLogger(__name__)
-
-_LIFE_BYTES = 3
-# Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning
-# threads took 7 to 10 times as long, and sleeping costs nothing measurable on an idle machine.
-WORKER_ENV = {"OMP_WAIT_POLICY": "passive"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +95,27 @@ def make_executor(config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]],
     """The executor that `config.parallel.executor_backend` names; `address` is for its worker socket."""
     if config.parallel.executor_backend == "uni":
         return InProcessExecutor(config)
-    return ProcessExecutor(config, context, address)
+    return ProcessExecutor(config, LocalPlace(config, context, address))
 
 
 class ProcessExecutor(Executor):
-    """One worker at a time, a process or one a rank, behind a ROUTER that this side binds anew for each.
+    """One worker at a time, a process or one a rank, at a place that is opened anew for each.
 
-    What an earlier worker has sent or is sent is gone with its socket. A worker that is there and does not
-    get on (a step or the start takes too long, its connection has ended, it sends what does not decode) is
-    given up by its ChildWatch, and is then lost like any other. A rank's loss is the worker's.
+    A worker that is there and does not get on (a step or the start takes too long, its connection has ended,
+    it sends what does not decode) is given up by its ChildWatch, and is then lost like any other. A rank's
+    loss is the worker's.
     """
 
-    def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    def __init__(self, config: EngineConfig, place: WorkerPlace) -> None:
         self._config = config
-        self._context = context
-        self._address = address
-        self._life = secrets.token_hex(_LIFE_BYTES)
-        _remove_sockets(address)
+        self._place = place
         self._codec = make_step_codec()
         self._faults = make_fault_hooks(config.fault_hooks, "core")
         self._num_starts = 0
-        self._socket: zmq.Socket[bytes] | None = None
-        self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
         self._roles = name_roles(config.parallel.num_ranks)
         self._rank_of = {f"worker-{rank}".encode(): rank for rank in range(len(self._roles))}
         num_stages = config.parallel.pipeline_parallel_size
-        self._workers = WorkerGroup(len(self._roles), self._start_worker, num_stages)
-        self._spare = WarmSpare(find_spare_path(address), self._start_spare)
+        self._workers = WorkerGroup(len(self._roles), self._start_process, num_stages)
         self._steps = StepWatch([], 0.0)  # of the worker, when there is one
         self._is_muted = False  # nothing that the worker says counts any more
         self._is_leaving = False  # it has said that its start failed: its connection ends before its process
@@ -138,9 +123,11 @@ class ProcessExecutor(Executor):
 
     def start(self) -> None:
         self._forget_worker(grace_s=0.0)  # one that failed to start may still be about to leave
-        self._unbind()
+        self._close_place()
         self._num_starts += 1
-        self._bind()
+        self._place.open()
+        for socket in self._place.sockets:
+            self._poller.register(socket, zmq.POLLIN)
         self._steps = StepWatch(self._workers.start(), self._config.step_timeout_s)
         self._steps.begin_start(self._config.ready_timeout_s, time.monotonic())
         self._is_muted = self._is_leaving = False
@@ -170,69 +157,31 @@ class ProcessExecutor(Executor):
 
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
-        pid_fds = [process.pid_fd for process in self._workers.processes]
-        for one in (self._socket, self._connection, *pid_fds):
-            if one is not None:
-                poller.register(one, zmq.POLLIN)
+        for one in (*self._place.sockets, *(process.pid_fd for process in self._workers.processes)):
+            poller.register(one, zmq.POLLIN)
 
     def stop(self, grace_s: float) -> None:
-        self._spare.stop()
+        self._place.stop()
         self._forget_worker(grace_s)
-        self._unbind()
+        self._close_place()
 
     @property
     def pids(self) -> dict[str, int]:
         return {process.role: process.pid for process in self._workers.processes}
 
-    @property
-    def _worker_address(self) -> str:
-        # libzmq removes a closed socket's file some time later, so the next one has another name; and a
-        # worker of the core before, which may be late to leave, must not come to this core's.
-        return f"{self._address}{self._life}{self._num_starts % 10}"
-
-    def _start_worker(self, rank: int, fd: int | None) -> ProcessHandle:
-        """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
+    def _start_process(self, rank: int, fd: int | None) -> ProcessHandle:
         config = self._config if self._num_starts == 1 else self._config.for_replacement()
-        group = None
-        if fd is not None:
-            num_stages = config.parallel.pipeline_parallel_size
-            path = f"/proc/self/fd/{fd}"
-            group = GroupArgs(size=len(self._roles), path=path, num_stages=num_stages)
-        args = msgspec.msgpack.encode(
-            WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
-        )
-        role, pass_fds = self._roles[rank], () if fd is None else (fd,)
-        spare = self._spare.adopt(role, args) if config.recovery.warm_spare else None
-        return spare or ChildProcess.start(WORKER_MODULE, role, args, _make_worker_env(), pass_fds=pass_fds)
+        return self._place.start(rank, fd, config)
 
-    def _start_spare(self, path: str) -> ChildProcess:
-        return ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path.encode(), _make_worker_env())
-
-    def _bind(self) -> None:
-        timeout_ms = WORKER_HEARTBEAT_TIMEOUT_MS if self._config.step_timeout_s else None
-        self._socket = bind_router(self._context, self._worker_address, heartbeat_timeout_ms=timeout_ms)
-        self._connection = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED, f"inproc://worker-{self._num_starts}"
-        )
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._connection, zmq.POLLIN)
-
-    def _unbind(self) -> None:
-        if self._socket is None or self._connection is None:
-            return
-        self._poller.unregister(self._socket)
-        self._poller.unregister(self._connection)
-        self._socket.disable_monitor()
-        self._connection.close(linger=0)
-        self._socket.close(linger=0)
-        self._socket = self._connection = None
-        # libzmq leaves it there until its context ends, or for good.
-        Path(self._worker_address.removeprefix("ipc://")).unlink(missing_ok=True)
+    def _close_place(self) -> None:
+        for socket in self._place.sockets:
+            self._poller.unregister(socket)
+        self._place.close()
 
     def _receive_frames(self) -> list[ExecutorEvent]:
         events: list[ExecutorEvent] = []
-        while self._socket is not None and has_message(self._socket):
-            identity, *frames = self._socket.recv_multipart(NOBLOCK)
+        while (message := self._place.receive()) is not None:
+            identity, frames = message
             rank = self._rank_of.get(identity)
             if rank is None or self._is_muted:
                 continue
@@ -246,8 +195,8 @@ class ProcessExecutor(Executor):
             if event is None:
                 continue
             self._steps.note(event, time.monotonic())
-            if isinstance(event, WorkerReady) and self._config.recovery.warm_spare:
-                self._spare.keep()
+            if isinstance(event, WorkerReady):
+                self._place.note_ready()
             self._is_leaving |= isinstance(event, WorkerFailed)
             events.append(event)
         return events
@@ -257,15 +206,9 @@ class ProcessExecutor(Executor):
         workers = self._workers
         if workers.has_ended:
             return [WorkerLost(self._forget_worker(grace_s=0.0))]
-        if not workers.is_given_up and self._has_lost_connection() and not self._is_leaving:
+        if not workers.is_given_up and self._place.has_lost_connection() and not self._is_leaving:
             workers.give_up("its connection has ended, or it answered no heartbeat", time.monotonic())
         return []
-
-    def _has_lost_connection(self) -> bool:
-        if self._connection is None or not has_message(self._connection):
-            return False
-        self._connection.recv_multipart(NOBLOCK)
-        return True
 
     def _forget_worker(self, grace_s: float) -> str:
         """End the worker if there is one; returns how it has ended."""
@@ -277,24 +220,12 @@ class ProcessExecutor(Executor):
         frames = self._codec.encode(message)
         if self._faults is not None:
             frames = self._faults.corrupt("core.step_frame", frames)
-        assert self._socket is not None
         for identity, rank in self._rank_of.items():
             try:
-                send_to(self._socket, identity, frames)
+                self._place.send(identity, frames)
             except zmq.ZMQError as error:
                 # The worker is gone or stuck; its end, or the step's time-out, is what the core acts on.
                 _log.warning("step not delivered to the %s: %s", self._roles[rank], error)
-
-
-def _remove_sockets(address: str) -> None:
-    """Delete what an earlier core has left of its workers' sockets."""
-    path = Path(address.removeprefix("ipc://"))
-    for leftover in path.parent.glob(f"{path.name}*"):
-        leftover.unlink(missing_ok=True)
-
-
-def _make_worker_env() -> dict[str, str]:
-    return {name: os.environ.get(name, value) for name, value in WORKER_ENV.items()}
 
 
 class InProcessExecutor(Executor):

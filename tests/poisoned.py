@@ -23,9 +23,10 @@ class PanicException(BaseException):
 
 def run_core() -> None:
     """The engine core, whose workers are this module too."""
-    from quire.core import engine_process, executor
+    from quire.core import engine_process
+    from quire.core.placement import local_place
 
-    executor.WORKER_MODULE = "poisoned"
+    local_place.WORKER_MODULE = "poisoned"
     engine_process.main()
 
 

@@ -19,6 +19,7 @@ from daemons import Daemon, fake_modules, runtime_folders, wait_for_end, wait_un
 from fakes import expected_output, make_config, make_request
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.faults.step_watch import StepWatch
+from quire.core.placement.local_place import LocalPlace
 from quire.frontend.client.async_engine_core_client import make_async_client
 from quire.frontend.client.engine_core_client import SyncMPClient, make_sync_client
 from quire.frontend.daemon import find_log
@@ -46,6 +47,12 @@ def configure(fault_hooks: str = "", name: str = "fake", **changes: object) -> E
     config = make_config(max_model_len=512, block_size=64)
     model = msgspec.structs.replace(config.model, served_model_name=name)
     return msgspec.structs.replace(config, model=model, fault_hooks=fault_hooks, **changes)
+
+
+def make_executor(
+    config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str
+) -> ProcessExecutor:
+    return ProcessExecutor(config, LocalPlace(config, context, address))
 
 
 # What a worker owes, with time as a number.
@@ -150,7 +157,7 @@ def test_a_worker_that_hangs_in_its_start_is_lost_when_its_time_is_over(
     runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     config = configure("worker.start:hang", ready_timeout_s=1.0)
-    executor = ProcessExecutor(config, context, f"ipc://{runtime}/hang")
+    executor = make_executor(config, context, f"ipc://{runtime}/hang")
     began = time.monotonic()
     executor.start()
     event = follow(executor, lambda event: isinstance(event, WorkerLost), 3.0)
@@ -163,7 +170,7 @@ def test_a_worker_that_hangs_in_its_start_is_lost_when_its_time_is_over(
 def test_a_stopped_worker_is_lost_within_two_seconds_and_the_next_one_is_heard(
     runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
-    executor = ProcessExecutor(configure("worker.start:hang"), context, f"ipc://{runtime}/stop")
+    executor = make_executor(configure("worker.start:hang"), context, f"ipc://{runtime}/stop")
     executor.start()
     follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
     pid = executor.pids["worker"]
@@ -182,17 +189,16 @@ def test_a_stopped_worker_is_lost_within_two_seconds_and_the_next_one_is_heard(
 def test_a_worker_that_says_why_its_start_failed_writes_no_stacks_as_it_leaves(
     runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
-    executor = ProcessExecutor(configure(), context, f"ipc://{runtime}/leave")
+    executor = make_executor(configure(), context, f"ipc://{runtime}/leave")
     executor.start()
     os.kill(executor.pids["worker"], signal.SIGSTOP)  # before it connects; this test speaks for it
-    assert executor._socket is not None
-    assert executor._connection is not None
-    endpoint = executor._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    socket, connection = executor._place.sockets
+    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     worker = connect_dealer(context.socket(zmq.DEALER), endpoint, b"worker-0")
     worker.send_multipart(make_step_codec().encode(WorkerFailed("no such model", "ModelError")))
     follow(executor, lambda event: isinstance(event, WorkerFailed), 5.0)
     worker.close()
-    assert executor._connection.poll(5000)
+    assert connection.poll(5000)
     assert executor.receive() == []
     assert executor.next_check_at is None, "it is given up"
     executor.stop(0.0)
@@ -202,11 +208,10 @@ def test_a_worker_whose_connection_ends_is_lost_though_its_process_lives(
     runtime: Path, context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "is_stopped", lambda _pid: False)
-    executor = ProcessExecutor(configure("worker.start:hang"), context, f"ipc://{runtime}/cut")
+    executor = make_executor(configure("worker.start:hang"), context, f"ipc://{runtime}/cut")
     executor.start()
     os.kill(executor.pids["worker"], signal.SIGSTOP)  # before it connects; this test speaks for it
-    assert executor._socket is not None
-    endpoint = executor._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    endpoint = executor._place.sockets[0].getsockopt_string(zmq.LAST_ENDPOINT)
     worker = connect_dealer(context.socket(zmq.DEALER), endpoint, b"worker-0")
     worker.send_multipart(make_step_codec().encode(WorkerProgress("load weights", 1.0)))
     follow(executor, lambda event: isinstance(event, WorkerProgress), 5.0)
@@ -221,15 +226,14 @@ def test_a_worker_of_an_earlier_core_does_not_reach_the_next_one(
     runtime: Path, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     config, address = configure("worker.start:hang"), f"ipc://{runtime}/again"
-    first = ProcessExecutor(config, context, address)
+    first = make_executor(config, context, address)
     first.start()
-    assert first._socket is not None
-    endpoint = first._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    endpoint = first._place.sockets[0].getsockopt_string(zmq.LAST_ENDPOINT)
     late = connect_dealer(context.socket(zmq.DEALER), endpoint, b"late worker")
     assert late.poll(5000, zmq.POLLOUT)
     first.stop(0.0)
     with zmq.Context() as another:  # as of another process
-        second = ProcessExecutor(config, another, address)
+        second = make_executor(config, another, address)
         second.start()
         follow(second, lambda event: isinstance(event, WorkerProgress), 5.0)
         assert not late.poll(500, zmq.POLLOUT), "it has connected again"

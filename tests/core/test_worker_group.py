@@ -15,8 +15,8 @@ import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
 from fakes import make_config
 from msgspec.structs import replace
-from quire.core import executor as executor_module
 from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
+from quire.core.placement import local_place
 from quire.core.worker_group import find_late_rank
 from quire.ipc.config import EngineConfig, ParallelConfig
 from quire.ipc.model_spec import ModelSpec
@@ -35,7 +35,7 @@ SIZE = 3
 @pytest.fixture(scope="module", autouse=True)
 def runtime() -> Iterator[Path]:
     with runtime_folders() as folder, fake_modules(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor_module, "WORKER_MODULE", "fake_rank")
+        patch.setattr(local_place, "WORKER_MODULE", "fake_rank")
         yield folder
 
 
@@ -73,7 +73,7 @@ class Ranks:
 
     def __init__(self, config: EngineConfig, address: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.executor = ProcessExecutor(config, self._context, address)
+        self.executor = ProcessExecutor(config, local_place.LocalPlace(config, self._context, address))
         self.poller = zmq.Poller()
         self.executor.register(self.poller)
         self._events: deque[ExecutorEvent] = deque()

@@ -1,0 +1,127 @@
+"""LocalPlace: a worker of this machine, child processes behind a socket file of the run directory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ...ipc.config import EngineConfig
+from ...ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, GroupArgs, WorkerArgs
+from ...ipc.processes.process import ChildProcess, ProcessHandle
+from ...ipc.processes.spare import WarmSpare, find_spare_path
+from ...ipc.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
+from ..worker_group import name_roles
+from .place import WorkerPlace
+
+_LIFE_BYTES = 3
+# Threads that wait for each other must sleep, not spin: beside one busy process a step of two spinning
+# threads took 7 to 10 times as long, and sleeping costs nothing measurable on an idle machine.
+WORKER_ENV = {"OMP_WAIT_POLICY": "passive"}
+
+
+class LocalPlace(WorkerPlace):
+    """A process a rank behind a ROUTER, which is bound anew for each worker."""
+
+    def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        """`address` is what the addresses of workers begin with."""
+        self._roles = name_roles(config.parallel.num_ranks)
+        self._context = context
+        self._address = address
+        self._life = secrets.token_hex(_LIFE_BYTES)
+        _remove_sockets(address)
+        self._num_opened = 0
+        self._heartbeat_timeout_ms = WORKER_HEARTBEAT_TIMEOUT_MS if config.step_timeout_s else None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._connection: zmq.Socket[bytes] | None = None  # the socket's monitor
+        self._has_spare = config.recovery.warm_spare
+        self._spare = WarmSpare(find_spare_path(address), self._start_spare)
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._roles)
+
+    def open(self) -> None:
+        self.close()
+        self._num_opened += 1
+        self._socket = bind_router(
+            self._context, self._worker_address, heartbeat_timeout_ms=self._heartbeat_timeout_ms
+        )
+        self._connection = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED, f"inproc://worker-{self._num_opened}"
+        )
+
+    def close(self) -> None:
+        if self._socket is None or self._connection is None:
+            return
+        self._socket.disable_monitor()
+        self._connection.close(linger=0)
+        self._socket.close(linger=0)
+        self._socket = self._connection = None
+        # libzmq leaves it there until its context ends, or for good.
+        Path(self._worker_address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+    def start(self, rank: int, fd: int | None, config: EngineConfig) -> ProcessHandle:
+        """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
+        group = None
+        if fd is not None:
+            num_stages, path = config.parallel.pipeline_parallel_size, f"/proc/self/fd/{fd}"
+            group = GroupArgs(size=len(self._roles), path=path, num_stages=num_stages)
+        args = msgspec.msgpack.encode(
+            WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
+        )
+        role, pass_fds = self._roles[rank], () if fd is None else (fd,)
+        spare = self._spare.adopt(role, args) if self._has_spare else None
+        return spare or ChildProcess.start(WORKER_MODULE, role, args, make_worker_env(), pass_fds=pass_fds)
+
+    @property
+    def sockets(self) -> Sequence[zmq.Socket[bytes] | int]:
+        return [one for one in (self._socket, self._connection) if one is not None]
+
+    def receive(self) -> tuple[bytes, list[bytes]] | None:
+        if self._socket is None or not has_message(self._socket):
+            return None
+        identity, *frames = self._socket.recv_multipart(NOBLOCK)
+        return identity, frames
+
+    def send(self, identity: bytes, frames: tuple[bytes]) -> None:
+        assert self._socket is not None
+        send_to(self._socket, identity, frames)
+
+    def has_lost_connection(self) -> bool:
+        if self._connection is None or not has_message(self._connection):
+            return False
+        self._connection.recv_multipart(NOBLOCK)
+        return True
+
+    def note_ready(self) -> None:
+        if self._has_spare:
+            self._spare.keep()
+
+    def stop(self) -> None:
+        self._spare.stop()
+
+    @property
+    def _worker_address(self) -> str:
+        # libzmq removes a closed socket's file some time later, so the next one has another name; and a
+        # worker of the core before, which may be late to leave, must not come to this core's.
+        return f"{self._address}{self._life}{self._num_opened % 10}"
+
+    def _start_spare(self, path: str) -> ChildProcess:
+        return ChildProcess.start(WORKER_MODULE, SPARE_ROLE, path.encode(), make_worker_env())
+
+
+def make_worker_env() -> dict[str, str]:
+    """What a worker's environment has beside this process's own."""
+    return {name: os.environ.get(name, value) for name, value in WORKER_ENV.items()}
+
+
+def _remove_sockets(address: str) -> None:
+    """Delete what an earlier core has left of its workers' sockets."""
+    path = Path(address.removeprefix("ipc://"))
+    for leftover in path.parent.glob(f"{path.name}*"):
+        leftover.unlink(missing_ok=True)
