@@ -12,6 +12,7 @@ import msgspec
 from ..ipc.config import EngineConfig
 from ..ipc.cpu_cores import describe_ranks, divide_cores, list_cores
 from ..ipc.errors import ConfigError
+from ..ipc.file_samples import add_samples
 from ..ipc.model_spec import DTYPE_SIZE_BYTES
 from ..ipc.processes.child_args import GroupArgs
 from ..kernels import native
@@ -21,8 +22,6 @@ _log = logging.getLogger(__name__)
 
 _MIN_RING_BYTES, _MAX_HIDDEN_BYTES = 1 << 16, 64 << 20
 _TOKEN_BYTES = 8
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a weight file's contents
-
 
 def join_group(args: GroupArgs, rank: int, config: EngineConfig) -> SharedGroup:
     """Meet the others, before `take_cores`. Raises ConfigError where the kernels for it are not to be had."""
@@ -64,22 +63,9 @@ def take_cores(rank: int, size: int) -> int:
 
 
 def compute_weights_id(config: EngineConfig) -> str:
-    """Equal for ranks that have loaded the same files with the same configuration.
-
-    Of a file: its size, and pieces from all over it, the first with the names and places of its tensors. To
-    read all of it would take as long as loading it.
-    """
+    """Equal for ranks that have loaded the same files, by samples, with the same configuration."""
     same = msgspec.structs.replace(config, fault_hooks="")
     digest = hashlib.sha256(msgspec.msgpack.encode(same))
     for name in config.model.weight_files:
-        _add_file(digest, Path(config.model.model, name))
+        add_samples(digest, Path(config.model.model, name))
     return digest.hexdigest()[:16]
-
-
-def _add_file(digest: hashlib._Hash, path: Path) -> None:  # pyright: ignore[reportPrivateUsage]
-    size = path.stat().st_size
-    digest.update(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
-        for sample in range(_NUM_SAMPLES):
-            file.seek(size * sample // _NUM_SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))
