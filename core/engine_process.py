@@ -215,7 +215,7 @@ def _listen_on_network(args: NetworkArgs | None, max_frame_bytes: int) -> Networ
     if args is None:
         return None
     try:
-        return NetworkListener(args, max_frame_bytes)
+        return NetworkListener.of_daemon(args, max_frame_bytes)
     except QuireError as error:
         _log.error("no client of another machine can come until the engine is restarted: %s", error)
         return None

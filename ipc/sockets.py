@@ -71,15 +71,22 @@ def bind_router(
 
 
 def bind_network_router(
-    context: zmq.Context[zmq.Socket[bytes]], listening_fd: int, keys: ServerKeys, *, max_frame_bytes: int
+    context: zmq.Context[zmq.Socket[bytes]],
+    listening_fd: int,
+    keys: ServerKeys,
+    *,
+    heartbeat_timeout_ms: int | None = HEARTBEAT_TIMEOUT_MS,
+    max_frame_bytes: int = MAX_BODY_BYTES,
 ) -> zmq.Socket[bytes]:
     """As `bind_router`, for clients that come over TCP with CURVE keys to a socket that listens already.
 
     Who is let in a ZAP handler of this context says; without one nobody is. A client takes the connection
-    for lost that has brought nothing, not even a heartbeat, for NETWORK_SILENCE_MS.
+    for lost that has brought nothing, not even a heartbeat, for NETWORK_SILENCE_MS, or as long as it may be
+    silent itself if that is longer.
     """
-    socket = _make_router(context, HEARTBEAT_TIMEOUT_MS, max_frame_bytes)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, NETWORK_SILENCE_MS)
+    socket = _make_router(context, heartbeat_timeout_ms, max_frame_bytes)
+    if heartbeat_timeout_ms is not None:
+        socket.setsockopt(zmq.HEARTBEAT_TTL, max(NETWORK_SILENCE_MS, heartbeat_timeout_ms))
     socket.setsockopt(zmq.HANDSHAKE_IVL, NETWORK_HANDSHAKE_MS)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)

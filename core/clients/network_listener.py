@@ -23,9 +23,10 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from ...ipc.network.keys import AuthorizedClients, read_server_keys
+from ...ipc.codec import MAX_BODY_BYTES
+from ...ipc.network.keys import AuthorizedClients, KeyRing, ServerKeys, read_server_keys
 from ...ipc.processes.child_args import NetworkArgs
-from ...ipc.sockets import NOBLOCK, bind_network_router, has_message, send_to
+from ...ipc.sockets import HEARTBEAT_TIMEOUT_MS, NOBLOCK, bind_network_router, has_message, send_to
 from .connection_limits import ConnectionLimits
 from .listener import call_unlocked
 from .remote_clients import to_remote_identity, to_socket_identity
@@ -48,12 +49,18 @@ class NetworkListener:
     ended. `stop` comes last.
     """
 
-    def __init__(self, args: NetworkArgs, max_frame_bytes: int) -> None:
-        """Raises ConfigError if the keys cannot be used."""
-        folder = Path(args.keys)
-        keys = read_server_keys(folder)
-        self._clients = AuthorizedClients(folder)  # of the thread that calls `receive`
-        self._port = socket.socket(fileno=os.dup(args.listening_fd))
+    def __init__(
+        self,
+        listening_fd: int,
+        keys: ServerKeys,
+        make_key_ring: Callable[[], KeyRing],
+        *,
+        max_frame_bytes: int = MAX_BODY_BYTES,
+        heartbeat_timeout_ms: int | None = HEARTBEAT_TIMEOUT_MS,
+    ) -> None:
+        """Each thread that asks who is let in has a KeyRing of its own."""
+        self._clients = make_key_ring()  # of the thread that calls `receive`
+        self._port = socket.socket(fileno=os.dup(listening_fd))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else int(limit * _FRACTION_OF_FILES)
         self._limits = ConnectionLimits(min(MAX_CONNECTIONS, most), MAX_WAITING)
@@ -64,15 +71,29 @@ class NetworkListener:
         zap.bind(_ZAP_ADDRESS)
         # libzmq closes what it was given.
         self.router = bind_network_router(
-            self._context, os.dup(args.listening_fd), keys, max_frame_bytes=max_frame_bytes
+            self._context,
+            os.dup(listening_fd),
+            keys,
+            heartbeat_timeout_ms=heartbeat_timeout_ms,
+            max_frame_bytes=max_frame_bytes,
         )
         self.router.monitor(_MONITOR_ADDRESS, _EVENTS)
         monitor = self._context.socket(zmq.PAIR)
         monitor.connect(_MONITOR_ADDRESS)
-        checker = _KeyChecker(zap, monitor, AuthorizedClients(folder), self._on_accepted, self._on_ended)
+        checker = _KeyChecker(zap, monitor, make_key_ring(), self._on_accepted, self._on_ended)
         self._thread = threading.Thread(target=checker.run, name="network listener", daemon=True)
         self._thread.start()
-        _log.info("clients of other machines come to port %d", self._port.getsockname()[1])
+
+    @classmethod
+    def of_daemon(cls, args: NetworkArgs, max_frame_bytes: int) -> NetworkListener:
+        """With the keys of files. Raises ConfigError if they cannot be used."""
+        folder = Path(args.keys)
+        keys = read_server_keys(folder)
+        network = cls(
+            args.listening_fd, keys, lambda: AuthorizedClients(folder), max_frame_bytes=max_frame_bytes
+        )
+        _log.info("clients of other machines come to port %d", network._port.getsockname()[1])
+        return network
 
     def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """The messages that have arrived, of clients that are (still) let in."""
@@ -138,7 +159,7 @@ class _KeyChecker:
         self,
         zap: zmq.Socket[bytes],
         monitor: zmq.Socket[bytes],
-        clients: AuthorizedClients,
+        clients: KeyRing,
         on_accepted: Callable[[int], None],
         on_ended: Callable[[int], None],
     ) -> None:

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import zmq
 
@@ -93,6 +94,32 @@ def read_client_keys(folder: Path) -> ClientKeys:
     secret = _read_secret(folder / CLIENT_SECRET)
     server = _read_one_key(folder / SERVER_PUBLIC)
     return ClientKeys(zmq.curve_public(secret), secret, server)
+
+
+class KeyRing(Protocol):
+    """Who is let in."""
+
+    def find_name(self, key: bytes) -> str | None:
+        """Who has this public key, '' if that is not known; None: is not let in."""
+        ...
+
+
+class OneClient:
+    """A KeyRing of one client, and no file."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def find_name(self, key: bytes) -> str | None:
+        """'' of its key."""
+        return "" if key == self._key else None
+
+
+def make_key_pairs() -> tuple[ServerKeys, ClientKeys]:
+    """A server's and its one client's, for who starts both. Raises ConfigError without CURVE."""
+    _check_curve()
+    server, client = zmq.curve_keypair(), zmq.curve_keypair()
+    return ServerKeys(*server), ClientKeys(*client, server=server[0])
 
 
 class AuthorizedClients:

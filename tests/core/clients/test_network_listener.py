@@ -309,7 +309,8 @@ async def outlive(daemon: Daemon, remote: RemoteDaemon) -> None:
 
 def test_a_number_that_is_something_elses_by_now_is_no_connection(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        network = NetworkListener(NetworkArgs(listening_fd=listener.fileno(), keys=str(keys)), 1 << 20)
+        args = NetworkArgs(listening_fd=listener.fileno(), keys=str(keys))
+        network = NetworkListener.of_daemon(args, 1 << 20)
         ours, other = socket.socketpair()
         end, begin = os.pipe()
         fds = len(os.listdir("/proc/self/fd"))
