@@ -95,6 +95,10 @@ def make_executor(config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]],
     """The executor that `config.parallel.executor_backend` names; `address` is for its worker socket."""
     if config.parallel.executor_backend == "uni":
         return InProcessExecutor(config)
+    if config.parallel.executor_backend == "ray":
+        from .placement.ray_place import RayPlace  # with what only it needs
+
+        return ProcessExecutor(config, RayPlace(config))
     return ProcessExecutor(config, LocalPlace(config, context, address))
 
 
@@ -115,7 +119,9 @@ class ProcessExecutor(Executor):
         self._roles = name_roles(config.parallel.num_ranks)
         self._rank_of = {f"worker-{rank}".encode(): rank for rank in range(len(self._roles))}
         num_stages = config.parallel.pipeline_parallel_size
-        self._workers = WorkerGroup(len(self._roles), self._start_process, num_stages)
+        self._workers = WorkerGroup(
+            len(self._roles), self._start_process, num_stages, is_elsewhere=place.is_elsewhere
+        )
         self._steps = StepWatch([], 0.0)  # of the worker, when there is one
         self._is_muted = False  # nothing that the worker says counts any more
         self._is_leaving = False  # it has said that its start failed: its connection ends before its process

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ..ipc.config import EngineConfig
 from ..ipc.due import find_earliest
+from ..ipc.processes.child_args import GroupArgs
 from ..ipc.processes.liveness import Deadline
 from ..ipc.processes.managed_child import ManagedChild
 from ..ipc.processes.process import ProcessHandle
@@ -31,16 +33,23 @@ class WorkerGroup:
     """One worker process a rank; a group of one is a worker alone.
 
     `start_rank(rank, fd)` starts a process; `fd` is of the file that ranks share, None for a worker alone.
+    `is_elsewhere`: one process here stands for all ranks.
     """
 
     def __init__(
-        self, size: int, start_rank: Callable[[int, int | None], ProcessHandle], num_stages: int = 1
+        self,
+        size: int,
+        start_rank: Callable[[int, int | None], ProcessHandle],
+        num_stages: int = 1,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
         """`num_stages` of a pipeline have equally many ranks, those of the first stage first."""
         self._size, self._stage_size = size, size // num_stages
+        num_processes = 1 if is_elsewhere else size
         self._fd: int | None = None
         self._ranks: list[ManagedChild[ProcessHandle]] = [
-            ManagedChild(lambda rank=rank: start_rank(rank, self._fd)) for rank in range(size)
+            ManagedChild(lambda rank=rank: start_rank(rank, self._fd)) for rank in range(num_processes)
         ]
         self._ready: dict[int, WorkerReady] = {}
         self._late_rank: int | None = None  # which one the others waited for when they were given up
@@ -48,7 +57,7 @@ class WorkerGroup:
     def start(self) -> list[Deadline]:
         """Start all ranks, after those before them were stopped. What each of them owes is to be set here."""
         self._ready, self._late_rank = {}, None
-        if self._size > 1:
+        if len(self._ranks) > 1:
             self._fd = os.memfd_create("quire-group", os.MFD_CLOEXEC)
         return [rank.start().deadline for rank in self._ranks]
 
@@ -77,7 +86,7 @@ class WorkerGroup:
 
     def give_up(self, because: str, now: float, rank: int | None = None) -> None:
         """Have one of them, or all, write its stacks, and kill it a moment later."""
-        for one in self._ranks if rank is None else [self._ranks[rank]]:
+        for one in [self._ranks[rank]] if rank is not None and rank < len(self._ranks) else self._ranks:
             if one.watch is not None:
                 one.watch.give_up(because, now)
 
@@ -157,6 +166,16 @@ def _join_ready(ready: dict[int, WorkerReady]) -> WorkerReady | WorkerFailed:
         ledger=ledger,
         num_gpu_blocks=min(one.num_gpu_blocks for one in ready.values()),
         batch_variance_reason=reasons[0] if reasons else "",
+    )
+
+
+def make_group_args(config: EngineConfig, fd: int | None) -> GroupArgs | None:
+    """What each rank is told of the group that shares the file of `fd`; None for a worker alone."""
+    if fd is None:
+        return None
+    parallel = config.parallel
+    return GroupArgs(
+        size=parallel.num_ranks, path=f"/proc/self/fd/{fd}", num_stages=parallel.pipeline_parallel_size
     )
 
 

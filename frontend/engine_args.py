@@ -7,6 +7,7 @@ config.json is read and arguments are held against each other; nothing here star
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -138,7 +139,10 @@ class EngineArgs:
     )
     reasoning_parser: str | None = _arg(None, "model", "how the model writes its thoughts; likewise")
     distributed_executor_backend: str | None = _arg(
-        None, "parallel", "mp: a process per device (default); uni: one process", get_args(ExecutorBackend)
+        None,
+        "parallel",
+        "mp: a process per device (default); uni: one process; ray: on nodes of a Ray cluster",
+        get_args(ExecutorBackend),
     )
     tensor_parallel_size: int = _arg(1, "parallel", "processes (ranks) that share one model, on a CPU")
     pipeline_parallel_size: int = _arg(
@@ -263,6 +267,8 @@ class EngineArgs:
         return cls(**{name: value for name, value in vars(namespace).items() if name in known})
 
     def _check_choices(self) -> None:
+        if self.distributed_executor_backend == "ray" and importlib.util.find_spec("ray") is None:
+            raise ConfigError("distributed_executor_backend", "ray", "`pip install quire[ray]` first")
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code", True, "False: Quire runs no code from a checkpoint")
         for item in fields(self):

@@ -22,7 +22,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Quantization = Literal["int8"]  # of weights at load, one scale an output channel
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
-ExecutorBackend = Literal["mp", "uni"]
+ExecutorBackend = Literal["mp", "uni", "ray"]
 
 MAX_ENGINES = 64  # of one daemon or LLM
 MAX_SIZE_BYTES = 2**63 - 1
@@ -146,7 +146,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Devices and processes."""
 
     device: Device = "auto"
-    executor_backend: ExecutorBackend = "mp"  # "uni" runs the worker inside the core's process
+    # "uni" runs the worker inside the core's process, "ray" on a node that Ray chooses.
+    executor_backend: ExecutorBackend = "mp"
     tensor_parallel_size: int = 1  # worker processes that share a model, on a CPU
     num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
     data_parallel_size: int = 1  # engines that share the requests, each with the whole model
@@ -238,6 +239,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         parse_fault_hooks(self.fault_hooks)
         if self.recovery.warm_spare and self.parallel.num_ranks > 1:
             raise ConfigError("warm_spare", True, f"off with {self.parallel.why_ranks[0]} above 1")
+        if self.recovery.warm_spare and self.parallel.executor_backend == "ray":
+            raise ConfigError("warm_spare", True, "off with distributed_executor_backend='ray'")
         if not self.model.spec.is_causal:  # each token of a prompt sees all others: it is never split
             whole = msgspec.structs.replace(self.scheduler, enable_chunked_prefill=False)
             msgspec.structs.force_setattr(self, "scheduler", whole)
@@ -272,7 +275,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def watches_core(self) -> bool:
         """Whether the core's owner asks it if it is there. A core that computes itself cannot answer."""
-        return self.step_timeout_s > 0 and self.parallel.executor_backend == "mp"
+        return self.step_timeout_s > 0 and self.parallel.executor_backend != "uni"
 
     def for_engine(self, rank: int, num_engines: int) -> EngineConfig:
         """What engine `rank` of so many is started with."""

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _MIN_RING_BYTES, _MAX_HIDDEN_BYTES = 1 << 16, 64 << 20
 _TOKEN_BYTES = 8
 
+
 def join_group(args: GroupArgs, rank: int, config: EngineConfig) -> SharedGroup:
     """Meet the others, before `take_cores`. Raises ConfigError where the kernels for it are not to be had."""
     if native.load_library() is None:

@@ -52,6 +52,7 @@ class WorkerProcess:
             self._context.socket(zmq.DEALER),
             args.address,
             f"worker-{args.rank}".encode(),
+            keys=args.keys,
         )
         self._failed_step = False
         self._faults = make_fault_hooks(args.config.fault_hooks, "worker", args.rank)

@@ -11,11 +11,11 @@ import msgspec
 import zmq
 
 from ...ipc.config import EngineConfig
-from ...ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, GroupArgs, WorkerArgs
+from ...ipc.processes.child_args import SPARE_ROLE, WORKER_MODULE, WorkerArgs
 from ...ipc.processes.process import ChildProcess, ProcessHandle
 from ...ipc.processes.spare import WarmSpare, find_spare_path
 from ...ipc.sockets import NOBLOCK, WORKER_HEARTBEAT_TIMEOUT_MS, bind_router, has_message, send_to
-from ..worker_group import name_roles
+from ..worker_group import make_group_args, name_roles
 from .place import WorkerPlace
 
 _LIFE_BYTES = 3
@@ -41,10 +41,6 @@ class LocalPlace(WorkerPlace):
         self._has_spare = config.recovery.warm_spare
         self._spare = WarmSpare(find_spare_path(address), self._start_spare)
 
-    @property
-    def num_processes(self) -> int:
-        return len(self._roles)
-
     def open(self) -> None:
         self.close()
         self._num_opened += 1
@@ -67,10 +63,7 @@ class LocalPlace(WorkerPlace):
 
     def start(self, rank: int, fd: int | None, config: EngineConfig) -> ProcessHandle:
         """The spare if one waits, perhaps one that the core before this one has left; else a new process."""
-        group = None
-        if fd is not None:
-            num_stages, path = config.parallel.pipeline_parallel_size, f"/proc/self/fd/{fd}"
-            group = GroupArgs(size=len(self._roles), path=path, num_stages=num_stages)
+        group = make_group_args(config, fd)
         args = msgspec.msgpack.encode(
             WorkerArgs(address=self._worker_address, rank=rank, config=config, group=group)
         )

@@ -12,16 +12,13 @@ from ...ipc.processes.process import ProcessHandle
 
 
 class WorkerPlace(ABC):
-    """Has one worker after the other, of one process or one a rank.
+    """Has one worker after the other, of one process or one a rank, which may be on another machine.
 
     `open` comes before the processes of each are started: what those before it have sent, or are sent, is
     gone from then on.
     """
 
-    @property
-    @abstractmethod
-    def num_processes(self) -> int:
-        """That this machine starts and watches for a worker."""
+    is_elsewhere = False  # one process stands here for all ranks
 
     @abstractmethod
     def open(self) -> None:

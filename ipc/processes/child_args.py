@@ -8,6 +8,7 @@ import msgspec
 
 from ..config import EngineConfig
 from ..messages import EngineRoster
+from ..network.keys import ClientKeys
 
 CORE_MODULE = "quire.core"
 WORKER_MODULE = "quire.worker"
@@ -59,6 +60,7 @@ class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     config: EngineConfig
     group: GroupArgs | None = None  # None: the worker has the whole model
+    keys: ClientKeys | None = None  # of an address on another machine
 
     @property
     def speaks(self) -> bool:

@@ -31,12 +31,14 @@ EXIT_START_FAILED = 10  # told to the parent in a Refusal or WorkerFailed before
 EXIT_PARENT_LOST = 11
 EXIT_WORKER_LOST = 12
 EXIT_CORE_LOST = 13
+EXIT_NODE_LOST = 14
 _EXIT_NAMES = {
     EXIT_CRASHED: "crashed",
     EXIT_START_FAILED: "start failed",
     EXIT_PARENT_LOST: "lost its parent",
     EXIT_WORKER_LOST: "lost its worker",
     EXIT_CORE_LOST: "lost its engine core",
+    EXIT_NODE_LOST: "lost its node",
 }
 
 _LENGTH = struct.Struct("<I")

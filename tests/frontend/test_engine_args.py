@@ -102,7 +102,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"load_format": "pt"}, "load_format='pt': one of auto, safetensors, dummy"),
         ({"quantization": "awq"}, "quantization='awq': one of int8"),
         ({"device": "tpu"}, "device='tpu': one of auto, cpu, cuda"),
-        ({"distributed_executor_backend": "ray"}, "one of mp, uni"),
+        ({"distributed_executor_backend": "external"}, "one of mp, uni, ray"),
         ({"scheduling_policy": "random"}, "one of fcfs, priority, fair"),
         ({"max_num_queued_reqs": 0}, "max_num_queued_reqs=0: an integer from 1 to"),
         ({"max_num_queued_reqs": "many"}, "max_num_queued_reqs='many': an integer from 1 to"),

@@ -20,7 +20,7 @@ from quire.ipc.errors import ConfigError, EngineStartError, ModelError, did_you_
         (SchedulerConfig, "max_num_seqs", 0),
         (SchedulerConfig, "run_ahead", 3),
         (ParallelConfig, "device", "tpu"),
-        (ParallelConfig, "executor_backend", "ray"),
+        (ParallelConfig, "executor_backend", "external"),
         (ParallelConfig, "tensor_parallel_size", 65),
         (ParallelConfig, "pipeline_parallel_size", 0),
         (ParallelConfig, "data_parallel_size", 65),

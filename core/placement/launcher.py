@@ -1,0 +1,208 @@
+"""The launcher: `python -m quire.core.placement.launcher`, which stands for a worker that Ray has placed.
+
+A child of the core, as a worker here would be: it ends as the worker ends, and its end is the worker's, since
+Ray ends what a process has asked for when that is gone, however it went. The core stays free of Ray, whose
+library ends its process when the node's raylet is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from ...ipc.codec import make_step_codec
+from ...ipc.config import EngineConfig
+from ...ipc.errors import USER_ERRORS, EngineStartError, ModelError, QuireError
+from ...ipc.file_samples import hash_samples
+from ...ipc.network.keys import ClientKeys
+from ...ipc.network.tcp_address import TcpAddress
+from ...ipc.processes.process import (
+    EXIT_NODE_LOST,
+    EXIT_START_FAILED,
+    Lifeline,
+    catch_signals,
+)
+from ...ipc.sockets import connect_dealer
+from ...ipc.step import WorkerFailed, WorkerProgress
+from .node_group import NodeArgs, NodeEnd, NodeGroup, NodeReport
+from .ray_cluster import (
+    ACTOR_TIMEOUT_S,
+    NodeLostError,
+    RayActor,
+    RayCluster,
+    Resources,
+    format_resources,
+    load_ray,
+)
+from .source_digest import compute_source_digest
+
+_log = logging.getLogger(__name__)
+
+LAUNCHER_IDENTITY = b"launcher"
+_LINGER_MS = 500
+
+
+class LaunchArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker to be placed: where its core listens on this machine, and what it is to load."""
+
+    port: int
+    keys: ClientKeys
+    config: EngineConfig
+    module: str  # of a worker's process
+
+
+class Launcher:
+    """From the start of a worker elsewhere to its end."""
+
+    def __init__(self, args: LaunchArgs, signals: int) -> None:
+        """`signals` becomes readable when the core wants the worker's stacks."""
+        self._args = args
+        self._signals = signals
+        self._codec = make_step_codec()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        address = str(TcpAddress("127.0.0.1", args.port))
+        self._core = connect_dealer(
+            self._context.socket(zmq.DEALER), address, LAUNCHER_IDENTITY, keys=args.keys
+        )
+
+    def run(self) -> int:
+        """Place the worker and wait for its end: its exit code, or what stands for it."""
+        try:
+            host, actor = self._place()
+        except NodeLostError as error:
+            return self._fail(
+                EngineStartError(f"a Ray node was lost while the worker started there: {error}")
+            )
+        except QuireError as error:
+            return self._fail(error)
+        try:
+            end = self._follow(actor)
+        except NodeLostError as error:
+            _log.error("the node %s, or Ray there, was lost: %s", host, error)
+            return EXIT_NODE_LOST
+        _log.error("on %s: %s", host, end.reason)
+        return end.exit_code
+
+    def _place(self) -> tuple[str, RayActor]:
+        """A node that can run the worker, and the actor there. Raises QuireError and NodeLostError."""
+        self._note("import ray")
+        cluster = RayCluster(load_ray())
+        asked = find_resources(
+            self._args.config, has_gpu=any("GPU" in node["Resources"] for node in cluster.nodes)
+        )
+        missing = "" if cluster.has_room(asked) else f" ({cluster.describe(asked)})"
+        self._note(f"wait for a Ray node with {format_resources(asked)}{missing}")
+        bundle = cluster.reserve(asked)
+        self._note("start an actor")
+        args = msgspec.msgpack.encode(self._make_node_args(cluster.host))
+        actor = cluster.start(NodeGroup, args, asked, bundle)
+        report = msgspec.msgpack.decode(actor.call("check", ACTOR_TIMEOUT_S), type=NodeReport)
+        if report.error:
+            text = f"on the node {report.host}: {report.error}"
+            raise _make_error(report.kind, text)
+        self._note(f"start worker on {report.host}")
+        return report.host, actor
+
+    def _make_node_args(self, host: str) -> NodeArgs:
+        args, model = self._args, self._args.config.model
+        try:
+            weights = {name: hash_samples(Path(model.model, name)) for name in model.weight_files}
+        except OSError as error:
+            raise ModelError("model", model.model, f"a folder whose weights can be read ({error})") from None
+        return NodeArgs(
+            address=str(TcpAddress(host, args.port)),
+            keys=args.keys,
+            config=args.config,
+            module=args.module,
+            sources=compute_source_digest(),
+            weights=weights,
+        )
+
+    def _follow(self, actor: RayActor) -> NodeEnd:
+        """Wait for the worker's end, and have it write its stacks when the core asks for them."""
+        ended = os.eventfd(0, os.EFD_CLOEXEC)
+        found: list[NodeEnd | NodeLostError] = []
+
+        def wait() -> None:
+            try:
+                found.append(msgspec.msgpack.decode(actor.call("run"), type=NodeEnd))
+            except NodeLostError as error:
+                found.append(error)
+            os.eventfd_write(ended, 1)
+
+        threading.Thread(target=wait, name="actor", daemon=True).start()
+        poller = select.poll()
+        for fd in (ended, self._signals):
+            poller.register(fd, select.POLLIN)
+        while ended not in (ready := dict(poller.poll())):
+            if self._signals in ready:
+                os.read(self._signals, 64)
+                actor.tell("dump_stacks")
+        (end,) = found
+        if isinstance(end, NodeLostError):
+            raise end
+        return end
+
+    def _note(self, phase: str) -> None:
+        self._send(WorkerProgress(phase, time.time()))
+
+    def _fail(self, error: QuireError) -> int:
+        self._send(WorkerFailed(str(error), type(error).__name__))
+        self._context.destroy(linger=_LINGER_MS)
+        return EXIT_START_FAILED
+
+    def _send(self, message: msgspec.Struct) -> None:
+        self._core.send_multipart(self._codec.encode(message))
+
+
+def find_resources(config: EngineConfig, *, has_gpu: bool) -> Resources:
+    """What Ray is asked for on one node: for each rank as many CPUs as it has threads, one if that is not
+    said, or a GPU.
+    """
+    parallel = config.parallel
+    if parallel.device == "cuda" or (parallel.device == "auto" and has_gpu):
+        return {"GPU": parallel.num_ranks}
+    return {"CPU": parallel.num_ranks * (parallel.num_threads or 1)}
+
+
+def _make_error(kind: str, text: str) -> QuireError:
+    """An error that a node reports, as the class that it was."""
+    error = USER_ERRORS.get(kind, EngineStartError)
+    made = error.__new__(error)
+    Exception.__init__(made, text)
+    return made
+
+
+def _end_as(code: int) -> NoReturn:
+    """End this process as another has ended, by its exit code or signal."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would be of nothing that anybody looks for
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else EXIT_NODE_LOST)
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    lifeline = Lifeline()
+    lifeline.watch(grace_s=0.0)
+    signals = catch_signals(signal.SIGUSR1)
+    args = msgspec.msgpack.decode(lifeline.args, type=LaunchArgs)
+    logging.basicConfig(level=args.config.log_level, format="quire worker: %(message)s")
+    _end_as(Launcher(args, signals.fileno()).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""NodeGroup: the ranks of a worker on a node of a cluster. Ray's actor there is one; it knows nothing of Ray.
+
+The launcher's side of a call is bytes and text. What the ranks compute, and for whom, never comes by here:
+they connect to their core themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.config import EngineConfig
+from ...ipc.errors import ModelError, QuireError
+from ...ipc.file_samples import hash_samples
+from ...ipc.network.keys import ClientKeys
+from ...ipc.processes.child_args import WorkerArgs
+from ...ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
+from ...ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
+from ..worker_group import WorkerGroup, name_roles
+from .local_place import make_worker_env
+from .source_digest import compute_source_digest
+
+_SHOWN = 12  # characters of a hash
+
+
+class NodeArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker elsewhere: where its core listens, what to load, and what the node must have for that."""
+
+    address: str
+    keys: ClientKeys
+    config: EngineConfig
+    module: str  # of a worker's process
+    sources: str  # compute_source_digest of the core's machine
+    weights: dict[str, str]  # name in the model's folder -> hash_samples there
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's answer before anything is started; `error` is why nothing can be, of the class `kind`."""
+
+    host: str
+    error: str = ""
+    kind: str = ""
+
+
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks have ended: as `exit_code` of a ChildProcess, and in words."""
+
+    exit_code: int
+    reason: str
+
+
+class NodeGroup:
+    """`check` comes first, then `run`, once; `dump_stacks` at any time, from another thread."""
+
+    def __init__(self, args: bytes) -> None:
+        """`args`: NodeArgs. Nothing is read or started yet."""
+        self._args = args
+        self._processes: list[ProcessHandle] = []
+
+    def check(self) -> bytes:
+        """A NodeReport: whether this is the same Quire, with the same weights."""
+        report = NodeReport(host=socket.gethostname())
+        try:
+            _check_node(self._args)
+        except QuireError as error:
+            report = NodeReport(host=report.host, error=str(error), kind=type(error).__name__)
+        return msgspec.msgpack.encode(report)
+
+    def run(self) -> bytes:
+        """Start the ranks and wait until one has ended, which ends all: a NodeEnd.
+
+        This process leaves hard if its parent, Ray's, is gone, and the ranks with it.
+        """
+        args = msgspec.msgpack.decode(self._args, type=NodeArgs)
+        parallel = args.config.parallel
+        group = WorkerGroup(
+            parallel.num_ranks,
+            lambda rank, fd: _start_rank(args, rank, fd),
+            parallel.pipeline_parallel_size,
+        )
+        group.start()
+        self._processes = group.processes
+        exit_code = _wait_for_end(self._processes, is_watched=args.config.step_timeout_s > 0)
+        return msgspec.msgpack.encode(NodeEnd(exit_code=exit_code, reason=group.stop(0.0)))
+
+    def dump_stacks(self) -> None:
+        """Have all ranks write their stacks to standard error."""
+        for process in self._processes:
+            process.dump_stacks()
+
+
+def _check_node(payload: bytes) -> None:
+    """Raises QuireError, naming what differs."""
+    sources = compute_source_digest()
+    try:
+        args = msgspec.msgpack.decode(payload, type=NodeArgs)
+    except msgspec.MsgspecError:  # another version's
+        args = None
+    if args is None or args.sources != sources:
+        there = "another" if args is None else args.sources
+        raise QuireError(
+            f"this node runs other sources of Quire ({sources}) than the engine's machine ({there})"
+        )
+    folder = Path(args.config.model.model)
+    for name, there in args.weights.items():
+        try:
+            here = hash_samples(folder / name)
+        except OSError as error:
+            raise ModelError(
+                "model", str(folder), f"a folder that all nodes have; {name}: {error.strerror}"
+            ) from None
+        if here != there:
+            sums = f"{here[:_SHOWN]} here, {there[:_SHOWN]} on the engine's machine"
+            text = f"a folder with the same weights on all nodes; {name} is {sums}"
+            raise ModelError("model", str(folder), text)
+
+
+def _start_rank(args: NodeArgs, rank: int, fd: int | None) -> ProcessHandle:
+    roles = name_roles(args.config.parallel.num_ranks)
+    group = make_group_args(args.config, fd)
+    payload = msgspec.msgpack.encode(
+        WorkerArgs(address=args.address, rank=rank, config=args.config, group=group, keys=args.keys)
+    )
+    pass_fds = () if fd is None else (fd,)
+    return ChildProcess.start(args.module, roles[rank], payload, make_worker_env(), pass_fds=pass_fds)
+
+
+def _wait_for_end(processes: list[ProcessHandle], *, is_watched: bool) -> int:
+    """The exit code of the first that ends. One that a signal has stopped is ended, if they are watched."""
+    parent, num_stopped = os.getppid(), 0
+    poller = select.poll()
+    for process in processes:
+        poller.register(process.pid_fd, select.POLLIN)
+    look_at = time.monotonic() + STOPPED_LOOK_INTERVAL_S
+    while True:
+        poller.poll(1000 * max(0.0, look_at - time.monotonic()))
+        if os.getppid() != parent:
+            # Ray would leave by itself, but not while one of its threads is in here.
+            os._exit(EXIT_PARENT_LOST)
+        codes = [process.exit_code for process in processes]
+        if ended := [code for code in codes if code is not None]:
+            return ended[0]
+        if time.monotonic() < look_at:
+            continue
+        look_at = time.monotonic() + STOPPED_LOOK_INTERVAL_S
+        num_stopped = num_stopped + 1 if any(process.is_stopped for process in processes) else 0
+        if is_watched and num_stopped == MAX_LOOKS_STOPPED:
+            for process in processes:
+                process.kill("it is stopped")
