@@ -21,7 +21,7 @@ from ...ipc.network.keys import ClientKeys
 from ...ipc.processes.child_args import WorkerArgs
 from ...ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
 from ...ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
-from ..worker_group import WorkerGroup, name_roles
+from ..worker_group import WorkerGroup, make_group_args, name_roles
 from .local_place import make_worker_env
 from .source_digest import compute_source_digest
 
