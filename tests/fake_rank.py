@@ -56,7 +56,8 @@ def main() -> None:
     assert args.group is not None
     faults = make_fault_hooks(args.config.fault_hooks, "worker", args.rank)
     stamps, codec = Stamps(args.group, args.rank), make_step_codec()
-    socket = connect_dealer(zmq.Context().socket(zmq.DEALER), args.address, b"worker-%d" % args.rank)
+    identity = b"worker-%d" % args.rank
+    socket = connect_dealer(zmq.Context().socket(zmq.DEALER), args.address, identity, keys=args.keys)
     socket.send_multipart(codec.encode(WorkerProgress(f"start rank {args.rank}", time.time())))
     if faults is not None:
         faults.reach("worker.start")

@@ -132,23 +132,22 @@ def _start_rank(args: NodeArgs, rank: int, fd: int | None) -> ProcessHandle:
 
 def _wait_for_end(processes: list[ProcessHandle], *, is_watched: bool) -> int:
     """The exit code of the first that ends. One that a signal has stopped is ended, if they are watched."""
-    parent, num_stopped = os.getppid(), 0
-    poller = select.poll()
-    for process in processes:
-        poller.register(process.pid_fd, select.POLLIN)
+    num_stopped, poller = 0, select.poll()
+    parent_fd = os.pidfd_open(os.getppid())
+    for fd in (parent_fd, *(process.pid_fd for process in processes)):
+        poller.register(fd, select.POLLIN)
     look_at = time.monotonic() + STOPPED_LOOK_INTERVAL_S
     while True:
-        poller.poll(1000 * max(0.0, look_at - time.monotonic()))
-        if os.getppid() != parent:
-            # Ray would leave by itself, but not while one of its threads is in here.
-            os._exit(EXIT_PARENT_LOST)
-        codes = [process.exit_code for process in processes]
-        if ended := [code for code in codes if code is not None]:
-            return ended[0]
-        if time.monotonic() < look_at:
-            continue
-        look_at = time.monotonic() + STOPPED_LOOK_INTERVAL_S
-        num_stopped = num_stopped + 1 if any(process.is_stopped for process in processes) else 0
-        if is_watched and num_stopped == MAX_LOOKS_STOPPED:
-            for process in processes:
-                process.kill("it is stopped")
+        ready = dict(poller.poll(1000 * max(0.0, look_at - time.monotonic())))
+        if parent_fd in ready:
+            os._exit(EXIT_PARENT_LOST)  # Ray would leave by itself, but not while a thread is in here
+        codes = [code for process in processes if (code := process.exit_code) is not None]
+        if codes:
+            os.close(parent_fd)
+            return codes[0]
+        if time.monotonic() >= look_at:
+            look_at = time.monotonic() + STOPPED_LOOK_INTERVAL_S
+            num_stopped = num_stopped + 1 if any(process.is_stopped for process in processes) else 0
+            if is_watched and num_stopped == MAX_LOOKS_STOPPED:
+                for process in processes:
+                    process.kill("it is stopped")

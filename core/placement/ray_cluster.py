@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import secrets
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from ...ipc.errors import ConfigError, EngineStartError
 
 BACKEND = "distributed_executor_backend"
+CONNECT_TIMEOUT_S = 30.0  # Ray itself tries for minutes where nobody answers
 PLACE_TIMEOUT_S = 30.0  # Ray knows after some 20 s that a node was lost, and places anew
 ACTOR_TIMEOUT_S = 60.0  # a process that imports ray; 2 s on an idle node
 _START_HINT = "`ray start --head` here, or `ray start --address=HOST:PORT` to join one, begins it"
@@ -48,12 +50,23 @@ class RayCluster:
     def __init__(self, ray: Any) -> None:
         """`ray` is the module. Raises ConfigError if there is no cluster."""
         self._ray = ray
+        failure: list[str] = [f"it did not answer within {CONNECT_TIMEOUT_S:g} s"]
+        connecting = threading.Thread(target=self._connect, args=(failure,), name="connect", daemon=True)
+        connecting.start()
+        connecting.join(CONNECT_TIMEOUT_S)
+        if failure:
+            text = f"a Ray cluster that this machine belongs to ({failure[-1]}); {_START_HINT}"
+            raise ConfigError(BACKEND, "ray", text)
+
+    def _connect(self, failure: list[str]) -> None:
+        """`failure` is emptied, or gets another reason."""
         try:
             # Of several clusters RAY_ADDRESS names one, as for all of Ray's programs.
-            ray.init(address="auto", namespace="quire", logging_level="ERROR", log_to_driver=True)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            text = f"a Ray cluster that this machine belongs to ({_first_line(error)}); {_START_HINT}"
-            raise ConfigError(BACKEND, "ray", text) from None
+            self._ray.init(address="auto", namespace="quire", logging_level="ERROR", log_to_driver=False)
+        except Exception as error:  # whatever it is, there is no cluster
+            failure.append(_first_line(error))
+        else:
+            failure.clear()
 
     @property
     def host(self) -> str:

@@ -5,29 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import struct
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 from daemons import fake_modules, runtime_folders, wait_for_end
-from fakes import make_config
-from msgspec.structs import replace
-from quire.core.executor import ExecutorEvent, ProcessExecutor, WorkerLost
 from quire.core.placement import local_place
 from quire.core.worker_group import find_late_rank
-from quire.ipc.config import EngineConfig, ParallelConfig
-from quire.ipc.model_spec import ModelSpec
 from quire.ipc.step import (
     LedgerEntry,
     ModelRunnerOutput,
-    SchedulerOutput,
     WorkerFailed,
     WorkerProgress,
     WorkerReady,
 )
+from rank_driver import Ranks, make_rank_config
 
 SIZE = 3
 
@@ -43,67 +36,17 @@ def runtime() -> Iterator[Path]:
 def start(runtime: Path) -> Iterator[Callable[..., Ranks]]:
     """Starts ranks with a configuration; they are stopped at the end."""
     started: list[Ranks] = []
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def start(**changes: object) -> Ranks:
-        config = make_config()
-        model = replace(
-            config.model,
-            served_model_name=changes.pop("name", "fake"),
-            spec=widen(config.model.spec),
-        )
-        parallel = ParallelConfig(tensor_parallel_size=SIZE)
-        config = replace(config, model=model, parallel=parallel, **changes)
-        started.append(Ranks(config, f"ipc://{runtime}/ranks"))
+        config = make_rank_config(SIZE, **changes)
+        started.append(Ranks(config, local_place.LocalPlace(config, context, f"ipc://{runtime}/ranks")))
         return started[-1]
 
     yield start
     for ranks in started:
         ranks.stop()
-
-
-def widen(spec: ModelSpec) -> ModelSpec:
-    """Of one layer with so much for each rank."""
-    layer = spec.layers[0]
-    attention, ffn = replace(layer.attention, num_heads=SIZE), replace(layer.ffn, intermediate_size=SIZE)
-    return replace(spec, layers=(replace(layer, attention=attention, ffn=ffn),))
-
-
-class Ranks:
-    """An executor with its ranks, and the core's poll."""
-
-    def __init__(self, config: EngineConfig, address: str) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.executor = ProcessExecutor(config, local_place.LocalPlace(config, self._context, address))
-        self.poller = zmq.Poller()
-        self.executor.register(self.poller)
-        self._events: deque[ExecutorEvent] = deque()
-        self.seen: list[ExecutorEvent] = []
-        self.executor.start()
-
-    def follow(self, kind: type[ExecutorEvent], timeout_s: float = 10.0) -> ExecutorEvent:
-        """The next event of this kind; it and those before it are in `seen`."""
-        deadline = time.monotonic() + timeout_s
-        while (now := time.monotonic()) < deadline:
-            while self._events:
-                self.seen.append(self._events.popleft())
-                if isinstance(self.seen[-1], kind):
-                    return self.seen[-1]
-            look_at = min(deadline, self.executor.next_check_at or deadline)
-            self.poller.poll(1 + max(0, int(1000 * (look_at - now))))
-            self._events.extend(self.executor.receive())
-        raise AssertionError(f"no {kind.__name__} within {timeout_s:g} s")
-
-    def step(self, step_id: int) -> None:
-        self.executor.submit(SchedulerOutput(step_id, [0, 1], [1, 1]))
-
-    def lose(self) -> str:
-        event = self.follow(WorkerLost)
-        assert isinstance(event, WorkerLost)
-        return event.reason
-
-    def stop(self) -> None:
-        self.executor.stop(0.0)
-        self._context.destroy(linger=0)
+    context.destroy(linger=0)
 
 
 def test_all_ranks_must_be_ready_and_compute_but_only_rank_0_is_heard(start: Callable[..., Ranks]) -> None:
