@@ -7,12 +7,16 @@ on the other side as the class that fits there.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NoReturn, cast
 
 _MAX_SHOWN = 120  # characters of a value
 _MAX_NAME = 80  # of a name that a caller has made up
+_NOT_OF_WORDS = re.compile(r"[^a-z0-9]+")
+_NEAR_WORD = 0.75  # 'reset' and 'rest' are 0.89, 'tool' and 'lora' 0.5
+_MIN_BEGINNING = 3  # letters: 'mem' for 'memory'
 
 
 class QuireError(Exception):
@@ -150,8 +154,24 @@ def _join(begin: str, items: Iterable[Iterable[str]], end: str) -> Iterator[str]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """', did you mean X?' when a known name is close to `name`, else an empty string."""
+    """', did you mean X?' when `name` is a known name mistyped, shortened or split otherwise, else ''."""
     if len(name) > _MAX_SHOWN:  # which no known name is; comparing would take seconds
         return ""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
+    for close in difflib.get_close_matches(name, list(known), n=3, cutoff=0.6):
+        if _means(name, close):
+            return f", did you mean {close!r}?"
+    return ""
+
+
+def _means(name: str, known: str) -> bool:
+    """Whether each word of `name` is one of `known`: '--ssl-keyfile' is spelled like '--api-key-file'."""
+    words = _NOT_OF_WORDS.split(known.lower())
+    words.append("".join(words))
+    return all(
+        any(_is_word(word, other) for other in words) for word in _NOT_OF_WORDS.split(name.lower()) if word
+    )
+
+
+def _is_word(word: str, other: str) -> bool:
+    is_shortened = len(word) >= _MIN_BEGINNING and other.startswith(word)
+    return is_shortened or difflib.SequenceMatcher(None, word, other).ratio() >= _NEAR_WORD

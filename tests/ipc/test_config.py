@@ -67,3 +67,18 @@ def test_a_remote_error_keeps_the_class_of_a_user_error_only() -> None:
 def test_a_close_name_is_suggested() -> None:
     assert did_you_mean("temprature", ["temperature", "top_p"]) == ", did you mean 'temperature'?"
     assert did_you_mean("zzz", ["temperature", "top_p"]) == ""
+    for shortened, whole in (
+        ("gpu_mem_utilization", "gpu_memory_utilization"),
+        ("maxlogprobs", "max_logprobs"),
+    ):
+        assert did_you_mean(shortened, [whole]) == f", did you mean {whole!r}?"
+
+
+def test_a_name_that_is_only_spelled_alike_is_not_suggested() -> None:
+    for name, known in (
+        ("--ssl-keyfile", "--api-key-file"),
+        ("--kv-cache-dtype", "--kv-cache-memory-bytes"),
+        ("--disable-log-requests", "--disable-log-stats"),
+        ("enable_lora", "enable_tool"),
+    ):
+        assert did_you_mean(name, [known]) == ""
