@@ -9,6 +9,7 @@ import pytest
 from daemons import runtime_folders
 from fakes import make_config
 from quire.frontend.cli.commands import serve
+from quire.frontend.cli.serving.options import make_parser
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.daemon.daemon_state import DaemonState, write_state
 from quire.ipc.errors import ConfigError
@@ -114,4 +115,4 @@ def test_a_server_that_others_can_reach_refuses_a_daemon_that_was_started_with_t
 
 
 def test_the_option_is_not_shown_to_users() -> None:
-    assert "--fault-hooks" not in serve._make_parser().format_help()
+    assert "--fault-hooks" not in make_parser().format_help()
