@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -52,6 +53,24 @@ def read_engine_choice(options: argparse.Namespace, model: str = POCKET) -> Engi
     if files:
         options.attach = _choose_remote(options, options.model)
     return None
+
+
+def choose_model(argv: Sequence[str], argument: str | None, model: str) -> str:
+    """The model of a command that takes it as an argument and as --model, and from a config file.
+
+    `model`: what the options say, the default included. Raises ConfigError for two models in `argv`.
+    """
+    models = [] if argument is None else [argument]
+    for word, after in itertools.pairwise([*argv, ""]):
+        models += [after] if word == "--model" else []
+        models += [word.removeprefix("--model=")] if word.startswith("--model=") else []
+    models = list(dict.fromkeys(models))
+    if len(models) > 1:
+        allowed = (
+            "one model; of several each needs a `quire daemon start`, and `quire serve --attach` has them"
+        )
+        raise ConfigError("model", ", ".join(models), allowed)
+    return models[0] if models else model
 
 
 def choose_daemons(names: Sequence[str], keys: str | None) -> list[Attachment]:

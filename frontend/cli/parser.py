@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ...ipc.errors import QuireError, did_you_mean
+from .config_file import FLAG, expand_config
 from .exit_codes import ExitCode
 
 _INVALID_VALUE = re.compile(r"argument (?P<field>[^:]+): invalid (?P<kind>\w+) value: (?P<value>.*)", re.S)
@@ -41,8 +42,14 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of `argv`; raises UsageError. Options may stand between positional arguments."""
-        options, rest = self.parse_known_intermixed_args(argv)
+        """Parse all of `argv`; raises UsageError. Options may stand between positional arguments.
+
+        As in vLLM an option may have '_' for '-', and `--config` names a file with more of them.
+        """
+        words = list(map(self._with_dashes, argv))
+        if FLAG in self._option_string_actions:
+            words = expand_config(self._option_string_actions, words)
+        options, rest = self.parse_known_intermixed_args(words)
         for word in rest:
             if word.startswith("-"):
                 flag = word.split("=", 1)[0]
@@ -53,6 +60,13 @@ class Parser(argparse.ArgumentParser):
         if rest:
             raise UsageError(f"{rest[0]!r}: '{self.prog}' takes no such argument, see {self.prog} --help")
         return options
+
+    def _with_dashes(self, word: str) -> str:
+        flag, sign, value = word.partition("=")
+        known = self._option_string_actions
+        dashed = flag.replace("_", "-")
+        is_spelled_so = flag.startswith("--") and flag not in known and dashed in known
+        return f"{dashed}{sign}{value}" if is_spelled_so else word
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse's, which says nothing when it cannot write."""

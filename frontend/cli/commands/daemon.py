@@ -24,6 +24,8 @@ from ...daemon import (
     stop_daemon,
 )
 from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
+from ..config_file import add_config_option
+from ..engine_choice import choose_model
 from ..exit_codes import ExitCode
 from ..parser import Parser, UsageError, run_subcommand
 from ..progress import PhaseLine
@@ -67,11 +69,11 @@ def _start(argv: Sequence[str]) -> int:
     parser.add_argument("--listen", metavar="ADDRESS", help=text)
     text = "folder of the keys for --listen; `quire keys make DIR` makes one"
     parser.add_argument("--keys", metavar="DIR", help=text)
+    add_config_option(parser)
     EngineArgs.add_cli_args(parser)
     parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
     options = parser.parse(argv)
-    if options.model_argument is not None:
-        options.model = options.model_argument
+    options.model = choose_model(argv, options.model_argument, options.model)
     check_name_is_free(options.name)
     check_listening(options.listen, options.keys)
     config = EngineArgs.from_cli_args(options).create_engine_config()

@@ -22,7 +22,7 @@ from ...daemon import DaemonStarter, check_name_is_free
 from ...engine_args import EngineArgs
 from ...openai.connections.listen import bind_socket, reserve_port
 from ...openai.engines.daemon_model import load_daemon_models
-from ..engine_choice import read_engine_choice
+from ..engine_choice import choose_model, read_engine_choice
 from ..exit_codes import ExitCode
 from ..serving.box import bracket, format_box
 from ..serving.options import (
@@ -43,6 +43,7 @@ _GRPC_SERVER = "...grpc.server"
 def run(argv: Sequence[str]) -> int:
     """Run `quire serve`."""
     options = make_parser().parse(argv)
+    options.model = choose_model(argv, options.model_name, options.model)
     from ...openai.limits import parse_limits
 
     limits = parse_limits(options.limit)
@@ -78,8 +79,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
     """Arguments of the server's own engine; None with --attach alone, which serves daemons' engines only."""
-    if options.model_name is not None:
-        options.model = options.model_name
     attached = options.attach or ()
     # With a daemon of another machine MODEL names this machine's copy of its files.
     has_both = bool(attached) and options.model_name is not None and not any(map(is_tcp, attached))

@@ -19,6 +19,7 @@ from ....ipc.network.tcp_address import is_tcp
 from ....ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 from ...engine_args import SHARED_MAX_QUEUED_BYTES
 from ...openai.connections.listen import is_loopback
+from ..config_file import add_config_option
 from ..engine_choice import add_engine_options
 from ..parser import Parser
 
@@ -65,6 +66,7 @@ def make_parser() -> Parser:
     add("--share-port", action="store_true", help="join servers of yours that listen on the port already")
     add("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
     add("--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector")
+    add_config_option(parser)
     add("--help-limits", action="store_true", help="show every limit and its value")
     add_engine_options(parser, takes_several=True)
     parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
