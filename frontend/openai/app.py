@@ -98,7 +98,7 @@ def create_app(models: ServedModels) -> DirectRoutes:
     )
     for kind in (HTTPException, QuireError, Exception):
         app.add_exception_handler(kind, _answer_error)
-    routes = Routes(app)
+    routes = Routes(app, models.parts.options.root_path)
     add_health_routes(routes, models)
     _add_version_route(routes)
     _add_model_routes(routes, models)

@@ -25,6 +25,24 @@ def find_max_grpc_connections(max_open_files: int) -> int:
     return min(_MAX_GRPC_CONNECTIONS, max_open_files // 4) if has_bound else _MAX_GRPC_CONNECTIONS
 
 
+class CorsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which web pages of other origins may ask, and how; '*' is any."""
+
+    origins: tuple[str, ...]
+    methods: tuple[str, ...] = ("*",)
+    headers: tuple[str, ...] = ("*",)
+    allows_credentials: bool = False
+
+
+class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Files in PEM. keyfile: None where the certificate's file has the key. cert_reqs: ssl.VerifyMode."""
+
+    certfile: str
+    keyfile: str | None = None
+    ca_certs: str | None = None
+    cert_reqs: int = 0
+
+
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one HTTP process.
 
@@ -34,7 +52,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     one more ends the server. accepts_when_ready: leave connections to others on the same socket until the
     engine answers; else they are answered 503 meanwhile. stall_s: /health fails when a request had no token
     for so long while the device was free; 0: never. otlp_traces_endpoint: where spans of requests are sent,
-    None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one.
+    None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one. uds: the path of the Unix
+    socket that it listens on in place of host and port. root_path: what a proxy puts before every path; it is
+    taken away where it comes. allowed_hosts: names that requests may be for, '*.example.com' too; empty: any.
+    enable_request_id_headers: every answer has the X-Request-Id of its request, or a new one.
     """
 
     host: str = DEFAULT_HOST
@@ -48,3 +69,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: Annotated[float, Meta(ge=0.0, le=86400.0)] = DEFAULT_STALL_S
     limits: Limits = Limits()
     grpc_address: str | None = None
+    uds: str | None = None
+    root_path: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    cors: CorsOptions | None = None
+    tls: TlsOptions | None = None
+    enable_request_id_headers: bool = False

@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, cast
 
 import msgspec
-from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -26,9 +25,10 @@ from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from ..client.engine_connection import PhaseCallback
 from .app import create_app
-from .connections.auth import ApiKeyMiddleware, ApiKeys
-from .connections.hosts import LocalHostMiddleware
-from .connections.listen import BACKLOG, is_loopback
+from .connections.auth import ApiKeys
+from .connections.hosts import AllowedHosts
+from .connections.layers import wrap_routes
+from .connections.listen import BACKLOG
 from .connections.protocol import Admission, CappedProtocol
 from .engines.attachments import Attachments
 from .engines.daemon_model import DaemonModel
@@ -147,13 +147,14 @@ class Server:
         if self._peers is not None:
             await self._models.parts.responses.join(self._peers)
         loop = asyncio.get_running_loop()
+        if listening_socket.family == socket.AF_UNIX:
+            return await loop.create_unix_server(factory, sock=listening_socket, backlog=BACKLOG)
         return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)
 
     def _make_factory(self) -> Callable[[], asyncio.Protocol]:
+        options = self._options
         routes = create_app(self._models)
-        app: ASGIApp = ApiKeyMiddleware(routes, self._options.api_key_hashes)
-        if not self._options.api_key_hashes and is_loopback(self._options.host):
-            app = LocalHostMiddleware(app)
+        app = wrap_routes(routes, options)
         if self._tracing is not None:
             app = self._tracing.wrap(app, self._models.parts)
         config = Config(
@@ -167,9 +168,18 @@ class Server:
             proxy_headers=False,
         )
         config.load()
-        keys = ApiKeys(self._options.api_key_hashes)
-        admission = Admission(self._options.limits, keys, routes.body_paths)
-        return lambda: CappedProtocol(config, self._state, {}, admission)
+        keys = ApiKeys(options.api_key_hashes)
+        hosts = AllowedHosts(options.allowed_hosts) if options.allowed_hosts else None
+        admission = Admission(options.limits, keys, routes.body_paths, options.root_path, hosts)
+
+        def make_protocol() -> CappedProtocol:
+            return CappedProtocol(config, self._state, {}, admission)
+
+        if options.tls is None:
+            return make_protocol
+        from .connections.tls import make_tls_context, make_tls_factory
+
+        return make_tls_factory(make_protocol, make_tls_context(options.tls), options.limits.max_header_s)
 
     async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
         """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""

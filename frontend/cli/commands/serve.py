@@ -21,10 +21,11 @@ from ...client.remote_daemon import Attachment, check_unattached
 from ...daemon import DaemonStarter, check_name_is_free
 from ...engine_args import EngineArgs
 from ...openai.connections.listen import bind_socket, reserve_port
+from ...openai.connections.unix_socket import listen_at_path
 from ...openai.engines.daemon_model import load_daemon_models
 from ..engine_choice import choose_model, read_engine_choice
 from ..exit_codes import ExitCode
-from ..serving.box import bracket, format_box
+from ..serving.box import Place, bracket, format_box
 from ..serving.options import (
     check_exposure,
     collect_keys,
@@ -54,18 +55,13 @@ def run(argv: Sequence[str]) -> int:
     check_exposure(options, keys)
     server_options = make_server_options(options, keys, limits)
     engine_args = _read_engine_args(options)
-    with (
-        bind_socket(options.host, options.port, options.share_port) as listening_socket,
-        _reserve_grpc_port(options) as grpc_port,
-    ):
-        port = listening_socket.getsockname()[1]
-        if grpc_port is not None:
-            address = f"{bracket(listening_socket.getsockname()[0])}:{grpc_port}"
-            server_options = msgspec.structs.replace(server_options, grpc_address=address)
-        box = functools.partial(format_box, options.host, port, has_keys=bool(keys), grpc_port=grpc_port)
+    with _listen(options) as listening_socket, _reserve_grpc_port(options) as grpc_address:
+        place = _name_place(options, listening_socket)
+        server_options = msgspec.structs.replace(server_options, grpc_address=grpc_address)
+        box = functools.partial(format_box, place, has_keys=bool(keys), grpc_address=grpc_address)
         if engine_args is None:
             return _serve(options, server_options, listening_socket, options.attach, box)
-        name = options.name or f"serve-{port}"
+        name = options.name or place.engine_name
         config = engine_args.create_engine_config()
         check_name_is_free(name)
         starter = DaemonStarter(SupervisorArgs(name=name, config=config, ends_with_parent=True))
@@ -75,6 +71,17 @@ def run(argv: Sequence[str]) -> int:
             return _serve(options, server_options, listening_socket, daemons, box)
         finally:
             starter.stop()
+
+
+def _listen(options: argparse.Namespace) -> contextlib.AbstractContextManager[socket.socket]:
+    if options.uds is not None:
+        return listen_at_path(options.uds)
+    return bind_socket(options.host, options.port, options.share_port)
+
+
+def _name_place(options: argparse.Namespace, listening_socket: socket.socket) -> Place:
+    port = 0 if options.uds is not None else listening_socket.getsockname()[1]
+    return Place(options.host, port, options.uds, has_tls=options.ssl_certfile is not None)
 
 
 def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
@@ -95,8 +102,8 @@ def _read_engine_args(options: argparse.Namespace) -> EngineArgs | None:
 
 
 @contextlib.contextmanager
-def _reserve_grpc_port(options: argparse.Namespace) -> Generator[int | None]:
-    """The port of the gRPC API, kept for the block, in which HTTP processes listen on it; None without."""
+def _reserve_grpc_port(options: argparse.Namespace) -> Generator[str | None]:
+    """'HOST:PORT' of the gRPC API, kept for the block, in which HTTP processes listen on it; None without."""
     port = options.grpc_port
     if port is None:
         yield None
@@ -106,7 +113,8 @@ def _reserve_grpc_port(options: argparse.Namespace) -> Generator[int | None]:
     except Exception as error:  # protobuf has an error of its own for code that is newer than it is
         raise ConfigError("grpc_port", port, f"only with: pip install 'quire[grpc]' ({error})") from None
     with reserve_port("grpc_port", options.host, port, options.share_port) as grpc_socket:
-        yield grpc_socket.getsockname()[1]
+        host, port = grpc_socket.getsockname()[:2]
+        yield f"{bracket(host)}:{port}"
 
 
 def _serve(

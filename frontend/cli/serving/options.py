@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -42,6 +43,7 @@ def make_parser() -> Parser:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     add("--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free one")
+    add("--uds", metavar="PATH", help="listen on this Unix socket, in place of host and port")
     add("--api-key", action="append", default=[], metavar="KEY", help="a key to let in (repeatable)")
     add("--api-key-file", metavar="FILE", help="keys to let in, one a line")
     add("--grpc-port", type=int, metavar="N", help="port of the gRPC API (none); 0: any free one")
@@ -66,11 +68,34 @@ def make_parser() -> Parser:
     add("--share-port", action="store_true", help="join servers of yours that listen on the port already")
     add("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
     add("--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector")
+    _add_proxy_options(parser)
     add_config_option(parser)
     add("--help-limits", action="store_true", help="show every limit and its value")
     add_engine_options(parser, takes_several=True)
     parser.set_defaults(scheduling_policy="fair", max_queued_bytes=SHARED_MAX_QUEUED_BYTES)
     return parser
+
+
+def _add_proxy_options(parser: Parser) -> None:
+    """What stands between clients and the server: TLS, a proxy, browsers. Names and meaning are vLLM's."""
+    add = parser.add_argument_group("network options").add_argument
+    add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    add("--ssl-keyfile", metavar="FILE", help="its key, without a password; default: in the same file")
+    add("--ssl-ca-certs", metavar="FILE", help="whose certificates clients may have")
+    text = "certificates of clients: 0 not asked for, 1 checked, 2 needed (0)"
+    add("--ssl-cert-reqs", type=int, default=0, metavar="N", help=text)
+    text = "what a proxy puts before every path, such as /llm; it is taken away where it comes"
+    add("--root-path", default="", metavar="PATH", help=text)
+    text = "a name that requests may be for, '*.example.com' too; default: any with an API key"
+    add("--allowed-hosts", action="extend", nargs="+", default=[], metavar="NAME", help=text)
+    text = "where browsers' pages may come from, '*': anywhere (nowhere); as vLLM's it may be a JSON list"
+    add("--allowed-origins", action="append", default=[], metavar="ORIGIN", help=text)
+    add("--allow-credentials", action="store_true", help="browsers may send cookies along")
+    text = "methods of such pages ('*')"
+    add("--allowed-methods", action="append", default=[], metavar="METHOD", help=text)
+    add("--allowed-headers", action="append", default=[], metavar="NAME", help="headers of such pages ('*')")
+    text = "every answer has the X-Request-Id of its request, or a new one"
+    add("--enable-request-id-headers", action="store_true", help=text)
 
 
 def print_limits(limits: Limits) -> None:
@@ -101,12 +126,60 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         "otlp_traces_endpoint": options.otlp_traces_endpoint,
         "stall_s": options.stall_s,
         "limits": limits,
+        "uds": options.uds,
+        "root_path": read_root_path(options.root_path),
+        "allowed_hosts": tuple(read_list("allowed_hosts", options.allowed_hosts)),
+        "cors": _read_cors(options),
+        "tls": _read_tls(options),
+        "enable_request_id_headers": options.enable_request_id_headers,
     }
     try:
         return msgspec.convert(values, ServerOptions)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$.")
         raise ConfigError(path.rstrip("`"), getattr(options, path.rstrip("`"), None), what) from None
+
+
+def read_root_path(path: str) -> str:
+    """Without a '/' at its end."""
+    root_path = path.rstrip("/")
+    if root_path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", root_path):
+        raise ConfigError("root_path", path, "a path such as /llm, of letters, digits, '.', '_', '~' and '-'")
+    return root_path
+
+
+def read_list(field: str, given: Sequence[str]) -> list[str]:
+    """Texts, each as it is or, as vLLM takes them, several as a JSON list."""
+    found: list[str] = []
+    for text in given:
+        try:
+            found += msgspec.json.decode(text, type=list[str]) if text.startswith("[") else [text]
+        except msgspec.MsgspecError as error:
+            raise ConfigError(field, text, f"a text, or a JSON list of texts ({error})") from None
+    if not all(found):
+        raise ConfigError(field, "", "texts that are not empty")
+    return found
+
+
+def _read_cors(options: argparse.Namespace) -> dict[str, Any] | None:
+    names = ("origins", "methods", "headers")
+    lists = {name: read_list(f"allowed_{name}", getattr(options, f"allowed_{name}")) for name in names}
+    given = {name: texts for name, texts in lists.items() if texts}
+    return given | {"allows_credentials": options.allow_credentials} if lists["origins"] else None
+
+
+def _read_tls(options: argparse.Namespace) -> dict[str, Any] | None:
+    names = ("certfile", "keyfile", "ca_certs", "cert_reqs")
+    given = {name: getattr(options, f"ssl_{name}") for name in names if getattr(options, f"ssl_{name}")}
+    if not given:
+        return None
+    if "certfile" not in given:
+        raise ConfigError("ssl_certfile", None, f"a PEM file, beside ssl_{next(iter(given))}")
+    from ...openai.connections.tls import make_tls_context
+    from ...openai.options import TlsOptions
+
+    make_tls_context(TlsOptions(**given))  # refused now rather than by each HTTP process
+    return given
 
 
 def collect_keys(options: argparse.Namespace) -> list[str]:
@@ -157,9 +230,10 @@ def check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
         raise ConfigError("max_waiting", options.max_waiting, "an integer of at least 0")
     if not 0 <= options.drain_timeout <= 86400:
         raise ConfigError("drain_timeout", options.drain_timeout, "seconds from 0 to 86400")
-    if not is_loopback(options.host):
+    is_local = options.uds is not None or is_loopback(options.host)
+    if not is_local:
         _refuse_fault_hooks(options)
-    if keys or options.insecure_no_key or is_loopback(options.host):
+    if keys or options.insecure_no_key or is_local:
         return
     raise ConfigError(
         "host",

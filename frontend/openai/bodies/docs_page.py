@@ -34,7 +34,7 @@ def render_docs(document: dict[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(info["title"])}</title>'
         f"<style>{_STYLE}</style><h1>{escape(info['title'])} {escape(info['version'])}</h1>"
-        f'<p>{escape(info["description"])} The whole description for programs: <a href="/openapi.json">'
+        f'<p>{escape(info["description"])} The whole description for programs: <a href="openapi.json">'
         f"/openapi.json</a>. A field that is not listed is refused.</p>{''.join(routes)}</html>"
     )
 

@@ -31,8 +31,10 @@ _ERRORS_OF_POSTS = {
 class Routes:
     """Adds routes to an app, and makes the document of what goes in and out; FastAPI parses nothing."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, root_path: str = "") -> None:
+        """`root_path`: what a proxy puts before every path."""
         self._app = app
+        self._root_path = root_path
         self._types: set[Any] = {ErrorResponse}
 
     def add(
@@ -97,6 +99,8 @@ class Routes:
             own.pop(name, None)
         own.update(schemas)
         components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
+        if self._root_path:
+            document["servers"] = [{"url": self._root_path}]
         document["security"] = [{}, {"apiKey": []}]
         return document
 

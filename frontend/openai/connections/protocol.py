@@ -16,14 +16,16 @@ from typing import Any, cast
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from ..bodies.parsing import BODY_EXTENSION
 from ..errors import ApiError, overloaded
 from ..limits import Limits
 from ..stream import CLOSE_EXTENSION
-from .auth import CALLER_KEY, ApiKeys
+from .auth import CALLER_KEY, OPEN_PATHS, ApiKeys
 from .connection import Connection
+from .hosts import AllowedHosts
 from .memory import MemoryTrimmer
 from .message_meter import MessageMeter
 from .read_turns import ReadTurns
@@ -36,13 +38,23 @@ _SLICE_BYTES = 2**14  # at most so much of another message may be counted as thi
 class Admission:
     """What the connections of one process share: its limits, keys and room.
 
-    body_paths: where a POST has a body; that of any other request is not stored.
+    body_paths: where a POST has a body; that of any other request is not stored. root_path: what is taken
+    away from the beginning of paths. hosts: whom requests have to be for; None: whoever they name.
     """
 
-    def __init__(self, limits: Limits, keys: ApiKeys, body_paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        keys: ApiKeys,
+        body_paths: frozenset[str],
+        root_path: str = "",
+        hosts: AllowedHosts | None = None,
+    ) -> None:
         self.limits = limits
         self.keys = keys
         self.body_paths = body_paths
+        self.root_path = root_path.encode()
+        self.hosts = hosts
         self.connections: ConnectionTable[CappedProtocol] = ConnectionTable(limits.max_connections)
         self.headers: ByteShares[CappedProtocol] = ByteShares(limits.max_total_header_bytes)
         self.bodies: ByteShares[CappedProtocol] = ByteShares(
@@ -104,22 +116,43 @@ class CappedProtocol(Connection):
         self._header_sizes: list[int] = []  # of the requests under way, in their order
         self._is_other_protocol = False  # it is read a second time, without what asks for the other one
         self._stores_body = False
+        self._is_admitted = False  # since its handshake began
         self._largest_body = 0  # in bytes, of the messages since the last was answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.client_name = name_address(self.client[0]) if self.client else ""
         self._arm(self._limits.max_keep_alive_s, transport.abort)
-        victim = self._admission.connections.add(self, self.client_name)
-        if victim is not self:
-            if victim is not None:
-                victim.close_now()
-        elif len(self.connections) > self._limits.max_connections + _MAX_REFUSED:
+        if self._is_admitted or self._take_place(self.client):
+            return
+        if len(self.connections) > self._limits.max_connections + _MAX_REFUSED:
             self.close_now()
         else:
             allowed = f"at most {self._limits.max_connections} (max_connections), and none of them is idle"
             status = HTTPStatus.SERVICE_UNAVAILABLE
             self.refuse(ApiError(status, f"connections: {allowed}", code="too_many_connections"))
+
+    def begin_handshake(self, transport: asyncio.Transport) -> bool:
+        """A connection that is not encrypted yet takes its place; False: there is none, and it is cut off.
+
+        Then comes `connection_made` with the encrypted transport, or `end_handshake`.
+        """
+        self.transport = transport
+        self._is_admitted = self._take_place(get_remote_addr(transport))
+        if not self._is_admitted:
+            self.close_now()
+        return self._is_admitted
+
+    def end_handshake(self) -> None:
+        """It has failed."""
+        self._admission.connections.remove(self)
+
+    def _take_place(self, client: tuple[str, int] | None) -> bool:
+        """True when there is one, which an idle connection may have had to give."""
+        self.client_name = name_address(client[0]) if client else ""
+        victim = self._admission.connections.add(self, self.client_name)
+        if victim is not None and victim is not self:
+            victim.close_now()
+        return victim is not self
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -206,6 +239,11 @@ class CappedProtocol(Connection):
             return
         self._meter.end_head()
         self._disarm()
+        if self._admission.root_path:
+            self.url = _without_root(self.url, self._admission.root_path)
+        hosts = self._admission.hosts
+        if hosts is not None and self.url.partition(b"?")[0].decode("latin-1") not in OPEN_PATHS:
+            hosts.check(self.headers)
         if len(self.pipeline) >= self._limits.max_pipelined:
             allowed = f"at most {self._limits.max_pipelined} (max_pipelined)"
             raise overloaded(f"requests that wait for an answer: {allowed}")
@@ -302,6 +340,14 @@ class CappedProtocol(Connection):
         self._admission.memory.note_ended(self._largest_body)
         self._largest_body = 0
         super()._forget_request(keeps_head)
+
+
+def _without_root(url: bytes, root_path: bytes) -> bytes:
+    """A path without what a proxy has put before it; one that it has already taken away stays as it is."""
+    rest = url.removeprefix(root_path)
+    if rest is url or rest[:1] not in (b"", b"/", b"?"):
+        return url
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def _read_body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
