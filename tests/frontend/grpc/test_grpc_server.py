@@ -48,7 +48,7 @@ def run(scenario: Scenario, **options: Any) -> None:
         async with connect(server) as channel:
             await scenario(llm, stubs.QuireEngineStub(channel), server)
 
-    run_with_server(with_stub, grpc_address="127.0.0.1:0", **options)
+    run_with_server(with_stub, options={"grpc_address": "127.0.0.1:0"}, **options)
 
 
 async def find_error(call: Any) -> tuple[grpc.StatusCode, str, dict[str, Any]]:

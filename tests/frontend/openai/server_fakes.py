@@ -21,21 +21,25 @@ from quire.frontend.openai.server import Server
 class Peer:
     """A client that says exactly what it is told to."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, address: int | str) -> None:
+        """`address`: a port, or the path of a Unix socket."""
+        self.address = address
         self._neighbours: list[Peer] = []
 
     async def connect(self, receive_buffer: int | None = None) -> None:
-        client = socket.socket()
+        is_unix = isinstance(self.address, str)
+        client = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET)
         if receive_buffer is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         client.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.port))
+        await asyncio.get_running_loop().sock_connect(
+            client, self.address if is_unix else ("127.0.0.1", self.address)
+        )
         self.reader, self.writer = await asyncio.open_connection(sock=client, limit=2**24)
 
     async def make_neighbour(self, receive_buffer: int | None = None) -> Peer:
         """Another connection to the same server; it ends with this one."""
-        neighbour = Peer(self.port)
+        neighbour = Peer(self.address)
         await neighbour.connect(receive_buffer)
         self._neighbours.append(neighbour)
         return neighbour
@@ -100,27 +104,32 @@ def run_with_server(
     pieces: int = 3,
     max_waiting: int = 2048,
     api_keys: tuple[str, ...] = (),
-    grpc_address: str | None = None,
+    options: dict[str, Any] | None = None,
+    listener: socket.socket | None = None,
     **limits: Any,
 ) -> float:
-    """Run a scenario beside a server, then end it with SIGTERM; returns how long the end took."""
+    """Run a scenario beside a server, then end it with SIGTERM; returns how long the end took.
+
+    options: more of ServerOptions'. listener: where it listens, in place of a port of its own.
+    """
 
     async def main() -> float:
         llm = FakeLLM(tuple("word " for _ in range(pieces)))
-        listener = socket.create_server(("127.0.0.1", 0))
-        options = ServerOptions(
+        listening_socket = listener or socket.create_server(("127.0.0.1", 0))
+        server_options = ServerOptions(
             drain_timeout_s=drain_timeout_s,
             max_waiting=max_waiting,
             api_key_hashes=tuple(hash_key(key) for key in api_keys),
             limits=Limits(**limits),
-            grpc_address=grpc_address,
+            **(options or {}),
         )
-        server = Server(llm, options)  # type: ignore[arg-type]
+        server = Server(llm, server_options)  # type: ignore[arg-type]
         server._state.connections = WatchedSet()
         server._models.only._text = InlineText(llm.tokenizer)  # type: ignore[assignment]
         ready = asyncio.Event()
-        serving = asyncio.create_task(server.serve(listener, lambda _: ready.set()))
-        peer = Peer(listener.getsockname()[1])
+        serving = asyncio.create_task(server.serve(listening_socket, lambda _: ready.set()))
+        address = listening_socket.getsockname()
+        peer = Peer(address[1] if isinstance(address, tuple) else address)
         async with asyncio.timeout(30):
             await ready.wait()
             await peer.connect()

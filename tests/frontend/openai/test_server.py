@@ -133,7 +133,7 @@ def test_a_client_that_leaves_ends_its_request_within_a_second(body: Any, holds_
 
 def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
-        slow = Peer(peer.port)
+        slow = Peer(peer.address)
         await slow.connect(receive_buffer=4096)
         slow.writer.transport.pause_reading()
         began = time.monotonic()
@@ -151,7 +151,7 @@ def test_a_reader_that_does_not_read_is_cut_off_after_the_write_timeout() -> Non
 def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connection: str) -> None:
     async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
         llm.pieces = ("word " * 4_000_000,)  # past what the kernel takes for a reader that does not read
-        slow = Peer(peer.port)
+        slow = Peer(peer.address)
         await slow.connect(receive_buffer=4096)
         slow.writer.transport.pause_reading()
         await slow.post("/v1/chat/completions", CHAT, f"connection: {connection}\r\n")
@@ -167,7 +167,7 @@ def test_a_whole_answer_that_nobody_reads_does_not_keep_its_connection(connectio
 def test_overload_is_answered_at_once() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, _server: Server) -> None:
         llm.gate.clear()
-        peers = [Peer(peer.port) for _ in range(4)]
+        peers = [Peer(peer.address) for _ in range(4)]
         for one in peers:
             await one.connect()
             await one.post("/v1/chat/completions", CHAT)
@@ -192,14 +192,14 @@ def test_overload_is_answered_at_once() -> None:
 def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones() -> None:
     async def scenario(llm: FakeLLM, peer: Peer, server: Server) -> None:
         llm.gate.clear()
-        late = Peer(peer.port)
+        late = Peer(peer.address)
         await late.connect()
         await peer.post("/v1/chat/completions", STREAM)
         await llm.started.wait()
         draining = watch_drain(server)
         os.kill(os.getpid(), signal.SIGTERM)
         await draining.wait()
-        newcomer = Peer(peer.port)
+        newcomer = Peer(peer.address)
         await newcomer.connect()
         await newcomer.say(b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await newcomer.read_answer())[0] == 503
