@@ -26,6 +26,7 @@ from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.messages import EngineCoreOutputs, EngineDead, Refusal
 from ..ipc.network.served_files import hash_served_files
 from ..ipc.processes.child_args import PACKAGE_DIR, CoreArgs, NetworkArgs
+from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import (
     EXIT_CRASHED,
     EXIT_OK,
@@ -238,5 +239,5 @@ def main() -> NoReturn:
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     args = msgspec.msgpack.decode(lifeline.args, type=CoreArgs)
-    logging.basicConfig(level=args.config.log_level, format=f"{name_engine(args)}: %(message)s")
+    start_logging(name_engine(args), args.config.log_level, args.config.log_format)
     sys.exit(EngineCoreProcess(args, lifeline.fd, started_at).run())

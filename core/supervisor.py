@@ -33,6 +33,7 @@ from ..ipc.daemon.run_dir import RunDirectory
 from ..ipc.due import until_ms
 from ..ipc.errors import EngineStartError, QuireError
 from ..ipc.processes.child_args import CORE_MODULE
+from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_CORE_LOST, EXIT_OK, EXIT_START_FAILED, Lifeline, catch_signals
 from ..ipc.processes.process_limits import raise_file_limit
 from .supervision.group_commands import GroupCommands
@@ -247,7 +248,7 @@ def run_supervisor() -> NoReturn:
     lifeline = Lifeline()
     raise_file_limit()
     args = msgspec.msgpack.decode(lifeline.args, type=SupervisorArgs)
-    logging.basicConfig(level=args.config.log_level, format="quire: %(message)s")
+    start_logging("quire", args.config.log_level, args.config.log_format)
     reporter = Reporter()
     # Before the directory is made: a signal from now on ends in the way that removes it.
     signals = catch_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

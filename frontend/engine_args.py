@@ -34,6 +34,7 @@ from ..ipc.config import (
 )
 from ..ipc.errors import ConfigError, ModelError, did_you_mean
 from ..ipc.model_spec import ModelSpec
+from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from .families import read_model_spec
 from .logits_processor_names import find_module_folders, name_logits_processors
@@ -184,6 +185,7 @@ class EngineArgs:
         None, "scheduler", "schedule a step while the one before it runs; default on"
     )
     log_level: str = _arg("INFO", "process", "what the engine's processes log to standard error", LOG_LEVELS)
+    log_format: str = _arg("text", "process", "lines of text or of JSON", LOG_FORMATS)
     ready_timeout_s: float = _arg(600.0, "process", "how long an engine may take to start")
     step_timeout_s: float | None = _arg(
         DEFAULT_STEP_TIMEOUT_S,

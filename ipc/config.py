@@ -16,6 +16,7 @@ from .fault_hooks import keep_lasting, parse_fault_hooks
 from .model_spec import Dtype, ModelSpec
 from .param_fields import MAX_INT
 from .processes.core_losses import CoreLosses
+from .processes.log_lines import LogFormat
 from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -230,6 +231,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     fault_hooks: str = ""  # for tests; see fault_hooks.py
     logits_processors: tuple[str, ...] = ()  # classes that the worker loads, module:Class, in their order
     logits_processor_folders: tuple[str, ...] = ()  # where their modules lie; absolute
+    log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
         _check_seconds("ready_timeout_s", self.ready_timeout_s, MIN_READY_TIMEOUT_S)

@@ -22,6 +22,7 @@ from ..ipc.codec import make_step_codec
 from ..ipc.errors import QuireError
 from ..ipc.fault_hooks import make_fault_hooks
 from ..ipc.processes.child_args import SPARE_ROLE, WorkerArgs
+from ..ipc.processes.log_lines import start_logging
 from ..ipc.processes.process import EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..ipc.processes.process_limits import raise_file_limit
 from ..ipc.processes.spare import SPARE_GRACE_S, wait_for_adoption
@@ -158,6 +159,6 @@ def main() -> None:
         importlib.import_module(".worker", __package__)  # torch, which takes most of a start
         payload = wait_for_adoption(payload.decode(), lifeline)
     args = msgspec.msgpack.decode(payload, type=WorkerArgs)
-    logging.basicConfig(level=args.config.log_level, format="quire worker: %(message)s")
+    start_logging("quire worker", args.config.log_level, args.config.log_format)
     code = WorkerProcess(args).run()
     os._exit(code)  # torch's teardown takes 0.3 s and frees nothing that the kernel would not

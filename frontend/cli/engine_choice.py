@@ -15,7 +15,14 @@ from ..models.model_folder import POCKET
 from .parser import Parser
 
 # --seed is the request's where a command has one; the others have defaults of the command.
-_OF_COMMANDS = ("seed", "log_level", "generation_config", "scheduling_policy", "max_queued_bytes")
+_OF_COMMANDS = (
+    "seed",
+    "log_level",
+    "log_format",
+    "generation_config",
+    "scheduling_policy",
+    "max_queued_bytes",
+)
 
 
 def add_engine_options(parser: Parser, takes_several: bool = False) -> None:

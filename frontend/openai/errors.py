@@ -7,6 +7,7 @@ function decides the status of every exception; routes, streams and the connecti
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -24,6 +25,7 @@ from ...ipc.errors import (
     describe_refusal,
     shorten_name,
 )
+from .access.record import note_cause
 
 MESSAGES_PATH = "/v1/messages"
 MESSAGES_ID_HEADER = "request-id"  # Anthropic's clients show it
@@ -45,6 +47,7 @@ _MESSAGES_TYPES: dict[int, str] = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
+_SAID = re.compile(r"(?<=the chat template) (says|failed): .*", re.DOTALL)
 _logger = logging.getLogger("quire.serve")
 
 
@@ -92,12 +95,16 @@ class ApiError(QuireError):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        cause: str | None = None,
     ) -> None:
+        """`cause`: what logs say of it; None: the message. It has nothing of a prompt."""
         self.status = status
         self.param = None if param is None else shorten_name(param)
         self.code = code
         self.headers = dict(headers or {})
-        super().__init__(message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}...")
+        message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
+        self.cause = message if cause is None else cause
+        super().__init__(message)
 
 
 class FieldError(ApiError):
@@ -105,7 +112,11 @@ class FieldError(ApiError):
 
     def __init__(self, field: str, value: object, allowed: str, code: str | None = None) -> None:
         super().__init__(
-            HTTPStatus.BAD_REQUEST, describe_refusal(field, value, allowed), param=field, code=code
+            HTTPStatus.BAD_REQUEST,
+            describe_refusal(field, value, allowed),
+            param=field,
+            code=code,
+            cause=_describe_field(field, allowed),
         )
 
 
@@ -129,6 +140,7 @@ def as_api_error(error: Exception) -> ApiError:
     that cycle the request's prompts would stay in memory.
     """
     answer = _find_answer(error)
+    note_cause(answer.status, answer.cause)
     error.__traceback__ = None
     return answer
 
@@ -143,17 +155,25 @@ def _find_answer(error: Exception) -> ApiError:
             return ApiError(status, str(error.detail), code=code, headers=error.headers)
         case InputError():
             code = "context_length_exceeded" if "max_model_len" in error.allowed else None
-            return ApiError(HTTPStatus.BAD_REQUEST, str(error), param=error.field, code=code)
+            cause = _describe_field(error.field, error.allowed)
+            return ApiError(HTTPStatus.BAD_REQUEST, str(error), param=error.field, code=code, cause=cause)
         case RequestFailedError(code="overloaded"):
             return overloaded(str(error))
         case RequestFailedError():
             status, headers = _FAILURES.get(error.code, (HTTPStatus.INTERNAL_SERVER_ERROR, None))
-            return ApiError(status, str(error), code=error.code or "request_failed", headers=headers)
+            code = error.code or "request_failed"
+            cause = code if status < HTTPStatus.INTERNAL_SERVER_ERROR else None  # a grammar's has parts of it
+            return ApiError(status, str(error), code=code, headers=headers, cause=cause)
         case EngineDeadError():
             return unavailable(f"the engine has ended: {error}", "engine_dead")
         case _:
             _logger.error("a request failed", exc_info=error)
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error, see the log", code="internal")
+
+
+def _describe_field(field: str, allowed: str) -> str:
+    """What is wrong, without the value and without what a chat template says, which may have text in it."""
+    return f"{shorten_name(field)}: {_SAID.sub('', allowed)[:_MAX_MESSAGE]}"
 
 
 def is_messages_path(path: str) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from ...ipc.param_fields import MAX_INT
+from ...ipc.processes.log_lines import LogFormat
 from ...ipc.processes.restarts import MAX_LOSSES
 from .limits import Limits
 
@@ -55,7 +56,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     None for nowhere. grpc_address: 'HOST:PORT' of the gRPC API, None without one. uds: the path of the Unix
     socket that it listens on in place of host and port. root_path: what a proxy puts before every path; it is
     taken away where it comes. allowed_hosts: names that requests may be for, '*.example.com' too; empty: any.
-    enable_request_id_headers: every answer has the X-Request-Id of its request, or a new one.
+    enable_request_id_headers: every answer has the X-Request-Id of its request, or a new one. has_access_log:
+    a line a request on standard error, but for successes of `unlogged_paths`.
     """
 
     host: str = DEFAULT_HOST
@@ -75,3 +77,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     cors: CorsOptions | None = None
     tls: TlsOptions | None = None
     enable_request_id_headers: bool = False
+    has_access_log: bool = False
+    unlogged_paths: tuple[str, ...] = ()
+    log_level: str = "WARNING"
+    log_format: LogFormat = "text"

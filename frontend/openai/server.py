@@ -21,9 +21,12 @@ from uvicorn.server import ServerState
 
 from ...ipc.errors import EngineDeadError
 from ...ipc.processes.heap import limit_kept_heap
+from ...ipc.processes.log_lines import start_logging
 from ...ipc.processes.process_limits import raise_file_limit
 from ..async_llm import AsyncLLM
 from ..client.engine_connection import PhaseCallback
+from .access.layer import log_access
+from .access.log import PROCESS, make_access_log
 from .app import create_app
 from .connections.auth import ApiKeys
 from .connections.hosts import AllowedHosts
@@ -72,6 +75,7 @@ def run_server(
     import uvloop
 
     limit_kept_heap()
+    start_logging(PROCESS, options.log_level, options.log_format, "WARNING")
     options = fit_connections(options, raise_file_limit())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if on_loop is not None:
@@ -98,6 +102,7 @@ class Server:
         self._stop_now = asyncio.Event()  # a second signal
         endpoint = options.otlp_traces_endpoint
         self._tracing = None if endpoint is None else Tracing(endpoint)
+        self._access_log = make_access_log(options)
         self._grpc: GrpcServer | None = None
         self._has_died = False  # the engine, while the server ran
 
@@ -109,6 +114,8 @@ class Server:
     ) -> int:
         """See run_server."""
         loop = asyncio.get_running_loop()
+        if self._access_log is not None:
+            self._access_log.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         if self._options.grpc_address is not None:
@@ -135,6 +142,8 @@ class Server:
                 connection.close_now()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
+            if self._access_log is not None:
+                await asyncio.to_thread(self._access_log.close)
         if self._has_died:
             raise EngineDeadError(f"the engine has ended: {self._engines.dead_error}")
         return 0
@@ -157,6 +166,8 @@ class Server:
         app = wrap_routes(routes, options)
         if self._tracing is not None:
             app = self._tracing.wrap(app, self._models.parts)
+        if self._access_log is not None:
+            app = log_access(app, self._access_log, self._models.parts)
         config = Config(
             app,
             http=CappedProtocol,  # type: ignore[arg-type]
@@ -170,7 +181,8 @@ class Server:
         config.load()
         keys = ApiKeys(options.api_key_hashes)
         hosts = AllowedHosts(options.allowed_hosts) if options.allowed_hosts else None
-        admission = Admission(options.limits, keys, routes.body_paths, options.root_path, hosts)
+        body_paths, root_path = routes.body_paths, options.root_path
+        admission = Admission(options.limits, keys, body_paths, root_path, hosts, self._access_log)
 
         def make_protocol() -> CappedProtocol:
             return CappedProtocol(config, self._state, {}, admission)

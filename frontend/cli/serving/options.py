@@ -69,6 +69,7 @@ def make_parser() -> Parser:
     add("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
     add("--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector")
     _add_proxy_options(parser)
+    _add_log_options(parser)
     add_config_option(parser)
     add("--help-limits", action="store_true", help="show every limit and its value")
     add_engine_options(parser, takes_several=True)
@@ -87,7 +88,7 @@ def _add_proxy_options(parser: Parser) -> None:
     text = "what a proxy puts before every path, such as /llm; it is taken away where it comes"
     add("--root-path", default="", metavar="PATH", help=text)
     text = "a name that requests may be for, '*.example.com' too; default: any with an API key"
-    add("--allowed-hosts", action="extend", nargs="+", default=[], metavar="NAME", help=text)
+    add("--allowed-hosts", action="append", default=[], metavar="NAME", help=text)
     text = "where browsers' pages may come from, '*': anywhere (nowhere); as vLLM's it may be a JSON list"
     add("--allowed-origins", action="append", default=[], metavar="ORIGIN", help=text)
     add("--allow-credentials", action="store_true", help="browsers may send cookies along")
@@ -96,6 +97,14 @@ def _add_proxy_options(parser: Parser) -> None:
     add("--allowed-headers", action="append", default=[], metavar="NAME", help="headers of such pages ('*')")
     text = "every answer has the X-Request-Id of its request, or a new one"
     add("--enable-request-id-headers", action="store_true", help=text)
+
+
+def _add_log_options(parser: Parser) -> None:
+    add = parser.add_argument_group("log options").add_argument
+    text = "no line for each request (they are there down to --log-level INFO; refusals to WARNING)"
+    add("--disable-access-log", "--disable-uvicorn-access-log", action="store_true", help=text)
+    text = "no line for successes of these paths, as /health,/metrics"
+    add("--disable-access-log-for-endpoints", default="", metavar="PATHS", help=text)
 
 
 def print_limits(limits: Limits) -> None:
@@ -132,6 +141,10 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         "cors": _read_cors(options),
         "tls": _read_tls(options),
         "enable_request_id_headers": options.enable_request_id_headers,
+        "has_access_log": not options.disable_access_log,
+        "unlogged_paths": tuple(filter(None, options.disable_access_log_for_endpoints.split(","))),
+        "log_level": options.log_level.upper(),
+        "log_format": options.log_format,
     }
     try:
         return msgspec.convert(values, ServerOptions)

@@ -14,11 +14,14 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
+from ..access.layer import note_refusal
+from ..access.log import AccessLog
 from ..bodies.parsing import BODY_EXTENSION
 from ..errors import ApiError, overloaded
 from ..limits import Limits
@@ -49,12 +52,14 @@ class Admission:
         body_paths: frozenset[str],
         root_path: str = "",
         hosts: AllowedHosts | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         self.limits = limits
         self.keys = keys
         self.body_paths = body_paths
         self.root_path = root_path.encode()
         self.hosts = hosts
+        self.access_log = access_log
         self.connections: ConnectionTable[CappedProtocol] = ConnectionTable(limits.max_connections)
         self.headers: ByteShares[CappedProtocol] = ByteShares(limits.max_total_header_bytes)
         self.bodies: ByteShares[CappedProtocol] = ByteShares(
@@ -157,6 +162,15 @@ class CappedProtocol(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._admission.connections.remove(self)
+
+    def refuse(self, error: ApiError) -> None:
+        log = self._admission.access_log
+        if log is not None:
+            under_way = cast(Scope, self._answered.scope) if self.is_busy and self._answered else None
+            method = cast(dict[str, Any], self.scope or {}).get("method", "-")
+            path = self.url.partition(b"?")[0].decode("latin-1") or "-"
+            note_refusal(log, under_way, method, path, self.client[0] if self.client else "", error)
+        super().refuse(error)
 
     def data_received(self, data: bytes) -> None:
         view = memoryview(data) if len(data) > _SLICE_BYTES else data

@@ -1,0 +1,1 @@
+"""What an operator is told of each request: a line of the access log."""

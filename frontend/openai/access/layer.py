@@ -1,0 +1,91 @@
+"""The layer that makes an AccessRecord of each request, from its head to the last byte of its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ....ipc.pooling_params import PoolingParams
+from ....ipc.sampling_params import SamplingParams
+from ...outputs import RequestOutput
+from ...pooling.outputs import PoolingOutput, PoolingRequestOutput
+from ..connections.auth import CALLER_KEY
+from ..engines.server_parts import ServerParts
+from ..errors import ApiError
+from ..stream import REQUEST_ID_HEADER
+from .log import AccessLog
+from .record import CURRENT, AccessRecord
+
+RECORD_KEY = "quire.access_record"  # of scope["state"]
+_KEY_LENGTH = 8  # of what an API key hashes to
+
+
+def log_access(app: ASGIApp, log: AccessLog, parts: ServerParts) -> ASGIApp:
+    """The app with a line for each request; `parts` tells how many tokens it had."""
+    parts.on_output.append(note_output)
+    parts.on_pooled.append(note_pooled)
+    return AccessMiddleware(app, log)
+
+
+class AccessMiddleware:
+    """Goes around all other layers."""
+
+    def __init__(self, app: ASGIApp, log: AccessLog) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = AccessRecord.of(scope)
+        CURRENT.set(record)  # a request has a task, and with it a context, of its own
+        state = scope.setdefault("state", {})
+        state[RECORD_KEY] = record
+
+        def send_and_note(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                for name, value in message.get("headers", ()):
+                    if name == REQUEST_ID_HEADER:
+                        record.request_id = value.decode("latin-1")
+            return send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        finally:
+            record.ended = time.monotonic()
+            caller = state.get(CALLER_KEY)
+            if caller is not None:
+                record.key = caller.key_hash[:_KEY_LENGTH]
+            self._log.note(record)
+
+
+def note_refusal(
+    log: AccessLog, under_way: Scope | None, method: str, path: str, client: str, error: ApiError
+) -> None:
+    """A connection has refused the request that is `under_way`, or one that the app has not seen."""
+    record: AccessRecord | None = under_way["state"].get(RECORD_KEY) if under_way else None
+    if record is None:
+        record = AccessRecord(method, path, client)
+        record.status, record.cause = error.status, error.cause
+        log.note(record)
+    elif not record.status:
+        record.status, record.cause = error.status, error.cause
+
+
+def note_output(output: RequestOutput, _params: SamplingParams) -> None:
+    """Count a finished output's tokens for its request."""
+    record = CURRENT.get()
+    if record is not None:
+        record.prompt_tokens += len(output.prompt_token_ids)
+        if output.metrics is not None:
+            record.completion_tokens += output.metrics.num_generation_tokens
+
+
+def note_pooled(
+    _request_id: str, _params: PoolingParams, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]
+) -> None:
+    """Count the tokens of a request for vectors."""
+    record = CURRENT.get()
+    if record is not None:
+        record.prompt_tokens += sum(len(one.prompt_token_ids) for one in outputs)

@@ -1,0 +1,176 @@
+"""The access log: a line a request. A request costs a put into a queue; a thread formats and writes.
+
+A reader of standard error that does not read costs lines, which are counted, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import msgspec
+
+from ....ipc.processes.log_lines import LogFormat, format_time
+from ..options import ServerOptions
+from .record import AccessRecord
+
+PROCESS = "quire serve"
+_MAX_WAITING = 10_000  # lines that have not been written
+_MAX_WRITE_BYTES = 4096  # what a pipe takes as one piece, so that several processes' lines stay whole
+_CLOSE_S = 1.0
+_CLIENT_GONE = 499  # nginx's code of a request whose client left before it was answered
+_LEVELS = {"DEBUG": 0, "INFO": 0, "WARNING": 400, "ERROR": 500}  # the least status that is logged
+_Level = Literal["INFO", "WARNING", "ERROR"]
+
+
+class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line as JSON."""
+
+    time: str
+    level: _Level
+    process: str = PROCESS
+    message: Literal["request"] | str
+    method: str = ""
+    path: str = ""
+    status: int = 0
+    ms: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    id: str = ""
+    client: str = ""
+    key: str = ""
+    cause: str = ""
+
+
+class AccessLog:
+    """Takes records of requests that have ended. `start` first; `close` writes what is left."""
+
+    def __init__(
+        self,
+        log_format: LogFormat = "text",
+        log_level: str = "INFO",
+        unlogged_paths: Collection[str] = (),
+        fd: int = 2,
+    ) -> None:
+        """unlogged_paths: whose successes are left out."""
+        self._encode = _encode_text if log_format == "text" else _encode_json
+        self._least_status = _LEVELS[log_level]
+        self._unlogged_paths = frozenset(unlogged_paths)
+        self._fd = fd
+        self._waiting: queue.SimpleQueue[AccessRecord | None] = queue.SimpleQueue()
+        self._num_left_out = 0
+        self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def note(self, record: AccessRecord) -> None:
+        """A request has ended."""
+        status = record.status = record.status or _CLIENT_GONE
+        if status < self._least_status or (status < 400 and record.path in self._unlogged_paths):
+            return
+        if self._waiting.qsize() >= _MAX_WAITING:
+            self._num_left_out += 1
+            return
+        self._waiting.put(record)
+
+    def close(self) -> None:
+        """Write what waits, for a bounded time."""
+        self._waiting.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    def _write_all(self) -> None:
+        is_open = True
+        while is_open:
+            records = [self._waiting.get()]
+            while not self._waiting.empty() and len(records) < _MAX_WAITING:
+                records.append(self._waiting.get())
+            is_open = None not in records
+            lines = [self._encode(record) for record in records if record is not None]
+            if self._num_left_out:
+                lines.append(self._encode_left_out())
+            try:
+                for piece in _join(lines):
+                    os.write(self._fd, piece)
+            except OSError:  # nobody reads any more, or the disk is full; a server goes on
+                self._num_left_out += len(lines)
+
+    def _encode_left_out(self) -> bytes:
+        number, self._num_left_out = self._num_left_out, 0
+        record = AccessRecord("-", "-", "")
+        record.status, record.cause = 500, f"{number} lines of the access log were left out"
+        return self._encode(record)
+
+
+def make_access_log(options: ServerOptions) -> AccessLog | None:
+    """None for a server without one."""
+    if not options.has_access_log:
+        return None
+    return AccessLog(options.log_format, options.log_level, options.unlogged_paths)
+
+
+def _join(lines: Sequence[bytes]) -> list[bytes]:
+    """Lines in pieces that a pipe takes as one."""
+    pieces: list[bytes] = [b""]
+    for line in lines:
+        if len(pieces[-1]) + len(line) > _MAX_WRITE_BYTES:
+            pieces.append(b"")
+        pieces[-1] += line
+    return pieces
+
+
+def _encode_json(record: AccessRecord) -> bytes:
+    level: _Level = "INFO" if record.status < 400 else "WARNING" if record.status < 500 else "ERROR"
+    line = AccessLine(
+        time=format_time(record.at),
+        level=level,
+        message="request",
+        method=record.method,
+        path=_clean(record.path),
+        status=record.status,
+        ms=_measure_ms(record),
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        id=_clean(record.request_id),
+        client=_clean(record.client),
+        key=record.key,
+        cause=_clean(record.cause),
+    )
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _encode_text(record: AccessRecord) -> bytes:
+    words = [
+        f"{PROCESS}: {format_time(record.at)} {record.method} {_quote(record.path)} {record.status}",
+        f"{_measure_ms(record)} ms",
+    ]
+    if record.prompt_tokens:
+        words.append(f"in={record.prompt_tokens} out={record.completion_tokens}")
+    for name in ("request_id", "client", "key"):
+        if value := getattr(record, name):
+            words.append(f"{name.removeprefix('request_')}={_quote(value)}")
+    if record.cause:
+        words.append(f"cause={_quote(record.cause)}")
+    return f"{' '.join(words)}\n".encode()
+
+
+def _measure_ms(record: AccessRecord) -> float:
+    return round((record.ended - record.began) * 1000, 1)
+
+
+def _quote(text: str) -> str:
+    """What a caller has written, on one line and as one word."""
+    if text.isascii() and text.isprintable() and " " not in text and '"' not in text:
+        return text
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
+def _clean(text: str) -> str:
+    """Without what UTF-8 cannot hold."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
