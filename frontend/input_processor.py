@@ -25,7 +25,7 @@ from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_pa
 from .pooling.tasks import check_task
 from .request_fields import check_fields, check_priority, check_request_id
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
-from .text.prompts import Prompt, parse_prompt
+from .text.prompts import Prompt, describe_token_ids, parse_prompt
 from .text.tokenizer import Tokenizer
 from .text.truncation import Truncation, find_truncation
 
@@ -262,8 +262,7 @@ class InputProcessor:
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
             largest = max(getattr(params, name) or (), default=0)
             if largest >= self._facts.vocab_size:
-                allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
-                raise SamplingParamsError(name, largest, allowed)
+                raise SamplingParamsError(name, largest, describe_token_ids(self._facts.vocab_size))
         if params.extra_args and not self._facts.logits_processors:
             allowed = "None: this engine has no logits processors (--logits-processors), which would read it"
             raise SamplingParamsError("extra_args", params.extra_args, allowed)

@@ -21,6 +21,7 @@ from ..openai.bodies.parsing import make_struct
 from ..openai.bodies.schema import CompletionRequest
 from ..openai.errors import ApiError, FieldError
 from ..outputs import CompletionOutput, RequestOutput
+from ..text.prompts import describe_length
 from . import quire_engine_pb2 as pb
 
 MAX_REQUEST_ID_LENGTH = 200
@@ -111,7 +112,7 @@ def _read_prompt(message: pb.GenerateRequest, max_model_len: int) -> str | list[
     if not ids:
         raise PromptError("prompt", [], "at least one token id")
     if len(ids) >= max_model_len:  # before millions become a list
-        allowed = f"at most {max_model_len - 1} (max_model_len={max_model_len}, one to generate)"
+        allowed = describe_length(max_model_len)
         raise FieldError("prompt", f"{len(ids)} tokens", allowed, "context_length_exceeded")
     return list(ids)
 

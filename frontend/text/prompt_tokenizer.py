@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...ipc.errors import InputError, PromptError
 from ...ipc.messages import EngineFacts
 from ...ipc.token_ids import decode_token_ids, encode_token_ids
-from .prompts import RawPrompt, check_encodable
+from .prompts import RawPrompt, check_encodable, describe_length, describe_token_ids
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PromptTokenizer:
         if bool in set(map(type, raw.token_ids)):  # they would be packed as 0 and 1
             wrong = next(one for one in raw.token_ids if isinstance(one, bool))
             raise PromptError(raw.ids_name, wrong, "integers as token ids")
-        allowed = f"token ids from 0 to {self._facts.vocab_size - 1}"
+        allowed = describe_token_ids(self._facts.vocab_size)
         try:
             packed = encode_token_ids(raw.token_ids)
         except (TypeError, OverflowError):
@@ -86,9 +86,7 @@ class PromptTokenizer:
     def _check_length(self, name: str, num_tokens: int) -> None:
         limit, reserved = self._facts.max_model_len, self._num_generated
         if num_tokens > limit - reserved:
-            rest = ", one to generate" if reserved else ""
-            allowed = f"at most {limit - reserved} (max_model_len={limit}{rest})"
-            raise PromptError(name, f"{num_tokens} tokens", allowed)
+            raise PromptError(name, f"{num_tokens} tokens", describe_length(limit, reserved))
         slots = self._facts.num_gpu_blocks * self._facts.block_size
         if slots and num_tokens > slots - reserved:  # a bidirectional model has none
             raise PromptError(

@@ -91,6 +91,20 @@ def _parse_dict(name: str, prompt: Mapping[str, Any]) -> RawPrompt:
     return RawPrompt(name, text, token_ids, salt, ids_name)
 
 
+def describe_length(max_model_len: int, num_generated: int = 1) -> str:
+    """How long a prompt may be that leaves room to generate so many tokens; clients look for vLLM's words."""
+    rest = ", one to generate" if num_generated else ""
+    return (
+        f"at most {max_model_len - num_generated} (max_model_len={max_model_len}{rest}): "
+        f"this model's maximum context length is {max_model_len} tokens"
+    )
+
+
+def describe_token_ids(vocab_size: int) -> str:
+    """Which token ids there are; likewise."""
+    return f"token ids from 0 to {vocab_size - 1}: any other is out of vocabulary (vocab_size={vocab_size})"
+
+
 def parse_salt(name: str, salt: Any) -> str:
     """The checked cache_salt, '' for None. Raises PromptError."""
     salt = make_plain(salt)

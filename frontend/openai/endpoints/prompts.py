@@ -16,6 +16,7 @@ from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import SamplingParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
+from ...text.prompts import describe_length
 from ...text.truncation import Truncation
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
@@ -51,7 +52,7 @@ def split_prompts(
         return [prompt]
     is_long = len(prompt) >= max(max_model_len, max_prompts + 1) and isinstance(prompt[0], int)
     if is_long and truncation is None:
-        allowed = f"at most {max_model_len - 1} (max_model_len={max_model_len}, one to generate)"
+        allowed = describe_length(max_model_len)
         raise FieldError("prompt", f"{len(prompt)} tokens", allowed, "context_length_exceeded")
     kinds = set(map(type, prompt))
     if kinds == {int}:

@@ -6,6 +6,7 @@ from ....ipc.errors import PromptError
 from ....ipc.token_ids import encode_token_ids
 from ...pooling.encoder import EncodedText, TextEncoder, TextPair
 from ...text.prompt_tokenizer import require_tokenizer
+from ...text.prompts import describe_length
 from ...text.tokenizer import Tokenizer
 from .jobs import PoolingJob, TokenIds
 
@@ -20,8 +21,7 @@ def encode_for_pooling(tokenizer: Tokenizer, job: PoolingJob) -> TokenIds:
         part = slice(start, start + _ENCODED_AT_ONCE)
         for name, (ids, type_start) in zip(job.names[part], _encode_part(tokenizer, job, part), strict=True):
             if len(ids) > job.max_tokens:
-                allowed = f"at most {job.max_tokens} (max_model_len={job.max_tokens})"
-                raise PromptError(name, f"{len(ids)} tokens", allowed)
+                raise PromptError(name, f"{len(ids)} tokens", describe_length(job.max_tokens, 0))
             packed.append(encode_token_ids(ids))
             type_starts.append(type_start)
     return TokenIds(packed, type_starts)

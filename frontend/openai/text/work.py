@@ -11,6 +11,7 @@ from ....ipc.errors import InputError, PromptError, describe_refusal
 from ....ipc.structured_outputs import StructuredOutputsParams
 from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...structured_outputs.valid_schema import check_valid
+from ...text.prompts import describe_length
 from ...text.tokenizer import Tokenizer
 from ..bodies.messages import TokenCount
 from ..bodies.schema import ChatMessage, DetokenizeResponse, TextPart, TokenId, TokenizeResponse
@@ -145,11 +146,9 @@ def _encode(tokenizer: Tokenizer, job: RenderJob | EncodeJob) -> list[list[int]]
         encoded = [job.truncation.apply(ids) for ids in encoded]
     limit = job.max_model_len
     num_generated = job.num_generated if isinstance(job, RenderJob) else 1
-    rest = ", one to generate" if num_generated else ""
     for name, ids in zip(names, encoded, strict=True):
         if limit is not None and len(ids) + num_generated > limit:
-            allowed = f"at most {limit - num_generated} (max_model_len={limit}{rest})"
-            raise PromptError(name, f"{len(ids)} tokens", allowed)
+            raise PromptError(name, f"{len(ids)} tokens", describe_length(limit, num_generated))
     return encoded
 
 
