@@ -58,6 +58,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     taken away where it comes. allowed_hosts: names that requests may be for, '*.example.com' too; empty: any.
     enable_request_id_headers: every answer has the X-Request-Id of its request, or a new one. has_access_log:
     a line a request on standard error, but for successes of `unlogged_paths`.
+    enable_force_include_usage: each chunk of each stream has its usage.
     """
 
     host: str = DEFAULT_HOST
@@ -81,3 +82,4 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     unlogged_paths: tuple[str, ...] = ()
     log_level: str = "WARNING"
     log_format: LogFormat = "text"
+    enable_force_include_usage: bool = False

@@ -41,7 +41,7 @@ PromptInput = str | list[int]
 # Of a request that is under way: how its answer is to look, and what every one of its prompts is asked with.
 _KEPT_FIELDS = {
     *("stream", "stream_options", "echo", "logprobs", "top_logprobs", "prompt_logprobs", "max_tokens"),
-    "logprob_token_ids",
+    *("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"),
     *("priority", "cache_salt", "timeout_s", "queue_timeout_s"),
 }
 

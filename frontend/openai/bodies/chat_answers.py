@@ -44,11 +44,12 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
     tool_parse_error: bool | UnsetType = UNSET  # true: a call could not be read and stays in the content
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer of /v1/chat/completions."""
+    """Answer of /v1/chat/completions. prompt_token_ids, token_ids of choices: with return_token_ids."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -56,7 +57,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class DeltaToolCall(msgspec.Struct, kw_only=True):
@@ -86,11 +88,12 @@ class ChunkChoice(msgspec.Struct):
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
     tool_parse_error: bool | UnsetType = UNSET  # as in a ChatChoice
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """A chunk of a streamed chat."""
+    """A chunk of a streamed chat. prompt_token_ids: in the first, with return_token_ids."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -99,3 +102,4 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

@@ -39,7 +39,7 @@ Metadata = Annotated[
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """include_usage: a last chunk with the usage. continuous_usage_stats: usage in every chunk."""
+    """include_usage: a last chunk with the usage; continuous_usage_stats: in every chunk too."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -87,6 +87,10 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: list[TokenId] | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
+    return_token_ids: Annotated[bool, Meta(description="ids of the prompt and of what is new")] | None = None
+    return_tokens_as_token_ids: (
+        Annotated[bool, Meta(description="tokens of logprobs as 'token_id:5' in place of their text")] | None
+    ) = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
@@ -271,14 +275,20 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionChoice(msgspec.Struct):
-    """A sequence, or what is new of it in a chunk."""
+    """A sequence, or what is new of it in a chunk.
+
+    prompt_token_ids, token_ids: with return_token_ids; the first also in a choice's first chunk.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    # None in whole answers without them, not there in chunks.
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
 
 
 class CompletionResponse(msgspec.Struct, kw_only=True):

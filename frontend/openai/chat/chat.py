@@ -43,7 +43,8 @@ async def create_chat_completion(
     outputs = serving.generate(request_id, prepared.prompt, prepared.params, caller, request)
     reader = prepared.make_reader()
     if request.stream:
-        chunks = ChunkMaker(request, request_id, serving.model_id, echoed, reader)
+        forces_usage = serving.options.enable_force_include_usage
+        chunks = ChunkMaker(request, request_id, serving.model_id, echoed, reader, forces_usage)
         return serving.stream(_stream(serving, outputs, chunks, params.n, reader), request_id)
     parsed = await take_last(parse_outputs(serving, outputs, reader))
     body = await make_beside(
@@ -101,6 +102,8 @@ def _make_completion(
         ],
         usage=counter.usage(),
     )
+    if request.return_token_ids:
+        body.prompt_token_ids = output.prompt_token_ids
     if output.prompt_logprobs is not None:
         body.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
     return body
@@ -131,6 +134,7 @@ def _make_choice(
         choose_logprobs(request, one),
         choose_finish_reason(one.finish_reason, has_whole_call(events)),
         one.stop_reason,
+        one.token_ids if request.return_token_ids else None,
     )
     if reader.has_errors(one.index):
         choice.tool_parse_error = True

@@ -21,7 +21,7 @@ from ...outputs import CompletionOutput, RequestOutput
 from ..bodies.chat_answers import AnswerFunction, ChatCompletionChunk, ChunkChoice, Delta, DeltaToolCall
 from ..bodies.schema import ChatCompletionRequest, ChoiceLogprobs
 from ..endpoints.logprobs import make_chat_logprobs, make_prompt_logprobs
-from ..endpoints.usage import UsageCounter
+from ..endpoints.usage import UsageCounter, choose_usage
 from ..stream import DONE, encode_event
 
 _TEXT_BEGINS, _TEXT_ENDS = b'{"content":', b"}"
@@ -31,17 +31,22 @@ class ChunkMaker:
     """Chunks of one stream. A chunk that only brings text is a fixed prefix, the text and a fixed suffix."""
 
     def __init__(
-        self, request: ChatCompletionRequest, request_id: str, model: str, echoed: str, reader: AnswerReader
+        self,
+        request: ChatCompletionRequest,
+        request_id: str,
+        model: str,
+        echoed: str,
+        reader: AnswerReader,
+        forces_usage: bool = False,
     ) -> None:
         """`echoed`: what each answer begins with. `reader`: knows which calls could not be read."""
-        options = request.stream_options
         self._echoed = echoed
         self._request = request
         self._reader = reader
-        self._has_usage = options is not None and bool(options.include_usage)
-        self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
+        self._has_usage, self._always_has_usage = choose_usage(request.stream_options, forces_usage)
+        self._says_more = self._always_has_usage or bool(request.return_token_ids)  # in each chunk
         self.has_logprobs = wants_logprobs(request)
-        self.counter = UsageCounter() if self._has_usage or self._always_has_usage else None
+        self.counter = UsageCounter() if self._has_usage else None
         self._head = ChatCompletionChunk(id=request_id, created=int(time.time()), model=model, choices=[])
         if self._has_usage:
             self._head.usage = None
@@ -62,6 +67,8 @@ class ChunkMaker:
         chunk = self._chunk([ChunkChoice(index, delta) for index in range(n)])
         if output.prompt_logprobs is not None:
             chunk.prompt_logprobs = make_prompt_logprobs(output.prompt_logprobs)
+        if self._request.return_token_ids:
+            chunk.prompt_token_ids = output.prompt_token_ids
         return encode_event(chunk)
 
     def make(self, output: RequestOutput, events: Sequence[Sequence[OutputEvent]] | None) -> bytes:
@@ -81,7 +88,7 @@ class ChunkMaker:
 
     def _make_one(self, output: CompletionOutput) -> bytes:
         logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
-        if output.finish_reason is None and logprobs is None and not self._always_has_usage:
+        if output.finish_reason is None and logprobs is None and not self._says_more:
             if not output.text:
                 return b""
             prefix = self._prefixes.get(output.index) or self._add_prefix(output.index)
@@ -94,6 +101,8 @@ class ChunkMaker:
         )
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason
+        if self._request.return_token_ids:
+            choice.token_ids = output.token_ids
         return encode_event(self._chunk([choice]))
 
     def _make_plain(self, index: int, delta: Delta) -> bytes:
@@ -112,10 +121,12 @@ class ChunkMaker:
         if not self._has_calls[index] and has_whole_call(events):
             self._has_calls[index] = True
         logprobs = choose_logprobs(self._request, output) if output.logprobs is not None else None
-        if finish is None and logprobs is None and not self._always_has_usage:
+        if finish is None and logprobs is None and not self._says_more:
             return b"".join([self._make_plain(index, delta) for delta in deltas])
         *earlier, last = deltas or [Delta()]
         choice = ChunkChoice(index, last, logprobs)
+        if self._request.return_token_ids:
+            choice.token_ids = output.token_ids
         if finish is not None:
             choice.finish_reason = choose_finish_reason(finish, self._has_calls[index])
             choice.stop_reason = output.stop_reason
@@ -161,7 +172,8 @@ def choose_logprobs(request: ChatCompletionRequest, output: CompletionOutput) ->
     """Of every token of an output, markers and thoughts too, if they are to be shown."""
     if output.logprobs is None or not wants_logprobs(request):
         return None
-    return make_chat_logprobs(output.logprobs, request.logprob_token_ids or request.top_logprobs or 0)
+    top = request.logprob_token_ids or request.top_logprobs or 0
+    return make_chat_logprobs(output.logprobs, top, bool(request.return_tokens_as_token_ids))
 
 
 def wants_logprobs(request: ChatCompletionRequest) -> bool:

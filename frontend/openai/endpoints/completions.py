@@ -10,36 +10,25 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 from starlette.responses import Response
 
 from ....ipc.errors import PromptError
 from ...input_processor import PreparedParams
 from ...outputs import CompletionOutput, RequestOutput
 from ...text.truncation import find_truncation
-from ..bodies.schema import (
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-    CompletionResponse,
-    PromptLogprobs,
-)
+from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionResponse
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
 from ..stream import DONE, cancel_and_wait, encode_event, respond
 from .beam_search import read_beam_search
+from .completion_logprobs import LogprobsOfChoices
 from .formats import find_format
-from .logprobs import (
-    Top,
-    as_json,
-    join_completion_logprobs,
-    make_beside,
-    make_completion_logprobs,
-    make_prompt_logprobs,
-)
+from .logprobs import make_beside
 from .prompts import decode_prompt, prepare_params, split_prompts, tokenize_prompts
 from .sampling import make_completion_params
 from .unsupported import COMPLETION_RULES, check_supported
-from .usage import UsageCounter, take_last
+from .usage import UsageCounter, choose_usage, take_last
 
 _MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
 _PROMPT_COST = 500  # what each prompt counts beside them
@@ -102,20 +91,19 @@ class _Job:
         # By prompt: its text, for echo. What may have been cut is read from its token ids.
         echoes = request.echo and prepared.truncation is None
         self._echoes = {i: text for i, text in enumerate(prompts) if echoes and isinstance(text, str)}
-        self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # likewise; so is the next
-        self._echoed_logprobs: dict[int, CompletionLogprobs] = {}
+        self._logprobs = LogprobsOfChoices(request)
         self._counter = UsageCounter()
         self._hides_output = request.max_tokens == 0
-        self._top: Top | None = request.logprob_token_ids or request.logprobs
-        self._has_logprobs = self._top is not None or request.prompt_logprobs is not None
-        options = request.stream_options
-        self._has_usage = options is not None and bool(options.include_usage)
-        self._always_has_usage = options is not None and bool(options.continuous_usage_stats)
-        self._counts_tokens = not request.stream or self._has_usage or self._always_has_usage
+        is_forced = serving.options.enable_force_include_usage
+        self._has_usage, self._always_has_usage = choose_usage(request.stream_options, is_forced)
+        self._counts_tokens = not request.stream or self._has_usage
+        self._says_more = self._always_has_usage or bool(request.return_token_ids)  # in each chunk
+        self._has_beginning = bool(request.echo) or request.prompt_logprobs is not None
+        self._absent = UNSET if request.stream else None  # what a choice does not have
         self._head = CompletionResponse(
             id=make_id("cmpl"), created=int(time.time()), model=serving.model_id, choices=[]
         )
-        self._text_lengths: dict[int, int] = {}  # by choice: characters sent, for text_offset
+        self._begun: set[int] = set()  # choices of which something was sent
         self._prefixes: dict[int, bytes] = {}
         if self._has_usage:
             self._head.usage = None
@@ -150,7 +138,7 @@ class _Job:
                     # Without logprobs there is nothing to wait for: a coroutine a chunk costs 6 % of it.
                     if data := (
                         await self._make_beside(0, output)
-                        if self._has_logprobs
+                        if self._logprobs.are_wanted
                         else self._make_chunks(0, output)
                     ):
                         yield data
@@ -225,81 +213,60 @@ class _Job:
         return await make_beside(whole, lambda: self._make_choices(place, whole))
 
     def _make_choices(self, place: int, whole: RequestOutput) -> list[CompletionChoice]:
-        self._note_prompt_logprobs(place, whole)
-        return [self._make_choice(place, one) for one in whole.outputs]
+        self._note_prompt(place, whole)
+        return [self._make_choice(place, one, whole.prompt_token_ids) for one in whole.outputs]
 
     async def _make_beside(self, place: int, output: RequestOutput) -> bytes:
         """As `_make_chunks`; many logprobs do not hold up the event loop."""
         return await make_beside(output, lambda: self._make_chunks(place, output))
 
     def _make_chunks(self, place: int, output: RequestOutput) -> bytes:
-        self._note_prompt_logprobs(place, output)
-        chunks = [self._make_chunk(place, one) for one in output.outputs]
-        if place in self._echoed_logprobs or place in self._prompt_logprobs:
-            self._drop_prompt_logprobs(place)
+        self._note_prompt(place, output)
+        chunks = [self._make_chunk(place, one, output.prompt_token_ids) for one in output.outputs]
+        if self._logprobs.has_prompt(place):
+            choices = range(place * self._n, (place + 1) * self._n)
+            if self._begun.issuperset(choices):  # a stream does not hold them once each choice has had them
+                self._logprobs.drop_prompt(place)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _make_chunk(self, place: int, one: CompletionOutput) -> bytes:
+    def _make_chunk(self, place: int, one: CompletionOutput, prompt: list[int]) -> bytes:
         index = place * self._n + one.index
-        is_plain = one.finish_reason is None and one.logprobs is None and not self._always_has_usage
-        if is_plain and (not self._request.echo or index in self._text_lengths):
+        is_plain = one.finish_reason is None and one.logprobs is None and not self._says_more
+        if is_plain and (not self._has_beginning or index in self._begun):
             if not one.text:
                 return b""
             prefix = self._prefixes.get(index)
             if prefix is None:
                 prefix = self._prefixes[index] = self._prefix % index
             return prefix + self._encode(one.text) + self._suffix
-        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, one)])
+        chunk = msgspec.structs.replace(self._head, choices=[self._make_choice(place, one, prompt)])
         if self._always_has_usage:
             chunk.usage = self._counter.usage()
         return encode_event(chunk)
 
-    def _make_choice(self, place: int, one: CompletionOutput) -> CompletionChoice:
+    def _make_choice(self, place: int, one: CompletionOutput, prompt: list[int]) -> CompletionChoice:
         index = place * self._n + one.index
-        num_sent = self._text_lengths.get(index)
-        echoed = self._echoes[place] if self._request.echo and num_sent is None else ""
-        offset = (num_sent or 0) + len(echoed)
-        self._text_lengths[index] = offset + len(one.text)
-        choice = CompletionChoice(
-            index,
-            echoed + one.text,
-            self._make_logprobs(place, one, offset, num_sent is None),
-            one.finish_reason,
-            one.stop_reason,
+        is_first = index not in self._begun
+        self._begun.add(index)
+        echoed = self._echoes[place] if self._request.echo and is_first else ""
+        logprobs = self._logprobs.make(
+            place, index, one, num_echoed=len(echoed), is_first=is_first, is_hidden=self._hides_output
         )
-        if num_sent is None and (prompt_logprobs := self._prompt_logprobs.get(place)) is not None:
-            choice.prompt_logprobs = prompt_logprobs
+        absent = self._absent
+        choice = CompletionChoice(
+            index, echoed + one.text, logprobs, one.finish_reason, one.stop_reason, absent, absent, absent
+        )
+        if is_first and (of_prompt := self._logprobs.of_prompt(place)) is not None:
+            choice.prompt_logprobs = of_prompt
+        if self._request.return_token_ids:
+            choice.token_ids = one.token_ids
+            if is_first:
+                choice.prompt_token_ids = prompt
         return choice
 
-    def _note_prompt_logprobs(self, place: int, output: RequestOutput) -> None:
-        """Keep what is said of a prompt, once, for the first chunk of each of its choices."""
-        positions = output.prompt_logprobs
-        if positions is None or place in self._echoed_logprobs or place in self._prompt_logprobs:
-            return
-        if self._request.prompt_logprobs is not None:
-            self._prompt_logprobs[place] = as_json(make_prompt_logprobs(positions))
-        if self._request.echo and self._top is not None:
-            num_top = self._top if isinstance(self._top, int) else 0
-            echoed = make_completion_logprobs(positions, num_top, 0)
-            echoed.tokens[0] = self._serving.tokenizer.token_text(output.prompt_token_ids[0])
-            lengths = map(len, echoed.tokens[:-1])
-            echoed.text_offset = list(itertools.accumulate(lengths, initial=0))
-            self._echoed_logprobs[place] = echoed
-
-    def _drop_prompt_logprobs(self, place: int) -> None:
-        """A stream does not hold them once each choice has had them."""
-        if all(index in self._text_lengths for index in range(place * self._n, (place + 1) * self._n)):
-            self._echoed_logprobs.pop(place, None)
-            self._prompt_logprobs.pop(place, None)
-
-    def _make_logprobs(
-        self, place: int, one: CompletionOutput, offset: int, is_first: bool
-    ) -> CompletionLogprobs | None:
-        if self._top is None or one.logprobs is None:
-            return None
-        own = make_completion_logprobs([] if self._hides_output else one.logprobs, self._top, offset)
-        echoed = self._echoed_logprobs.get(place) if is_first else None
-        return own if echoed is None else join_completion_logprobs(echoed, own)
+    def _note_prompt(self, place: int, output: RequestOutput) -> None:
+        if output.prompt_logprobs is not None:
+            self._logprobs.note_prompt(place, output, self._serving.tokenizer.token_text)
 
 
 def _hide(output: RequestOutput) -> None:

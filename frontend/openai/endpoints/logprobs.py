@@ -53,21 +53,28 @@ def _choose_form(positions: Positions) -> Callable[[T], T]:
     return as_json if len(positions) > _MAX_INLINE else lambda value: value
 
 
-def make_chat_logprobs(positions: Positions, top: Top) -> ChoiceLogprobs:
-    """One entry a token, with its alternatives."""
+def make_chat_logprobs(positions: Positions, top: Top, as_ids: bool = False) -> ChoiceLogprobs:
+    """One entry a token, with its alternatives. as_ids: tokens are shown as 'token_id:5'."""
     form: Callable[[TokenLogprob], TokenLogprob] = _choose_form(positions)
-    return ChoiceLogprobs([form(make_token_logprob(entries, top)) for entries in positions if entries])
+    return ChoiceLogprobs(
+        [form(_make_token_logprob(entries, top, as_ids)) for entries in positions if entries]
+    )
 
 
-def make_token_logprob(entries: dict[int, Logprob], top: Top) -> TokenLogprob:
+def _make_token_logprob(entries: dict[int, Logprob], top: Top, as_ids: bool) -> TokenLogprob:
     """The first entry is the token itself."""
-    own = next(iter(entries.values()))
-    others = [TopLogprob(*_token_parts(entry)) for _, entry in _choose(entries, top)]
-    return TokenLogprob(*_token_parts(own), others)
+    own = next(iter(entries.items()))
+    others = [TopLogprob(*_token_parts(*one, as_ids)) for one in _choose(entries, top)]
+    return TokenLogprob(*_token_parts(*own, as_ids), others)
 
 
-def make_completion_logprobs(positions: Positions, top: Top, offset: int) -> CompletionLogprobs:
-    """`offset`: characters of the choice's text before the first of these tokens."""
+def make_completion_logprobs(
+    positions: Positions, top: Top, offset: int, as_ids: bool = False
+) -> CompletionLogprobs:
+    """`offset`: characters of the tokens before these. as_ids: tokens are shown as 'token_id:5'.
+
+    The token itself is among the alternatives of each position, as in OpenAI's and vLLM's answers.
+    """
     made = CompletionLogprobs([], [], [], [])
     form: Callable[[dict[str, float]], dict[str, float]] = _choose_form(positions)
     for entries in positions:
@@ -77,11 +84,11 @@ def make_completion_logprobs(positions: Positions, top: Top, offset: int) -> Com
             made.tokens.append("")
             made.top_logprobs.append(None)
             continue
-        own = next(iter(entries.values()))
+        token_id, own = next(iter(entries.items()))
         made.token_logprobs.append(_finite(own.logprob))
-        made.tokens.append(_text_of(own))
-        made.top_logprobs.append(form(_make_top(entries, top)))
-        offset += len(_text_of(own))
+        made.tokens.append(_name(token_id, own, as_ids))
+        made.top_logprobs.append(form(_make_top(entries, top, as_ids)))
+        offset += len(own.decoded_token or "")
     return made
 
 
@@ -108,14 +115,18 @@ def _make_prompt_entries(entries: dict[int, Logprob]) -> dict[str, PromptLogprob
     }
 
 
-def _make_top(entries: dict[int, Logprob], top: Top) -> dict[str, float]:
+def _make_top(entries: dict[int, Logprob], top: Top, as_ids: bool) -> dict[str, float]:
     """Text -> logprob. Ids that were asked for and have the same text are told apart, in vLLM's words."""
+    chosen = _choose(entries, top)
+    if isinstance(top, int):
+        own = next(iter(entries))
+        chosen = [(own, entries[own]), *(one for one in chosen if one[0] != own)]
     made: dict[str, float] = {}
-    for token_id, entry in _choose(entries, top):
-        text = _text_of(entry)
+    for token_id, entry in chosen:
+        text = _name(token_id, entry, as_ids)
         if text in made and not isinstance(top, int):
-            text = f"token_id:{token_id}"
-        made[text] = _finite(entry.logprob)
+            text = _name(token_id, entry, as_ids=True)
+        made.setdefault(text, _finite(entry.logprob))
     return made
 
 
@@ -127,13 +138,14 @@ def _choose(entries: dict[int, Logprob], top: Top) -> list[tuple[int, Logprob]]:
     return ranked if top < 0 else ranked[:top]
 
 
-def _token_parts(entry: Logprob) -> tuple[str, float, list[int]]:
-    text = _text_of(entry)
+def _token_parts(token_id: int, entry: Logprob, as_ids: bool) -> tuple[str, float, list[int]]:
+    text = _name(token_id, entry, as_ids)
     return text, _finite(entry.logprob), list(text.encode())
 
 
-def _text_of(entry: Logprob) -> str:
-    return entry.decoded_token or ""
+def _name(token_id: int, entry: Logprob, as_ids: bool) -> str:
+    """How a token is shown: its text, or its id, in vLLM's words."""
+    return f"token_id:{token_id}" if as_ids else entry.decoded_token or ""
 
 
 def _finite(logprob: float) -> float:

@@ -7,9 +7,17 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from ...outputs import RequestOutput
-from ..bodies.schema import CompletionTokensDetails, PromptTokensDetails, Usage
+from ..bodies.schema import CompletionTokensDetails, PromptTokensDetails, StreamOptions, Usage
 
 T = TypeVar("T")
+
+
+def choose_usage(options: StreamOptions | None, is_forced: bool) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether each chunk has it so far. is_forced: both, always."""
+    if is_forced:
+        return True, True
+    at_end = options is not None and bool(options.include_usage)
+    return at_end, at_end and options is not None and bool(options.continuous_usage_stats)
 
 
 async def take_last(outputs: AsyncGenerator[T, None]) -> T:

@@ -103,6 +103,61 @@ def test_logprobs_name_tokens_bytes_and_alternatives_and_infinity_is_a_number() 
     run_with_app(scenario)
 
 
+@pytest.mark.parametrize(
+    ("options", "forced", "in_chunks", "at_end"),
+    [
+        (None, False, False, False),
+        ({}, False, False, False),
+        ({"continuous_usage_stats": True}, False, False, False),
+        ({"include_usage": True}, False, False, True),
+        ({"include_usage": True, "continuous_usage_stats": True}, False, True, True),
+        (None, True, True, True),
+        ({"include_usage": False}, True, True, True),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_stream_tells_its_usage_as_it_is_asked_to_or_as_the_server_always_does(
+    path: str, options: Any, forced: bool, in_chunks: bool, at_end: bool
+) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        body = chat() if path == CHAT else {"prompt": "x"}
+        answer = await client.post(path, body | {"stream": True, "stream_options": options})
+        chunks = answer.events[:-1]
+        last = chunks.pop() if at_end else None
+        assert [bool(chunk.get("usage")) for chunk in chunks] == [in_chunks] * len(chunks)
+        assert last is None or (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+    run_with_app(scenario, ServerOptions(enable_force_include_usage=forced))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_token_ids_of_prompt_and_answer_are_told_when_asked_for_whole_and_streamed(path: str) -> None:
+    async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        body = (chat() if path == CHAT else {"prompt": "x"}) | {"n": 2}
+        whole = (await client.post(path, body | {"return_token_ids": True})).json
+        expected = llm.calls[0].prompt.get("prompt_token_ids") or llm.tokenizer.encode("x")
+        places = [whole] if path == CHAT else whole["choices"]
+        assert [one["prompt_token_ids"] for one in places] == [expected] * len(places)
+        answer = await client.post(path, body | {"return_token_ids": True, "stream": True})
+        chunks = answer.events[:-1]
+        given = [one for chunk in chunks for one in ([chunk] if path == CHAT else chunk["choices"])]
+        assert [one["prompt_token_ids"] for one in given if "prompt_token_ids" in one] == [expected] * len(
+            places
+        )
+        for index, choice in enumerate(whole["choices"]):
+            own = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
+            ids = [token_id for one in own for token_id in one.get("token_ids", ())]
+            assert len(ids) == len(llm.pieces)
+            assert len(choice["token_ids"]) == 1  # as the scripted engine has them
+        plain = (await client.post(path, body)).json
+        absent = [plain, *plain["choices"]] if path == CHAT else plain["choices"]
+        names = ("prompt_logprobs", "prompt_token_ids", "token_ids")
+        assert {one[name] for one in absent for name in names if name in one} == {None}
+        assert all("prompt_logprobs" in one for one in (absent[:1] if path == CHAT else absent))
+
+    run_with_app(scenario)
+
+
 def test_several_prompts_are_answered_in_their_order_and_numbered_by_prompt_and_n() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         body = {"prompt": ["a", "b", "c"], "n": 2, "echo": True}

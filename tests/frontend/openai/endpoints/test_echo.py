@@ -21,6 +21,7 @@ def join(answer: Answer) -> list[dict[str, Any]]:
             if whole is choice:
                 continue
             whole["text"] += choice["text"]
+            whole["token_ids"] += choice["token_ids"]
             whole["finish_reason"] = choice["finish_reason"]
             for name, values in (choice["logprobs"] or {}).items():
                 whole["logprobs"][name] += values
@@ -34,7 +35,7 @@ def join(answer: Answer) -> list[dict[str, Any]]:
 def test_every_choice_begins_with_the_prompt_and_its_logprobs(asked: Any, prompt: Any) -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         llm.pieces = ("one piece",)
-        body = {"prompt": prompt, "echo": True, "prompt_logprobs": 0} | asked
+        body = {"prompt": prompt, "echo": True, "prompt_logprobs": 0, "return_token_ids": True} | asked
         whole = (await client.post(COMPLETIONS, body)).json["choices"]
         streamed = join(await client.post(COMPLETIONS, body | {"stream": True}))
         assert streamed == whole
@@ -46,7 +47,7 @@ def test_every_choice_begins_with_the_prompt_and_its_logprobs(asked: Any, prompt
             assert choice["text"] == text + "one piece"
             assert len(choice["logprobs"]["tokens"]) == len(ids) + 1
             assert choice["logprobs"]["token_logprobs"][0] is None
-            assert len(choice["prompt_logprobs"]) == len(ids)
+            assert len(choice["prompt_logprobs"]) == len(choice["prompt_token_ids"]) == len(ids)
         expected = 0 if "logprob_token_ids" in asked else 1
         assert {call.params.logprobs for call in llm.calls} == {expected}
 

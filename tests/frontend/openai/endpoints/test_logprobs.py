@@ -13,6 +13,8 @@ import msgspec
 import pytest
 from openai_fakes import AsgiClient, FakeLLM, run_with_app
 from quire.frontend.logprobs import Logprob, LogprobsList, LogprobsTable
+from quire.frontend.openai.bodies.schema import CompletionRequest
+from quire.frontend.openai.endpoints.completion_logprobs import LogprobsOfChoices
 from quire.frontend.openai.endpoints.logprobs import (
     make_beside,
     make_chat_logprobs,
@@ -46,6 +48,36 @@ def test_ids_that_were_asked_for_stand_in_their_order_also_with_the_same_text():
     assert list((top or {}).items()) == [("b", -3.0), ("a", -0.1), ("token_id:9", -2.0)]
     (own,) = make_chat_logprobs([entries], [4, 9]).content
     assert (own.token, [one.logprob for one in own.top_logprobs]) == ("a", [-3.0, -2.0])
+
+
+def test_the_token_itself_is_among_the_alternatives_of_a_completion_and_shown_once():
+    entries = {3: Logprob(-4.0, 9, "a"), 9: Logprob(-1.0, 1, "b"), 4: Logprob(-2.0, 2, "c")}
+    for top, expected in (
+        (0, {"a": -4.0}),
+        (1, {"a": -4.0, "b": -1.0}),
+        (3, {"a": -4.0, "b": -1.0, "c": -2.0}),
+    ):
+        (found,) = make_completion_logprobs([entries], top, 0).top_logprobs
+        assert found == expected
+    (found,) = make_completion_logprobs([entries], 1, 0, as_ids=True).top_logprobs
+    assert found == {"token_id:3": -4.0, "token_id:9": -1.0}
+    (own,) = make_chat_logprobs([entries], 1, as_ids=True).content
+    assert (own.token, bytes(own.bytes)) == ("token_id:3", b"token_id:3")
+    assert [one.token for one in own.top_logprobs] == ["token_id:9"]
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_go_on_with_the_tokens_while_text_is_held_back(as_ids: bool):
+    texts = ["a", "bcdefg", "hijk", "lm"]
+    logprobs = LogprobsOfChoices(CompletionRequest(prompt="x", logprobs=0, return_tokens_as_token_ids=as_ids))
+    offsets: list[int] = []
+    for number, text in enumerate(texts):  # whatever text has been sent by then
+        one: Any = CompletionOutput(0, "", [number], logprobs=[{number: Logprob(-1.0, 1, text)}])
+        made = logprobs.make(0, 0, one, num_echoed=5, is_first=not number, is_hidden=False)
+        assert made is not None
+        offsets += made.text_offset
+        assert made.tokens == [f"token_id:{number}" if as_ids else text]
+    assert offsets == [5, 6, 12, 16]
 
 
 def test_a_whole_vocabulary_is_made_apart_from_the_event_loop_at_a_single_position():
