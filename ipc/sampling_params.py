@@ -335,17 +335,21 @@ def _check_bias(bias: Any) -> dict[int, float]:
     if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS:  # pyright: ignore[reportUnknownArgumentType]
         raise SamplingParamsError("logit_bias", bias, allowed)
     checked: dict[int, float] = {}
+    wrong: dict[Any, Any] = {}
     for key, value in bias.items():  # pyright: ignore[reportUnknownVariableType]
         key, value = make_plain(key), make_plain(value)
         try:
             token_id, number = int(key), float(value)  # pyright: ignore[reportUnknownArgumentType]
         except (TypeError, ValueError, OverflowError):
-            raise SamplingParamsError("logit_bias", {key: value}, allowed) from None
+            wrong[key] = value
+            continue
         # OpenAI's JSON has string keys, in plain decimal; of all else, int() must not have changed the value.
         is_id = key == (str(token_id) if isinstance(key, str) else token_id) and not isinstance(key, bool)
         if not is_id or not 0 <= token_id <= MAX_INT or not math.isfinite(number):
-            raise SamplingParamsError("logit_bias", {key: value}, allowed)
+            wrong[key] = value
         checked[token_id] = min(100.0, max(-100.0, number))
+    if wrong:
+        raise SamplingParamsError("logit_bias", wrong, allowed)
     return checked
 
 

@@ -21,9 +21,10 @@ from ...ipc.errors import QuireError
 from ...ipc.messages import MAX_REQUEST_ID_LENGTH
 from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
 from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
+from .bodies.lenient import make_lenient
 from .bodies.messages import CountTokensRequest, Message, MessageEvent, MessagesRequest, TokenCount
 from .bodies.openapi import Routes
-from .bodies.parsing import parse_request
+from .bodies.parsing import parse_body, parse_request
 from .bodies.pooling import (
     AnyRerankRequest,
     ClassifyRequest,
@@ -61,6 +62,7 @@ from .chat.chat import create_chat_completion
 from .connections.auth import CALLER_KEY
 from .endpoints.abort import create_abort
 from .endpoints.completions import create_completion
+from .endpoints.invocations import find_invoked
 from .endpoints.tokenize import create_detokenize, create_tokenize
 from .engines.served_models import ServedModels
 from .errors import MESSAGES_PATH, ErrorResponse, make_error_response
@@ -77,13 +79,15 @@ from .pooling.tei import add_routes as add_tei_routes
 from .pooling.tei import create_similarity, create_tei_embedding
 from .responses.create import create_response
 from .responses.stored import add_routes as add_stored_responses_routes
+from .server_info import add_routes as add_server_info_routes
 from .serving import Caller, Serving
-from .stream import REQUEST_ID_HEADER, respond, run_while_connected
+from .stream import REQUEST_ID_HEADER, echo_request_id, respond, run_while_connected
 
 _CLIENT_GONE = 499  # nginx's code; nobody reads it
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
-Handler = Callable[[T, Caller], Coroutine[Any, Any, Response]]
+Handler = Callable[[R, Caller], Coroutine[Any, Any, Response]]
 ModelHandler = Callable[[Serving, T, Caller], Coroutine[Any, Any, Response]]
 
 
@@ -107,6 +111,7 @@ def create_app(models: ServedModels) -> DirectRoutes:
     add_stored_responses_routes(routes, models, _find_caller)
     add_metrics_routes(routes, models)
     add_live_routes(app, routes, models)
+    add_server_info_routes(routes, models)
 
     async def show_docs() -> Response:
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY}
@@ -160,6 +165,8 @@ class DirectRoutes:
 def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint]:
     """Routes whose body is one of schema.py's Structs; returns their endpoints by path."""
     endpoints: dict[str, Endpoint] = {}
+    handled: dict[str, tuple[type[msgspec.Struct], Handler[Any]]] = {}
+    ignores = models.parts.options.unknown_fields == "ignore"
 
     def add(
         path: str,
@@ -169,7 +176,10 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
         event: type[msgspec.Struct] | UnionType | None = None,
     ) -> None:
         by_model = _make_handler(models, handler, find_task(path))
-        endpoint = endpoints[path] = _make_endpoint(models, kind, by_model)
+        own_kind = make_lenient(kind) if ignores else kind
+        handled[path] = own_kind, by_model
+        parse = functools.partial(parse_body, kind=own_kind)
+        endpoint = endpoints[path] = _make_endpoint(models, parse, by_model)
         # For /openapi.json, and for other methods' 405.
         name = handler.__name__
         routes.add(path, endpoint, handler.__doc__, answer, name=name, request=kind, event=event)
@@ -195,10 +205,33 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
     add("/tokenize", TokenizeRequest, create_tokenize, TokenizeResponse)
     add("/detokenize", DetokenizeRequest, create_detokenize, DetokenizeResponse)
     path = "/abort_requests"  # names no model: ids of answers do not tell it
-    abort = endpoints[path] = _make_endpoint(models, AbortRequest, functools.partial(create_abort, models))
+    parse = functools.partial(parse_body, kind=AbortRequest)
+    abort = endpoints[path] = _make_endpoint(models, parse, functools.partial(create_abort, models))
     name, text = create_abort.__name__, create_abort.__doc__
     routes.add(path, abort, text, StatusResponse, name=name, request=AbortRequest)
+    endpoints["/invocations"] = _add_invocations(routes, models, handled)
     return endpoints
+
+
+def _add_invocations(
+    routes: Routes, models: ServedModels, handled: dict[str, tuple[type[msgspec.Struct], Handler[Any]]]
+) -> Endpoint:
+    """The route that is any of `handled`, which by path are kinds of bodies and what answers them."""
+
+    def parse(body: bytes) -> tuple[msgspec.Struct, Handler[Any]]:
+        kind, handler = handled[find_invoked(body, models)]
+        return parse_body(body, kind), handler
+
+    def handle(asked: tuple[msgspec.Struct, Handler[Any]], caller: Caller) -> Coroutine[Any, Any, Response]:
+        request, handler = asked
+        return handler(request, caller)
+
+    endpoint = _make_endpoint(models, parse, handle)
+    kinds = CompletionRequest | ChatCompletionRequest | EmbeddingRequest | ScoreRequest | RerankRequest
+    text = "Answer a request of another route, as SageMaker's callers ask."
+    answers = CompletionResponse | ChatCompletion | EmbeddingResponse | ScoreResponse | RerankResponse
+    routes.add("/invocations", endpoint, text, answers, name="invocations", request=kinds)
+    return endpoint
 
 
 def _make_handler(models: ServedModels, handler: ModelHandler[T], task: str | None) -> Handler[T]:
@@ -214,21 +247,32 @@ def _make_handler(models: ServedModels, handler: ModelHandler[T], task: str | No
     return handle
 
 
-def _make_endpoint(models: ServedModels, kind: type[T], handler: Handler[T]) -> Endpoint:
+def _make_endpoint(models: ServedModels, parse: Callable[[bytes], R], handler: Handler[R]) -> Endpoint:
     max_body_bytes = models.parts.options.limits.max_body_bytes
 
     async def endpoint(http: Request) -> Response:
+        caller = _find_caller(http)
         try:
             models.check_open()
-            request = await parse_request(http, kind, max_body_bytes)
-            work = handler(request, _find_caller(http))
-            return await run_while_connected(http.receive, work)
+            request = await parse_request(http, parse, max_body_bytes)
+            caller = _read_own_name(request, caller)
+            response = await run_while_connected(http.receive, handler(request, caller))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
-            return make_error_response(error, http.scope["path"])
+            response = make_error_response(error, http.scope["path"])
+        if caller.request_id:
+            echo_request_id(response, caller.request_id)
+        return response
 
     return endpoint
+
+
+def _read_own_name(request: object, caller: Caller) -> Caller:
+    """What a body calls its request, where no header does."""
+    named: str | None = getattr(request, "request_id", None)
+    usable = named and not caller.request_id and named.isascii() and named.isprintable()
+    return msgspec.structs.replace(caller, request_id=named) if usable else caller
 
 
 def _find_caller(http: Request) -> Caller:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from ...ipc.processes.log_lines import LogFormat
 from ...ipc.processes.restarts import MAX_LOSSES
 from .limits import Limits
 
+UnknownFields = Literal["refuse", "ignore"]
 HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -58,7 +59,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     taken away where it comes. allowed_hosts: names that requests may be for, '*.example.com' too; empty: any.
     enable_request_id_headers: every answer has the X-Request-Id of its request, or a new one. has_access_log:
     a line a request on standard error, but for successes of `unlogged_paths`.
-    enable_force_include_usage: each chunk of each stream has its usage.
+    enable_force_include_usage: each chunk of each stream has its usage. unknown_fields: what becomes of a
+    request with fields that are not known. enable_tokenizer_info_endpoint: /tokenizer_info answers.
     """
 
     host: str = DEFAULT_HOST
@@ -83,3 +85,5 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "WARNING"
     log_format: LogFormat = "text"
     enable_force_include_usage: bool = False
+    unknown_fields: UnknownFields = "refuse"
+    enable_tokenizer_info_endpoint: bool = False

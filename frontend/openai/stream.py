@@ -50,6 +50,14 @@ def encode_named_event(name: str, body: msgspec.Struct) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(body))
 
 
+def echo_request_id(response: Response, name: str) -> None:
+    """Have an answer's X-Request-Id say what its caller has called the request, in place of its own id."""
+    if isinstance(response, EventStream):
+        response.asked_as = name
+    else:
+        response.headers[REQUEST_ID_HEADER.decode()] = name
+
+
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; ClientDisconnect when the client leaves first, and then `work` is cancelled.
 
@@ -93,21 +101,29 @@ class EventStream(Response):
         super().__init__()
         self._is_recovering = is_recovering
         self._request_id = request_id
+        self.asked_as: str | None = None  # what its caller calls it
         self._events = events
         self._limits = limits
         self._encode_failure = encode_failure or _encode_failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = self._request_id
-        own = [] if name is None else [(header, name.encode()) for header in ID_HEADERS]
-        writer = _Writer(send, _HEADERS + own)
+        names = {} if name is None else dict.fromkeys(ID_HEADERS, name)
+        if self.asked_as is not None:
+            names[REQUEST_ID_HEADER] = self.asked_as
+        writer = _Writer(
+            send, _HEADERS + [(header, value.encode("latin-1")) for header, value in names.items()]
+        )
         pump = asyncio.ensure_future(self._pump(writer))
         gone = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await self._watch(writer, pump, gone, scope)
             error = _error_of(pump)
             if error is not None and not writer.has_started:
-                await make_error_response(error, scope["path"])(scope, receive, send)
+                response = make_error_response(error, scope["path"])
+                if self.asked_as is not None:
+                    echo_request_id(response, self.asked_as)
+                await response(scope, receive, send)
         finally:
             await cancel_and_wait(pump, gone)
             await self._events.aclose()

@@ -67,6 +67,12 @@ def make_parser() -> Parser:
     add("--enable-auto-tool-choice", action="store_true", help=text)
     add("--share-port", action="store_true", help="join servers of yours that listen on the port already")
     add("--name", help="what `quire ps` and --attach call the engine (serve-PORT)")
+    text = "of requests: refuse (the default) says which; ignore leaves them out, as vLLM does"
+    add("--unknown-fields", choices=("refuse", "ignore"), default="refuse", help=text)
+    text = "tell the usage so far in each chunk of each stream"
+    add("--enable-force-include-usage", action="store_true", help=text)
+    text = "answer /tokenizer_info: the tokenizer's settings and the chat template"
+    add("--enable-tokenizer-info-endpoint", action="store_true", help=text)
     add("--otlp-traces-endpoint", metavar="URL", help="send a span a request to this OpenTelemetry collector")
     _add_proxy_options(parser)
     _add_log_options(parser)
@@ -134,6 +140,9 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         "max_http_restarts": options.max_http_restarts,
         "otlp_traces_endpoint": options.otlp_traces_endpoint,
         "stall_s": options.stall_s,
+        "unknown_fields": options.unknown_fields,
+        "enable_force_include_usage": options.enable_force_include_usage,
+        "enable_tokenizer_info_endpoint": options.enable_tokenizer_info_endpoint,
         "limits": limits,
         "uds": options.uds,
         "root_path": read_root_path(options.root_path),

@@ -35,13 +35,18 @@ def render_docs(document: dict[str, Any]) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(info["title"])}</title>'
         f"<style>{_STYLE}</style><h1>{escape(info['title'])} {escape(info['version'])}</h1>"
         f'<p>{escape(info["description"])} The whole description for programs: <a href="openapi.json">'
-        f"/openapi.json</a>. A field that is not listed is refused.</p>{''.join(routes)}</html>"
+        f"/openapi.json</a>. A field that is not listed is refused (see --unknown-fields).</p>"
+        f"{''.join(routes)}</html>"
     )
 
 
 def _render_route(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-    fields = _render_fields(schemas[_name_of(body)]) if body else ""
+    fields = ""
+    if body and "anyOf" in body:
+        fields = f"<p>Takes {escape(_describe(body))}</p>"
+    elif body:
+        fields = _render_fields(schemas[_name_of(body)])
     answers = ", ".join(
         f"{status} {escape(answer.get('description', ''))}"
         for status, answer in operation["responses"].items()

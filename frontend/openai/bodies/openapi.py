@@ -45,7 +45,7 @@ class Routes:
         answer: Any,
         *,
         name: str | None = None,
-        request: type[msgspec.Struct] | None = None,
+        request: type[msgspec.Struct] | UnionType | None = None,
         event: type[msgspec.Struct] | UnionType | None = None,
         more: Mapping[int, type[msgspec.Struct]] | None = None,
         method: str | None = None,
@@ -106,6 +106,9 @@ class Routes:
 
     def _describe_json(self, kind: Any) -> dict[str, Any]:
         """Of a Struct, or of a type that is made of some."""
+        if isinstance(kind, UnionType):
+            inner = [self._describe_json(one)["application/json"]["schema"] for one in get_args(kind)]
+            return {"application/json": {"schema": {"anyOf": inner}}}
         self._types.add(kind)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}

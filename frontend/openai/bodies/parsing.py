@@ -35,16 +35,34 @@ _CHOICES = (
     | CHOICES_OF_POOLING
     | {"early_stopping": 'true, false or "never"', "truncation_side": '"left" or "right"'}
 )
+_IGNORES = "; --unknown-fields ignore leaves unknown ones out"
+# pydantic's words for a bound, which clients of vLLM look for.
+_BOUNDS = {
+    ">=": ("greater_than_equal", "greater than or equal to"),
+    "<=": ("less_than_equal", "less than or equal to"),
+    ">": ("greater_than", "greater than"),
+    "<": ("less_than", "less than"),
+}
+_BOUND = re.compile(r"Expected `(?:int|float)[^`]*` (>=|<=|>|<) (\S+)$")
+# vLLM's words, by the field that is not there or is null.
+NEEDS_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
+_REQUIRED = {
+    "prompt": NEEDS_PROMPT,
+    "response_format.json_schema": (
+        "When response_format type is 'json_schema', the 'json_schema' field must be provided."
+    ),
+}
 _MAX_SAID = 200  # characters of what msgspec says, which may be what it was given
 _PLACE = re.compile(r"\[\d+\]")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 _Find = Callable[[str], object]
 
 
-async def parse_request(request: Request, kind: type[T], max_body_bytes: int) -> T:
-    """Read the body and check it. Raises ApiError, or ClientDisconnect when the client has left."""
+async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_bytes: int) -> R:
+    """What `parse` makes of the body. Raises ApiError, or ClientDisconnect when the client has left."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         # It also keeps web pages out: a browser sends JSON to another site only when that site agrees.
@@ -58,7 +76,7 @@ async def parse_request(request: Request, kind: type[T], max_body_bytes: int) ->
     try:
         if len(body) > MAX_CHEAP_BYTES:  # in a thread, which lets the loop turn between its passes
             await asyncio.to_thread(check_json_cost, body)
-        return parse_body(body, kind)
+        return parse(body)
     finally:
         del body
         if (note_body := request.scope.get("extensions", {}).get(BODY_EXTENSION)) is not None:
@@ -119,15 +137,22 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
                 name, find, f"no such field: it is {RENAMED_FIELDS[name]}", "unknown_field"
             )
         # Only the request's own fields are close enough to a typing mistake to guess from.
-        allowed = f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}"
+        allowed = f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}{_IGNORES}"
         return _make_field_error(name, find, allowed, "unknown_field")
     if what.startswith(_MISSING):
         name = _join(path, what[len(_MISSING) : -1])
-        return ApiError(HTTPStatus.BAD_REQUEST, f"{name}: required", param=name, code="missing_field")
+        text = f"{name}: required{f' ({words})' if (words := _REQUIRED.get(name)) else ''}"
+        return ApiError(HTTPStatus.BAD_REQUEST, text, param=name, code="missing_field")
     if what.startswith(_INVALID):  # and the value follows
         allowed = _CHOICES.get(_PLACE.sub("[]", path), "one of the values in /openapi.json")
         return _make_field_error(path, find or (lambda _: _read_value(what)), allowed)
-    return _make_field_error(path or "body", find, what[:1].lower() + what[1:_MAX_SAID])
+    allowed = what[:1].lower() + what[1:_MAX_SAID]
+    if what.endswith("got `null`") and path in _REQUIRED:
+        allowed = _REQUIRED[path]
+    elif bound := _BOUND.match(what):
+        name, words = _BOUNDS[bound[1]]
+        allowed += f" ({name}: input should be {words} {bound[2]})"
+    return _make_field_error(path or "body", find, allowed)
 
 
 def _make_field_error(field: str, find: _Find | None, allowed: str, code: str | None = None) -> ApiError:

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ....ipc.sampling_params import Seed, Stops, Temperature, TopP
 from ...output_formats.offered_tools import MAX_NAME_LENGTH
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponsesText, TextFormat
-from .schema import Metadata, NumTokens, SchedulingFields, StreamOptions, TextPart, TokenLogprob
+from .schema import NumTokens, SharedFields, TextPart, TokenLogprob
 
 ItemId = Annotated[str, Meta(max_length=256)]  # answers repeat them
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -124,26 +123,18 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(SchedulingFields, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses. input: a text, or items as InputItems has them; tools: as OfferedTools has them.
 
     Both are checked in a second step, so that a kind that is not supported is refused by its name.
     """
 
     input: str | list[Annotated[dict[str, Any], _refer(*get_args(InputItem), **_UNTYPED)]]
-    model: str | None = None
     instructions: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_output_tokens: NumTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    seed: Seed | None = None
-    stop: Stops | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] | None = None
     text: ResponsesText | None = None
     previous_response_id: ItemId | None = None
-    store: bool | None = None
     conversation: Any = None
     prompt: dict[str, Any] | None = None
     tools: list[Annotated[dict[str, Any], _refer(FunctionTool, NamespaceTool)]] | None = None
@@ -154,13 +145,10 @@ class ResponsesRequest(SchedulingFields, kw_only=True, forbid_unknown_fields=Tru
     background: bool | None = None
     truncation: str | None = None
     include: list[str] | None = None
-    metadata: Metadata | None = None
-    # These say nothing about the answer.
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    client_metadata: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
+    previous_input_messages: list[Any] | None = None
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text", kw_only=True):

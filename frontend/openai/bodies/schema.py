@@ -6,6 +6,7 @@ change nothing are dropped; of those that Quire does not have, `unsupported.py` 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -18,6 +19,7 @@ from ....ipc.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, SAMPL
 from ....ipc.structured_outputs import StructuredOutputsFields
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponseFormat
+from .silent import SilentFields
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -31,13 +33,6 @@ TruncationSide = Annotated[str, Meta(extra_json_schema={"enum": ["left", "right"
 Bias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 
-# OpenAI's limits. An answer repeats them, so a stream would hold whatever they are.
-User = Annotated[str, Meta(max_length=512)]
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
-
-
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """include_usage: a last chunk with the usage; continuous_usage_stats: in every chunk too."""
 
@@ -46,45 +41,69 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SchedulingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SchedulingFields(SilentFields, kw_only=True, forbid_unknown_fields=True):
     """What a request may say about when it runs and whose it is; None: it does not say."""
 
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     timeout_s: Timeout | None = None
     queue_timeout_s: QueueTimeout | None = None
-    user: User | None = None
 
 
 # Fields of SamplingParams that are not a request's: they follow from the route, as `stream` does.
-_NOT_REQUESTED = ("detokenize", "output_kind", "logprobs", "extra_args", "structured_outputs")
-_SharedFields = cast(
+_NOT_REQUESTED = {"detokenize", "output_kind", "logprobs", "extra_args", "structured_outputs"}
+# Those of several sequences, and those that only completions and chats have.
+_OF_SEQUENCES = ("n", "best_of")
+_OF_TEXTS = {
+    *("max_tokens", "prompt_logprobs", "logprob_token_ids", "truncate_prompt_tokens", "truncation_side"),
+    *_OF_SEQUENCES,
+}
+
+
+def _declare(name: str, bases: tuple[type, ...], fields: Iterable[str]) -> type[msgspec.Struct]:
+    """A Struct with fields as SamplingParams declares them; None: the request does not say."""
+    declared: list[tuple[str, Any, None]] = [(one, SAMPLING_FIELDS[one].hint | None, None) for one in fields]
+    return msgspec.defstruct(
+        name, declared, bases=bases, module=__name__, kw_only=True, forbid_unknown_fields=True
+    )
+
+
+_Declared = cast(
     type[SchedulingFields],
-    msgspec.defstruct(
-        "_SharedFields",
-        [
-            (name, field.hint | None, None)
-            for name, field in SAMPLING_FIELDS.items()
-            if name not in _NOT_REQUESTED
-        ],
-        bases=(SchedulingFields,),
-        module=__name__,
-        kw_only=True,
-        forbid_unknown_fields=True,
+    _declare(
+        "_Declared",
+        (SchedulingFields,),
+        [name for name in SAMPLING_FIELDS if name not in _NOT_REQUESTED | _OF_TEXTS],
     ),
 )
 
 
-class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
-    """What a request may say about sampling and scheduling, by vLLM's names; None: it does not say."""
+class SharedFields(_Declared, kw_only=True, forbid_unknown_fields=True):
+    """What a request of any route that generates may say about sampling, by vLLM's names.
+
+    kv_transfer_params, ec_transfer_params, watermarking: vLLM's, refused unless they ask for nothing.
+    """
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: NumTokens | None = None
     stop_token_ids: list[TokenId] | None = None
     logit_bias: Bias | None = None
     allowed_token_ids: list[TokenId] | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    watermarking: bool | None = None
+
+
+_WithSequences = cast(type[SharedFields], _declare("_WithSequences", (SharedFields,), _OF_SEQUENCES))
+
+
+class SamplingFields(_WithSequences, kw_only=True, forbid_unknown_fields=True):
+    """As SharedFields, of completions and chats."""
+
+    max_tokens: NumTokens | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     return_token_ids: Annotated[bool, Meta(description="ids of the prompt and of what is new")] | None = None
@@ -95,11 +114,11 @@ class SamplingFields(_SharedFields, kw_only=True, forbid_unknown_fields=True):
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputsFields | None = None
-    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
     use_beam_search: Annotated[bool, Meta(description="the n best sequences by beam search")] | None = None
     length_penalty: LengthPenalty | None = None
     early_stopping: EarlyStopping | None = None
+    return_token_offsets: bool | None = None  # vLLM's, of its routes that render
+    routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -109,6 +128,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
     suffix: str | None = None
+    prompt_embeds: Any = None
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -175,7 +195,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: NumTokens | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None  # -1: no limit
     functions: list[Any] | None = None
     function_call: Any = None
     reasoning_effort: str | None = None
@@ -184,13 +204,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
     verbosity: str | None = None
-    # These say nothing about the answer.
-    metadata: Metadata | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(description="for the chat template")] | None = None
+    return_prompt_text: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -327,13 +342,19 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A served model. tasks: what it can be asked; embedding_size: numbers of a vector, if it embeds."""
+    """A served model. tasks: what it can be asked; embedding_size: numbers of a vector, if it embeds.
+
+    root: the folder or name that it was loaded from. parent, permission: there for vLLM's clients.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "quire"
+    root: str
+    parent: None = None
     max_model_len: int
+    permission: list[Any] = []
     tasks: list[str] | UnsetType = UNSET  # of a model that is here
     embedding_size: int | UnsetType = UNSET
 
@@ -346,7 +367,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """Answer of /tokenize."""
+    """Answer of /tokenize. token_strs: as the vocabulary has them, which is not always text."""
 
     count: int
     max_model_len: int
@@ -364,6 +385,20 @@ class VersionResponse(msgspec.Struct):
     """Answer of /version."""
 
     version: str
+
+
+class LoadResponse(msgspec.Struct):
+    """Answer of /load: requests of this process that wait or run."""
+
+    server_load: int
+
+
+class ServerInfo(msgspec.Struct):
+    """Answer of /server_info, by vLLM's names. vllm_config: of this server and its engines, text or JSON."""
+
+    vllm_config: str | dict[str, Any]
+    vllm_env: dict[str, str]
+    system_env: dict[str, str]
 
 
 class StatusResponse(msgspec.Struct, omit_defaults=True):

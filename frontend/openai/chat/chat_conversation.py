@@ -17,6 +17,10 @@ def make_conversation(request: ChatCompletionRequest) -> Conversation:
     conversation.parallel = request.parallel_tool_calls is not False
     conversation.reasoning_effort = request.reasoning_effort
     conversation.thinking_token_budget = request.thinking_token_budget
+    if conversation.thinking_token_budget == -1:  # vLLM's
+        conversation.thinking_token_budget = None
+    if request.documents is not None:
+        conversation.variables = {"documents": request.documents, **(request.chat_template_kwargs or {})}
     conversation.shows_reasoning = request.include_reasoning is not False
     conversation.format = find_format(request)
     return conversation

@@ -46,13 +46,17 @@ class FormatSource(NamedTuple):
 def find_format(request: SamplingFields | ResponsesRequest) -> FormatSource | None:
     """What the request's answer has to look like; None for any text. Raises InputErrors."""
     if isinstance(request, ResponsesRequest):
-        return _read_format(request.text.format if request.text else None, "text.format")
-    source = _read_format(request.response_format, "response_format")
+        field, source = (
+            "text.format",
+            _read_format(request.text.format if request.text else None, "text.format"),
+        )
+    else:
+        field, source = "response_format", _read_format(request.response_format, "response_format")
     given = request.structured_outputs
     if given is None:
         return source
     if source is not None:
-        raise FieldError("structured_outputs", "given", "none beside a response_format that is not text")
+        raise FieldError("structured_outputs", "given", f"none beside a {field} that is not text")
     return FormatSource(StructuredOutputsParams(**_as_fields(given)))
 
 

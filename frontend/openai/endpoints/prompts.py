@@ -18,6 +18,7 @@ from ....ipc.token_ids import decode_token_ids, encode_token_ids
 from ...input_processor import PreparedParams, list_bad_word_texts
 from ...text.prompts import describe_length
 from ...text.truncation import Truncation
+from ..bodies.parsing import NEEDS_PROMPT
 from ..errors import FieldError
 from ..serving import Caller, PromptInput, Serving
 from ..text.jobs import DecodeJob, EncodeJob, RenderJob, Text, TextJob, TokenIds
@@ -48,6 +49,8 @@ def split_prompts(
 
     Token ids are cut as `truncation` says.
     """
+    if prompt == "":
+        raise FieldError("prompt", prompt, NEEDS_PROMPT)
     if isinstance(prompt, str):
         return [prompt]
     is_long = len(prompt) >= max(max_model_len, max_prompts + 1) and isinstance(prompt[0], int)

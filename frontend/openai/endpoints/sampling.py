@@ -9,7 +9,7 @@ from ....ipc.errors import SamplingParamsError
 from ....ipc.sampling_params import RequestOutputKind, SamplingParams
 from ..bodies.messages import MessagesRequest
 from ..bodies.responses import ResponsesRequest
-from ..bodies.schema import ChatCompletionRequest, CompletionRequest, SamplingFields
+from ..bodies.schema import ChatCompletionRequest, CompletionRequest, SharedFields
 from ..errors import FieldError
 from ..serving import Serving
 
@@ -17,7 +17,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions; a chat's is w
 
 # Fields that each route reads in its own way, though requests name them as SamplingParams does.
 _OF_ROUTES = ("max_tokens", "logprobs", "structured_outputs")
-_Request = SamplingFields | ResponsesRequest | MessagesRequest
+_Request = SharedFields | MessagesRequest
 
 
 def make_completion_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
@@ -62,7 +62,7 @@ def _make(serving: Serving, request: _Request, max_tokens: int | None, **own: An
     values = serving.default_sampling | {name: value for name, value in given.items() if value is not None}
     values["max_tokens"] = _first(max_tokens, serving.default_sampling.get("max_tokens"))
     values.update(own)
-    if isinstance(request, SamplingFields) and request.vllm_xargs is not None:
+    if isinstance(request, SharedFields) and request.vllm_xargs is not None:
         values["extra_args"] = _check_xargs(serving, request.vllm_xargs)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     params = SamplingParams(**values, output_kind=kind)

@@ -22,8 +22,17 @@ def _keeps_messages(value: Any) -> bool:
 # Field -> (what is allowed, whether a value is).
 _Rule = tuple[str, Callable[[Any], bool]]
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-COMPLETION_RULES: dict[str, _Rule] = {"suffix": ("none: filling in the middle is not supported", _is_off)}
-CHAT_RULES: dict[str, _Rule] = {
+_SHARED_RULES: dict[str, _Rule] = {
+    "kv_transfer_params": ("none: KV caches are not transferred", _is_off),
+    "ec_transfer_params": ("none: encoder caches are not transferred", _is_off),
+    "watermarking": ("false: watermarks are not supported", _is_off),
+}
+COMPLETION_RULES: dict[str, _Rule] = _SHARED_RULES | {
+    "suffix": ("none: filling in the middle is not supported", _is_off),
+    "prompt_embeds": ("none: a prompt is text or token ids", _is_off),
+}
+CHAT_RULES: dict[str, _Rule] = _SHARED_RULES | {
+    "return_prompt_text": ("false: /tokenize and /detokenize tell it", _is_off),
     "chat_template": ("none: the template is the model's own", lambda _: False),
     "functions": ("none: use tools", _is_off),
     "function_call": ("'none' or 'auto': use tool_choice", lambda value: value in ("none", "auto")),
@@ -37,7 +46,9 @@ CHAT_RULES: dict[str, _Rule] = {
 LOGPROBS_ITEM = "message.output_text.logprobs"
 # Thoughts are in the answer in plain text, which is taken back: there is nothing to encrypt.
 _INCLUDES = (LOGPROBS_ITEM, "reasoning.encrypted_content")
-RESPONSES_RULES: dict[str, _Rule] = {
+RESPONSES_RULES: dict[str, _Rule] = _SHARED_RULES | {
+    "enable_response_messages": ("false: /tokenize tells the tokens of a prompt", _is_off),
+    "previous_input_messages": ("none: use input", _is_off),
     "conversation": ("none: conversations are not stored", _is_off),
     "prompt": ("none: prompt templates are not stored", _is_off),
     "background": ("false: a response runs as long as its client is connected", _is_off),

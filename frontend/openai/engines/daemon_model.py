@@ -22,11 +22,13 @@ class DaemonModel(msgspec.Struct, frozen=True):
     max_model_len: int
     tasks: tuple[str, ...] = ("generate",)
     embedding_size: int = 0
+    root: str = ""  # where its engine found it
 
     @classmethod
     def of(cls, daemon: Attachment, facts: EngineFacts) -> Self:
         """What its engine says that it serves."""
-        return cls(daemon, facts.served_model_name, facts.max_model_len, facts.tasks, facts.embedding_size)
+        name, root = facts.served_model_name, facts.model
+        return cls(daemon, name, facts.max_model_len, facts.tasks, facts.embedding_size, root)
 
 
 def load_daemon_model(daemon: Attachment, on_phase: Callable[[str], None] | None = None) -> DaemonModel:

@@ -154,6 +154,7 @@ class ServedModels:
         return ModelCard(
             id=model.name,
             created=self.parts.created,
+            root=facts.root if isinstance(facts, DaemonModel) else facts.model,
             max_model_len=facts.max_model_len,
             tasks=list(facts.tasks),
             embedding_size=facts.embedding_size or msgspec.UNSET,

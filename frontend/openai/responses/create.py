@@ -16,10 +16,13 @@ from ....ipc.sampling_params import RequestOutputKind, SamplingParams
 from ...output_formats.answer_reader import AnswerReader
 from ...output_formats.offered_tools import read_tool_choice
 from ...outputs import RequestOutput
+from ..bodies.lenient import is_lenient, make_lenient
 from ..bodies.responses import (
     ConversationItem,
+    InputItems,
     InputTokensDetails,
     OfferedTool,
+    OfferedTools,
     OutputTokensDetails,
     ResponseEvent,
     ResponsesRequest,
@@ -56,7 +59,8 @@ U = TypeVar("U")
 async def create_response(serving: Serving, request: ResponsesRequest, caller: Caller) -> Response:
     """Answer a conversation. Raises InputErrors and ApiErrors before anything is generated."""
     _check(serving, request)
-    offer = read_offer(request.tools, request.tool_choice)
+    tools_kind = make_lenient(OfferedTools) if is_lenient(request) else OfferedTools
+    offer = read_offer(request.tools, request.tool_choice, tools_kind)
     wants_logprobs = LOGPROBS_ITEM in (request.include or ()) or request.top_logprobs is not None
     params = make_responses_params(serving, request, wants_logprobs)
     if wants_logprobs and (offer.tools or serving.is_thinking):
@@ -79,7 +83,9 @@ async def _prepare(
     serving: Serving, request: ResponsesRequest, caller: Caller, params: SamplingParams, offer: ToolOffer
 ) -> tuple[_Answer, PreparedConversation]:
     past = await load_past(serving, request.previous_response_id, caller)
-    items = await _run_beside(request.input, read_items, request.input)
+    items_kind = make_lenient(InputItems) if is_lenient(request) else InputItems
+    read = functools.partial(read_items, kind=items_kind)
+    items = await _run_beside(request.input, read, request.input)
     own = await resolve_references(serving, items, caller)
     make = functools.partial(_make_conversation, request, offer, past)
     conversation = await _run_beside([*past.items, *own], make, own)
@@ -120,7 +126,9 @@ def _make_conversation(
         tools=offer.tools,
         choice=read_tool_choice(request.tool_choice),
         parallel=request.parallel_tool_calls is not False,
+        variables=request.chat_template_kwargs,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        shows_reasoning=request.include_reasoning is not False,
         format=find_format(request),
         param="input",
         fields=offer.fields,

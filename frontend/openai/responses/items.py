@@ -31,17 +31,17 @@ _check_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _KINDS = {str(kind.__struct_config__.tag): kind for kind in get_args(InputItem)}
 
 
-def read_items(given: str | list[dict[str, Any]]) -> list[InputItem]:
+def read_items(given: str | list[dict[str, Any]], kind: type[InputItems] = InputItems) -> list[InputItem]:
     """A request's `input`, checked one by one. Raises ApiErrors that name the place."""
     if isinstance(given, str):
         return [MessageItem(role="user", content=given)]
     if not given:
         raise FieldError("input", given, "a text, or a list of at least one item")
     for place, item in enumerate(given):
-        if not isinstance(kind := item.get("type", "message"), str) or kind not in _KINDS:
-            raise FieldError(f"input[{place}].type", kind, f"one of {', '.join(_KINDS)}")
+        if not isinstance(name := item.get("type", "message"), str) or name not in _KINDS:
+            raise FieldError(f"input[{place}].type", name, f"one of {', '.join(_KINDS)}")
     typed = [item if "type" in item else {"type": "message", **item} for item in given]
-    return make_struct({"input": typed}, InputItems).input
+    return make_struct({"input": typed}, kind).input
 
 
 def make_messages(

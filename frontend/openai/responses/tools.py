@@ -36,7 +36,9 @@ class ToolOffer:
         return ToolFields(name="name", schema="parameters", places=self.places)
 
 
-def read_offer(given: Sequence[dict[str, Any]] | None, choice: object) -> ToolOffer:
+def read_offer(
+    given: Sequence[dict[str, Any]] | None, choice: object, kind: type[OfferedTools] = OfferedTools
+) -> ToolOffer:
     """A request's `tools`. Raises ApiErrors that name the place.
 
     A search of the web, which agents offer unasked, is left out unless a call of any tool is required.
@@ -47,7 +49,7 @@ def read_offer(given: Sequence[dict[str, Any]] | None, choice: object) -> ToolOf
         for n, tool in enumerate(given or ())
     ]
     offer = ToolOffer()
-    for number, one in enumerate(make_struct({"tools": typed}, OfferedTools).tools):
+    for number, one in enumerate(make_struct({"tools": typed}, kind).tools):
         if isinstance(one, WebSearchTool):
             continue
         offer.given.append(one)

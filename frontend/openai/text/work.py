@@ -115,7 +115,7 @@ def _make_compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 def _tokenize(tokenizer: Tokenizer, job: TokenizeJob) -> TextAnswer:
     (ids,) = _encode(tokenizer, job.source)
-    strings = [tokenizer.token_text(one) for one in ids] if job.wants_strings else None
+    strings = [tokenizer.backend.id_to_token(one) or "" for one in ids] if job.wants_strings else None
     return _make_body(name_of(job), TokenizeResponse(len(ids), job.max_model_len, ids, strings))
 
 

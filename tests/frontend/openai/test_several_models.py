@@ -10,6 +10,7 @@ import pytest
 from frontend_fakes import make_facts, make_stats
 from openai_fakes import AsgiClient, FakeLLM, InlineText
 from prometheus_client.parser import text_string_to_metric_families
+from quire.frontend.models.model_folder import pocket_folder
 from quire.frontend.openai.app import create_app
 from quire.frontend.openai.connections.auth import ApiKeyMiddleware
 from quire.frontend.openai.engines import daemon_model
@@ -239,7 +240,8 @@ class FakeClient:
 def test_daemons_that_serve_the_same_name_are_refused_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_model, "attach_sync_client", FakeClient)
     found = load_daemon_models(["a-x", "b-y"])
-    assert found == (DaemonModel("a-x", "x", 128), DaemonModel("b-y", "y", 128))
+    root = str(pocket_folder())
+    assert found == tuple(DaemonModel(f"{a}-{b}", b, 128, root=root) for a, b in (("a", "x"), ("b", "y")))
     with pytest.raises(ConfigError, match=r"attach='a-x, b-x': .*: both 'x'"):
         load_daemon_models(["a-x", "b-x"])
     with pytest.raises(ConfigError, match="attach='a-x': each daemon once"):
