@@ -78,7 +78,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("batch")
     (folder / "in.jsonl").write_text("\n".join([*GOOD, *OTHERS]))
     files = [str(folder / "in.jsonl"), str(folder / "out.jsonl")]
-    assert run_command(["run-batch", *files, "--runner", "generate", "--convert", "embed"]) == 0
+    assert run_command(["run-batch", *files, "--runner", "generate", "--convert", "embed"]) == 1
     return folder
 
 
@@ -129,7 +129,7 @@ def test_lines_may_offer_tools(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(lines))
     command = ["run-batch", str(source), str(output), "--model", str(folder), "--served-model-name", "m"]
-    assert run_command(command) == 0
+    assert run_command(command) == 1  # a line was refused
     answers = {result["custom_id"]: result["response"]["body"] for result in read_results(output)}
     (choice,) = answers["chat"]["choices"]
     (said,) = choice["message"]["tool_calls"]
@@ -183,7 +183,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_answers(
     before = output.read_bytes()
     assert 5 <= len(before.splitlines()) < 36
     output.write_bytes(before + b'{"id":"batch_req_31_')
-    assert run_command(command) == 0
+    assert run_command(command) == 1  # lines were refused
     assert output.read_bytes().startswith(before)
     results, expected = read_results(output), read_results(finished / "out.jsonl")
     assert Counter(result["id"] for result in results) == Counter(result["id"] for result in expected)

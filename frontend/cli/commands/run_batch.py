@@ -34,7 +34,7 @@ Output: a line for every line of the input that is not empty, in the order in wh
 answer, errors too; "error" is set instead for a line that is no request.
 
 Run again after an interruption, the same command goes on: lines that have a result are not run again.
-Exit code: 0 when every line has a result, 1 when the engine failed one (a status of 500 or above) or ended,
+Exit code: 0 when every line of this run was answered, 1 when one was refused or failed, or the engine ended,
 130 when interrupted.
 """
 
@@ -75,7 +75,7 @@ def _run_due_lines(
     print(describe_run(progress, batch.counts, num_before, time.perf_counter() - started_at))
     if not is_whole:
         return ExitCode.INTERRUPTED
-    return ExitCode.FAILED if batch.counts.num_failed else ExitCode.OK
+    return ExitCode.OK if batch.counts.num_answered == batch.counts.num_results else ExitCode.FAILED
 
 
 def describe_run(progress: Progress, counts: BatchCounts, num_before: int, seconds: float) -> str:
