@@ -10,14 +10,27 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import openai
 import psutil
 
 COMMAND = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-level", "WARNING"]
 TIMEOUT_S = 60.0
+
+
+class Answer(NamedTuple):
+    """json: the body, as text if it is not JSON."""
+
+    status: int
+    json: Any
+    headers: dict[str, str]
+
+
+Ask = Callable[..., Answer]
 
 
 class Served:
@@ -59,6 +72,22 @@ class Served:
         request = urllib.request.Request(self.url + path, headers={"authorization": f"Bearer {self.api_key}"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> Answer:
+        """A POST with exactly this body, or a GET without one; errors are answers too."""
+        data = None if body is None else json.dumps(body).encode()
+        sent = {"authorization": f"Bearer {self.api_key}", "content-type": "application/json"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            request = urllib.request.Request(self.url + path, data, sent)
+            answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            text = answer.read()
+        told = {name.lower(): value for name, value in answer.headers.items()}
+        is_json = told.get("content-type", "").startswith("application/json")
+        return Answer(answer.status, json.loads(text) if is_json else text.decode(), told)
 
     def wait_until_idle(self) -> Any:
         """The engine's stats once nothing runs and every block is free again, within 5 s."""

@@ -16,9 +16,8 @@ API_KEY = "sk-shared"
 
 @pytest.fixture(scope="package")
 def shared_server() -> Iterator[Served]:
-    server = Served(
-        "--runner", "generate", "--convert", "embed", env={"QUIRE_API_KEY": API_KEY}, api_key=API_KEY
-    )
+    options = ("--runner", "generate", "--convert", "embed", "--enable-tokenizer-info-endpoint")
+    server = Served(*options, env={"QUIRE_API_KEY": API_KEY}, api_key=API_KEY)
     yield server
     server.wait_until_idle()
     assert server.stop() == 0

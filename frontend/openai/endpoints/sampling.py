@@ -22,7 +22,7 @@ _Request = SharedFields | MessagesRequest
 
 def make_completion_params(serving: Serving, request: CompletionRequest) -> SamplingParams:
     """max_tokens 0, which OpenAI allows beside echo, generates one token that is not shown."""
-    own = {"logprobs": request.logprobs}
+    own = {"logprobs": None if request.logprob_token_ids else request.logprobs}
     num_logprobs = 0 if request.logprob_token_ids else request.logprobs
     if request.echo and num_logprobs is not None:
         own["prompt_logprobs"] = _first(request.prompt_logprobs, num_logprobs)
@@ -33,7 +33,8 @@ def make_completion_params(serving: Serving, request: CompletionRequest) -> Samp
 
 def make_chat_params(serving: Serving, request: ChatCompletionRequest) -> SamplingParams:
     """Without a limit the answer may fill what is left of the context."""
-    own = {"logprobs": request.top_logprobs or 0} if request.logprobs else {}
+    asks = request.logprobs and not request.logprob_token_ids  # which go before the likeliest
+    own = {"logprobs": request.top_logprobs or 0} if asks else {}
     return _make(serving, request, _first(request.max_completion_tokens, request.max_tokens), **own)
 
 
