@@ -21,10 +21,9 @@ from ...ipc.errors import QuireError
 from ...ipc.messages import MAX_REQUEST_ID_LENGTH
 from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
 from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
-from .bodies.lenient import make_lenient
 from .bodies.messages import CountTokensRequest, Message, MessageEvent, MessagesRequest, TokenCount
 from .bodies.openapi import Routes
-from .bodies.parsing import parse_body, parse_request
+from .bodies.parsing import parse_body, parse_leniently, parse_request
 from .bodies.pooling import (
     AnyRerankRequest,
     ClassifyRequest,
@@ -87,6 +86,7 @@ _CLIENT_GONE = 499  # nginx's code; nobody reads it
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
+Parse = Callable[[bytes], R]
 Handler = Callable[[R, Caller], Coroutine[Any, Any, Response]]
 ModelHandler = Callable[[Serving, T, Caller], Coroutine[Any, Any, Response]]
 
@@ -165,8 +165,8 @@ class DirectRoutes:
 def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint]:
     """Routes whose body is one of schema.py's Structs; returns their endpoints by path."""
     endpoints: dict[str, Endpoint] = {}
-    handled: dict[str, tuple[type[msgspec.Struct], Handler[Any]]] = {}
-    ignores = models.parts.options.unknown_fields == "ignore"
+    handled: dict[str, tuple[Parse[Any], Handler[Any]]] = {}
+    parse_kind = parse_leniently if models.parts.options.unknown_fields == "ignore" else parse_body
 
     def add(
         path: str,
@@ -176,9 +176,8 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
         event: type[msgspec.Struct] | UnionType | None = None,
     ) -> None:
         by_model = _make_handler(models, handler, find_task(path))
-        own_kind = make_lenient(kind) if ignores else kind
-        handled[path] = own_kind, by_model
-        parse = functools.partial(parse_body, kind=own_kind)
+        parse = functools.partial(parse_kind, kind=kind)
+        handled[path] = parse, by_model
         endpoint = endpoints[path] = _make_endpoint(models, parse, by_model)
         # For /openapi.json, and for other methods' 405.
         name = handler.__name__
@@ -214,13 +213,13 @@ def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint
 
 
 def _add_invocations(
-    routes: Routes, models: ServedModels, handled: dict[str, tuple[type[msgspec.Struct], Handler[Any]]]
+    routes: Routes, models: ServedModels, handled: dict[str, tuple[Parse[Any], Handler[Any]]]
 ) -> Endpoint:
-    """The route that is any of `handled`, which by path are kinds of bodies and what answers them."""
+    """The route that is any of `handled`, which by path is what reads a body and what answers it."""
 
     def parse(body: bytes) -> tuple[msgspec.Struct, Handler[Any]]:
-        kind, handler = handled[find_invoked(body, models)]
-        return parse_body(body, kind), handler
+        parse_own, handler = handled[find_invoked(body, models)]
+        return parse_own(body), handler
 
     def handle(asked: tuple[msgspec.Struct, Handler[Any]], caller: Caller) -> Coroutine[Any, Any, Response]:
         request, handler = asked
@@ -247,7 +246,7 @@ def _make_handler(models: ServedModels, handler: ModelHandler[T], task: str | No
     return handle
 
 
-def _make_endpoint(models: ServedModels, parse: Callable[[bytes], R], handler: Handler[R]) -> Endpoint:
+def _make_endpoint(models: ServedModels, parse: Parse[R], handler: Handler[R]) -> Endpoint:
     max_body_bytes = models.parts.options.limits.max_body_bytes
 
     async def endpoint(http: Request) -> Response:

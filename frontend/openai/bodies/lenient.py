@@ -10,6 +10,9 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 import msgspec
 from msgspec import NODEFAULT
 
+from ....ipc.structured_outputs import RENAMED_FIELDS
+from .schema import SharedFields
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -40,6 +43,18 @@ def make_lenient(kind: type[T]) -> type[T]:
             kw_only=True,
             forbid_unknown_fields=False,
         ),
+    )
+
+
+@functools.cache
+def make_lenient_body(kind: type[T]) -> type[T]:
+    """As make_lenient, of a whole body: a field that has another name today is still known, to be refused."""
+    lenient = make_lenient(kind)
+    if not issubclass(kind, SharedFields):
+        return lenient
+    old = [(name, Any, None) for name in RENAMED_FIELDS]
+    return cast(
+        type[T], msgspec.defstruct(kind.__name__, old, bases=(lenient,), module=kind.__module__, kw_only=True)
     )
 
 

@@ -19,6 +19,7 @@ from ....ipc.structured_outputs import RENAMED_FIELDS
 from ..errors import ApiError, FieldError
 from .formats import KINDS_OF_FORMATS
 from .json_cost import MAX_CHEAP_BYTES, check_json_cost
+from .lenient import make_lenient_body
 from .messages import KINDS_OF_MESSAGES
 from .pooling import CHOICES_OF_POOLING
 
@@ -96,6 +97,15 @@ def parse_body(body: bytes, kind: type[T]) -> T:
         raise ApiError(HTTPStatus.BAD_REQUEST, "body: JSON of less depth", code="invalid_json") from None
 
 
+def parse_leniently(body: bytes, kind: type[T]) -> T:
+    """As `parse_body`; unknown fields are left out, but none that is an old name of what binds the answer."""
+    request = parse_body(body, make_lenient_body(kind))
+    for name, new_name in RENAMED_FIELDS.items():
+        if (value := getattr(request, name, None)) is not None and name not in kind.__struct_fields__:
+            raise FieldError(name, value, _describe_renamed(new_name), "unknown_field")
+    return request
+
+
 def make_struct(values: dict[str, Any], kind: type[T]) -> T:
     """The Struct of fields that came in another form than JSON; raises as `parse_body`."""
     try:
@@ -133,9 +143,7 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
     if what.startswith(_UNKNOWN):
         name = _join(path, what[len(_UNKNOWN) : -1])
         if not path and name in RENAMED_FIELDS:
-            return _make_field_error(
-                name, find, f"no such field: it is {RENAMED_FIELDS[name]}", "unknown_field"
-            )
+            return _make_field_error(name, find, _describe_renamed(RENAMED_FIELDS[name]), "unknown_field")
         # Only the request's own fields are close enough to a typing mistake to guess from.
         allowed = f"no such field{'' if path else did_you_mean(name, kind.__struct_fields__)}{_IGNORES}"
         return _make_field_error(name, find, allowed, "unknown_field")
@@ -153,6 +161,10 @@ def _explain(text: str, find: _Find | None, kind: type[msgspec.Struct]) -> ApiEr
         name, words = _BOUNDS[bound[1]]
         allowed += f" ({name}: input should be {words} {bound[2]})"
     return _make_field_error(path or "body", find, allowed)
+
+
+def _describe_renamed(new_name: str) -> str:
+    return f"no such field: it is {new_name}"
 
 
 def _make_field_error(field: str, find: _Find | None, allowed: str, code: str | None = None) -> ApiError:

@@ -220,6 +220,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolParam] | None = None
     return_token_strs: bool | None = None
+    chat_template: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

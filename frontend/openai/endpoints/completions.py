@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ from ...input_processor import PreparedParams
 from ...outputs import CompletionOutput, RequestOutput
 from ...text.truncation import find_truncation
 from ..bodies.schema import CompletionChoice, CompletionRequest, CompletionResponse
-from ..errors import FieldError
+from ..errors import ApiError, FieldError
 from ..serving import Caller, PromptInput, Serving, make_id
 from ..stream import DONE, cancel_and_wait, encode_event, respond
 from .beam_search import read_beam_search
@@ -31,6 +32,7 @@ from .unsupported import COMPLETION_RULES, check_supported
 from .usage import UsageCounter, choose_usage, take_last
 
 _MAX_SIZE_A_TURN = 20_000  # token ids or characters that are checked and sent in a turn of the event loop
+_ECHOED_BYTES, _ID_BYTES = 6, 8  # of a prompt's token in an answer: its text, and its id
 _PROMPT_COST = 500  # what each prompt counts beside them
 
 
@@ -62,6 +64,7 @@ async def admit_completion(serving: Serving, request: CompletionRequest, caller:
     serving.check_room(params, caller, len(prompts))
     prepared = await prepare_params(serving, params, caller, find_format(request), search=search)
     inputs = await tokenize_prompts(serving, prompts, request.add_special_tokens, caller, truncation)
+    _check_repeated(request, inputs, params.n, serving.options.limits.max_result_bytes)
     if len(prompts) > 1:  # each alone is checked when it is generated from
         serving.check_room(params, caller, len(prompts), sum(map(len, inputs)))
     return Admitted(prompts, inputs, prepared)
@@ -71,6 +74,19 @@ def _check(request: CompletionRequest) -> None:
     check_supported(request, COMPLETION_RULES)
     if request.stream_options is not None and not request.stream:
         raise FieldError("stream_options", "given", "only with stream=true")
+
+
+def _check_repeated(request: CompletionRequest, inputs: list[PromptInput], n: int, max_bytes: int) -> None:
+    """ApiError 413 if prompts, which each of their n choices repeats, were too much for an answer."""
+    size_a_token = _ECHOED_BYTES * bool(request.echo) + _ID_BYTES * bool(request.return_token_ids)
+    num_bytes = n * size_a_token * sum(map(len, inputs))
+    if num_bytes > max_bytes:
+        raise ApiError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"n={n} answers repeat their prompts, with {num_bytes} bytes: at most {max_bytes} "
+            "(max_result_bytes); lower n, or leave out echo and return_token_ids",
+            code="answer_too_large",
+        )
 
 
 class _Job:

@@ -12,10 +12,12 @@ from ..serving import Caller, Serving
 from ..text.jobs import Body, DetokenizeJob, EncodeJob, RenderJob, TextJob, TokenizeJob
 from .conversation import make_render_job
 from .prompts import check_conversation
+from .unsupported import TOKENIZE_RULES, check_supported
 
 
 async def create_tokenize(serving: Serving, request: TokenizeRequest, caller: Caller) -> Response:
     """Token ids of a prompt, or of a conversation by the chat template."""
+    check_supported(request, TOKENIZE_RULES)
     job = TokenizeJob(
         source=_make_source(serving, request),
         max_model_len=serving.llm.facts.max_model_len,

@@ -31,18 +31,24 @@ COMPLETION_RULES: dict[str, _Rule] = _SHARED_RULES | {
     "suffix": ("none: filling in the middle is not supported", _is_off),
     "prompt_embeds": ("none: a prompt is text or token ids", _is_off),
 }
-CHAT_RULES: dict[str, _Rule] = _SHARED_RULES | {
-    "return_prompt_text": ("false: /tokenize and /detokenize tell it", _is_off),
-    "chat_template": ("none: the template is the model's own", lambda _: False),
-    "functions": ("none: use tools", _is_off),
-    "function_call": ("'none' or 'auto': use tool_choice", lambda value: value in ("none", "auto")),
-    "reasoning_effort": (", ".join(map(repr, REASONING_EFFORTS)), REASONING_EFFORTS.__contains__),
-    "modalities": ("['text']: only text is supported", lambda value: value == ["text"]),
-    "audio": ("none: only text is supported", _is_off),
-    "prediction": ("none: predicted outputs are not supported", _is_off),
-    "web_search_options": ("none: web search is not supported", lambda _: False),
-    "verbosity": ("'medium': verbosity is not supported", lambda value: value == "medium"),
+TOKENIZE_RULES: dict[str, _Rule] = {
+    "chat_template": ("none: the template is the model's own", lambda _: False)
 }
+CHAT_RULES: dict[str, _Rule] = (
+    _SHARED_RULES
+    | TOKENIZE_RULES
+    | {
+        "return_prompt_text": ("false: /tokenize and /detokenize tell it", _is_off),
+        "functions": ("none: use tools", _is_off),
+        "function_call": ("'none' or 'auto': use tool_choice", lambda value: value in ("none", "auto")),
+        "reasoning_effort": (", ".join(map(repr, REASONING_EFFORTS)), REASONING_EFFORTS.__contains__),
+        "modalities": ("['text']: only text is supported", lambda value: value == ["text"]),
+        "audio": ("none: only text is supported", _is_off),
+        "prediction": ("none: predicted outputs are not supported", _is_off),
+        "web_search_options": ("none: web search is not supported", lambda _: False),
+        "verbosity": ("'medium': verbosity is not supported", lambda value: value == "medium"),
+    }
+)
 LOGPROBS_ITEM = "message.output_text.logprobs"
 # Thoughts are in the answer in plain text, which is taken back: there is nothing to encrypt.
 _INCLUDES = (LOGPROBS_ITEM, "reasoning.encrypted_content")

@@ -31,6 +31,13 @@ UNSUPPORTED: dict[str, type] = {
     "prediction": dict,
     "previous_response_id": str,
     "conversation": object,
+    "kv_transfer_params": dict,
+    "ec_transfer_params": dict,
+    "watermarking": bool,
+    "prompt_embeds": object,
+    "return_prompt_text": bool,
+    "enable_response_messages": bool,
+    "previous_input_messages": list,
     "suffix": str,
     "verbosity": str,
     "web_search_options": dict,
@@ -51,7 +58,9 @@ def map_body(context: Any, body: Any) -> Any:
         body["model"] = "pocket"
     if path in VECTOR_PATHS:
         return body | {name: _fold_ids(body[name]) for name in ("input", "inputs") if name in body}
-    if not path.startswith("/v1/"):
+    if path == "/invocations" and not {"prompt", "messages"} & body.keys():
+        return body | {"input": _fold_ids(body["input"])} if "input" in body else body
+    if not path.startswith("/v1/") and path != "/invocations":
         return body
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     if path not in MESSAGES_PATHS:

@@ -560,6 +560,18 @@ def test_an_answer_that_would_not_fit_is_refused_before_anything_is_generated() 
     run_with_app(scenario, max_model_len=8192)
 
 
+@pytest.mark.parametrize("repeats", ["echo", "return_token_ids"])
+def test_prompts_that_every_answer_would_repeat_are_refused_when_that_is_too_much(repeats: str) -> None:
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        body = {"prompt": [[5] * 100] * 8, "n": 16, repeats: True, "max_tokens": 1}
+        answer = await client.post("/v1/completions", body)
+        assert (answer.status, answer.error["code"]) == (413, "answer_too_large")
+        assert "n=16" in answer.error["message"]
+        assert (await client.post("/v1/completions", body | {"n": 1})).status == 200
+
+    run_with_app(scenario, ServerOptions(limits=Limits(max_result_bytes=70_000)))
+
+
 def test_without_keys_callers_are_told_by_their_address() -> None:
     async def scenario(llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         await client.post(CHAT, chat())

@@ -73,6 +73,8 @@ def _python_type(info: Any) -> type:
         (COMPLETIONS, "ec_transfer_params", {"a": 1}),
         (RESPONSES, "enable_response_messages", True),
         (RESPONSES, "previous_input_messages", [{}]),
+        (CHAT, "guided_json", {"type": "object"}),
+        (COMPLETIONS, "guided_choice", ["a"]),
     ],
 )
 def test_what_would_change_an_answer_and_is_not_supported_is_refused_also_where_others_are_ignored(
@@ -83,6 +85,8 @@ def test_what_would_change_an_answer_and_is_not_supported_is_refused_also_where_
         assert (answer.status, answer.error["param"]) == (400, field)
         off = False if value is True else None
         assert (await client.post(path, BODIES[path] | {field: off})).status == 200
+        refused = await client.post("/tokenize", {"prompt": "x", "chat_template": "{{ messages }}"})
+        assert refused.error["param"] == "chat_template"
 
     run_with_app(scenario, IGNORING)
 
