@@ -14,6 +14,8 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from .weight_format import WeightFormats
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -284,6 +286,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_logits: bool = True
     pooling: PoolingSpec | None = None
     stage: StageSpec = StageSpec()
+    weight_formats: WeightFormats = (
+        WeightFormats()
+    )  # of linear layers that are narrower than the model's type
 
     @property
     def is_causal(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from checkpoints import Recipe, make_spec
 from quire.ipc.errors import ModelError
 from quire.ipc.model_spec import AttentionSpec, DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec
+from quire.ipc.weight_format import WeightFormat, WeightFormats
 from quire.worker.models import coverage
 
 SPEC = msgspec.structs.replace(make_spec(Recipe()), max_position_embeddings=2048)
@@ -19,6 +20,7 @@ OTHER_VALUES: dict[type, Any] = {
     type(None): 7,
     tuple: ("another",),
     EmbeddingSpec: EmbeddingSpec(norm="another"),
+    WeightFormats: WeightFormats(default=WeightFormat()),
 }
 FIELDS = [
     (struct, field.name)
