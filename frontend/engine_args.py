@@ -27,7 +27,6 @@ from ..ipc.config import (
     LoadFormat,
     ModelConfig,
     ParallelConfig,
-    Quantization,
     RecoveryConfig,
     SchedulerConfig,
     SchedulingPolicy,
@@ -36,6 +35,7 @@ from ..ipc.errors import ConfigError, ModelError, did_you_mean
 from ..ipc.model_spec import ModelSpec
 from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
+from ..ipc.weight_format import HeadQuantization, Quantization
 from .families import read_model_spec
 from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
@@ -114,7 +114,16 @@ class EngineArgs:
     load_format: str = _arg("auto", "model", "'dummy' fills the weights with noise", get_args(LoadFormat))
     dtype: str = _arg("auto", "model", "number format; auto: the checkpoint's", DTYPES)
     quantization: str | None = _arg(
-        None, "model", "int8: 8-bit weights with a scale an output channel", get_args(Quantization)
+        None,
+        "model",
+        "make a plain checkpoint's weights narrower while they are read",
+        get_args(Quantization),
+    )
+    lm_head_quantization: str | None = _arg(
+        None,
+        "model",
+        "with quantization: of the projection to logits; default: the same, but int8 with int4",
+        get_args(HeadQuantization),
     )
     seed: int | None = _arg(0, "model", "seed of dummy weights; a request has its own in SamplingParams")
     exact: bool | None = _arg(

@@ -18,10 +18,10 @@ from .param_fields import MAX_INT
 from .processes.core_losses import CoreLosses
 from .processes.log_lines import LogFormat
 from .processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES, RestartBudget
+from .weight_format import HeadQuantization, Quantization, WeightFormats, make_online_formats
 
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-Quantization = Literal["int8"]  # of weights at load, one scale an output channel
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorBackend = Literal["mp", "uni", "ray"]
 
@@ -74,6 +74,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reasoning_parser: str | None = None  # likewise, of thoughts
     eos_token_ids: tuple[int, ...] = ()
     enforce_eager: bool = False  # no CUDA graphs
+    # With `quantization`, of the projection to logits; None: the same, but int8 with int4.
+    lm_head_quantization: HeadQuantization | None = None
 
     def __post_init__(self) -> None:
         _check_range("max_model_len", self.max_model_len, 1)
@@ -81,7 +83,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
         if self.quantization is not None:
             _check_choice("quantization", self.quantization, get_args(Quantization))
+            if self.spec.weight_formats != WeightFormats():
+                raise ConfigError(
+                    "quantization", self.quantization, "None: the checkpoint is quantized itself"
+                )
+        if self.lm_head_quantization is not None:
+            _check_choice("lm_head_quantization", self.lm_head_quantization, get_args(HeadQuantization))
+            if self.quantization is None:
+                raise ConfigError(
+                    "lm_head_quantization", self.lm_head_quantization, "None without quantization"
+                )
         _check_range("max_logprobs", self.max_logprobs, -1)
+
+    @property
+    def weight_formats(self) -> WeightFormats:
+        """The formats of the linear layers in memory: the checkpoint's own, or those of `quantization`."""
+        if self.quantization is None:
+            return self.spec.weight_formats
+        same: HeadQuantization = "int8" if self.quantization == "int4" else self.quantization
+        return make_online_formats(self.quantization, self.lm_head_quantization or same)
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -66,9 +66,12 @@ def choose_norm(
 def choose_linear(
     dtype: torch.dtype, device: torch.device, format: str | None, is_strict: bool
 ) -> Implementation:
-    """Of weights in a format (None: their own type). On a GPU exact rows cost time: only if `is_strict`."""
-    is_torch_faster = format is None and not is_strict
-    return choose_kernel("linear", dtype, device, *(("triton",) if is_torch_faster else ()))
+    """Of weights in a format, None: x's type; "int8": with a scale an output; "narrow": any other.
+
+    On a GPU exact rows cost time: only if `is_strict`, or where torch has nothing faster.
+    """
+    without_triton = format == "narrow" or (format is None and not is_strict)
+    return choose_kernel("linear", dtype, device, *(("triton",) if without_triton else ()))
 
 
 def choose_attention(

@@ -3,8 +3,8 @@
 
 #include "linear_amx.h"
 #include "linear_floats.h"
-#include "linear_integers.h"
 #include "linear_many.h"
+#include "linear_narrow.h"
 #include "linear_pack.h"
 #include "linear_packed.h"
 #include "linear_vector.h"
@@ -13,21 +13,34 @@ namespace {
 
 using namespace quire;
 
-template <class Y>
-void multiply_packed([[maybe_unused]] int variant, const PackedLayer<Y>& layer) {
-    if constexpr (std::is_same_v<Y, bf16>) {
+template <class Engine, class Y>
+void compute_with(const PackedLayer<Y>& layer) {
+    layer.narrow ? compute_packed<Engine, true>(layer) : compute_packed<Engine, false>(layer);
+}
+
+void multiply_packed([[maybe_unused]] int variant, const PackedLayer<bf16>& layer) {
 #if defined(QUIRE_HAS_AMX)
-        if (variant == QUIRE_LINEAR_TILE && !layer.scales)
-            return has_many_rows(layer) ? compute_many(layer) : compute_packed<TileEngine<bf16>, false>(layer);
-        if (variant == QUIRE_LINEAR_TILE)
-            return layer.K <= kMaxIntegerK ? compute_integers(layer) : compute_packed<PairEngine, true>(layer);
+    if (variant == QUIRE_LINEAR_TILE)
+        return has_many_rows(layer) ? compute_many(layer) : compute_with<TileEngine>(layer);
 #endif
 #if defined(__AVX512BF16__)
-        if (variant == QUIRE_LINEAR_PAIR)
-            return layer.scales ? compute_packed<PairEngine, true>(layer) : compute_packed<PairEngine, false>(layer);
+    if (variant == QUIRE_LINEAR_PAIR) return compute_with<PairEngine>(layer);
 #endif
-    }
-    return layer.scales ? compute_packed<VectorEngine, true>(layer) : compute_packed<VectorEngine, false>(layer);
+    compute_with<VectorEngine>(layer);
+}
+
+void multiply_packed(int, const PackedLayer<float>& layer) { compute_packed<FloatEngine, true>(layer); }
+
+// x [m, K] with its columns in the order of the weight's k.
+template <class Y>
+Floats take_columns(const Y* x, int m, int K, const int32_t* order) {
+    Floats memory = allocate((size_t(m) * K * sizeof(Y) + sizeof(float) - 1) / sizeof(float));
+    Y* to = reinterpret_cast<Y*>(memory.get());
+    parallel_runs(m, double(m) * K > kMinParallelWork, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r)
+            for (int k = 0; k < K; ++k) to[r * K + k] = x[r * K + order[k]];
+    });
+    return memory;
 }
 
 }  // namespace
@@ -52,34 +65,33 @@ extern "C" int quire_linear_best_variant(void) {
 extern "C" int64_t quire_linear_packed_bytes(int format, int N, int K) {
     if (format == QUIRE_LINEAR_FLOAT32)
         return int64_t(count_float_panels(N)) * kFloatColumns * K * int64_t(sizeof(float));
-    const bool is_int8 = format == QUIRE_LINEAR_INT8;
-    const int64_t numbers = int64_t(count_panels(N)) * count_steps(K, is_int8) * kStepSize;
-    return numbers * (is_int8 ? 1 : int64_t(sizeof(bf16)));
+    const int64_t steps = int64_t(count_panels(N)) * count_steps(K);
+    return steps * (is_narrow_format(format) ? step_bytes(format) : kStepSize * int64_t(sizeof(bf16)));
 }
 
 extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, void* packed) {
     if (format == QUIRE_LINEAR_FLOAT32)
         return pack_floats(static_cast<const float*>(weight), N, K, static_cast<float*>(packed));
-    if (format == QUIRE_LINEAR_INT8)
-        return pack_panels(static_cast<const int8_t*>(weight), N, K, static_cast<int8_t*>(packed));
-    pack_panels(static_cast<const bf16*>(weight), N, K, static_cast<bf16*>(packed));
+    if (is_narrow_format(format))
+        return pack_narrow(format, static_cast<const uint8_t*>(weight), N, K, static_cast<uint8_t*>(packed));
+    pack_bf16(static_cast<const bf16*>(weight), N, K, static_cast<bf16*>(packed));
 }
 
-extern "C" void quire_linear_quantize(int is_bf16, const void* weight, int N, int K, void* packed, float* scales) {
-    with_type(is_bf16, [&](auto zero) {
-        quantize_panels(static_cast<const decltype(zero)*>(weight), N, K, static_cast<int8_t*>(packed), scales);
-    });
-}
-
-extern "C" void quire_linear(int variant, int format, int is_bf16, const void* x, int m, int K, const void* packed,
-                             int N, const float* scales, const void* bias, int activation, void* y) {
+extern "C" void quire_linear(const QuireLinear* layer, int is_bf16, const void* x, int m, void* y) {
+    const int N = layer->num_out, K = layer->num_in;
     if (m == 0) return;
-    if (format == QUIRE_LINEAR_FLOAT32)
-        return compute_all_floats({static_cast<const float*>(x), static_cast<const float*>(packed),
-                                   static_cast<const float*>(bias), static_cast<float*>(y), m, K, N, activation});
+    if (layer->format == QUIRE_LINEAR_FLOAT32)
+        return compute_all_floats({static_cast<const float*>(x), static_cast<const float*>(layer->packed),
+                                   static_cast<const float*>(layer->bias), static_cast<float*>(y), m, K, N,
+                                   layer->activation});
     with_type(is_bf16, [&](auto zero) {
         using Y = decltype(zero);
-        multiply_packed<Y>(variant, {static_cast<const Y*>(x), m, K, packed, N, scales, static_cast<const Y*>(bias),
-                                     static_cast<Y*>(y), activation});
+        const Y* rows = static_cast<const Y*>(x);
+        const bool is_ordered = !layer->permutation;
+        const Floats memory = is_ordered ? nullptr : take_columns(rows, m, K, layer->permutation);
+        multiply_packed(layer->variant, PackedLayer<Y>{is_ordered ? rows : reinterpret_cast<const Y*>(memory.get()), m, K,
+                                                       layer->packed, N, is_narrow_format(layer->format) ? layer : nullptr,
+                                                       static_cast<const Y*>(layer->bias), static_cast<Y*>(y),
+                                                       layer->activation});
     });
 }

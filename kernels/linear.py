@@ -1,16 +1,18 @@
 """Linear layer on the CPU: y = act(x W^T + b), x [m, K], W [N, K], in a layout packed once (linear.h).
 
 Every output is one fixed chain of operations over K: a row's bits do not depend on the number of rows, its
-neighbours or threads, which neither MKL nor oneDNN promises. float32 has one such chain, of multiply-adds.
-bfloat16 and int8 weights have one a variant, and a process uses one variant: VECTOR widens and multiplies as
-float32 does, PAIR is vdpbf16ps of AVX512-BF16, TILE is tdpbf16ps of AMX, and for int8 weights exact sums of
-whole numbers (linear_integers.h). The three differ from each other in the last bits of a sum. Bytes: W once
-(bfloat16 at most once for each 256 rows, int8 in tiles: 80); operations 2 m K N.
+neighbours or threads, which neither MKL nor oneDNN promises. float32 x has one such chain, of multiply-adds.
+bfloat16 x has one a variant, and a process uses one variant: VECTOR widens and multiplies as float32 does,
+PAIR is vdpbf16ps of AVX512-BF16, TILE is tdpbf16ps of AMX. The three differ from each other in the last bits
+of a sum. Weights of 4 and 8 bits become numbers of x's type in registers, so that a layer has the bits of a
+plain one with those numbers. Bytes: W once (bfloat16 x: for each 256 rows); operations 2 m K N.
+Legend: G groups of inputs of an output, that have a scale each.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -19,17 +21,51 @@ from torch.nn import functional as F
 
 from .gated_activation import number_activation
 from .huge_pages import allocate_huge
+from .program import LinearTable
+
+_PANEL_SIZE = 32
 
 
 class Variant(IntEnum):
-    """How bfloat16 and int8 weights are multiplied; QuireLinearVariant of linear.h."""
+    """How bfloat16 x is multiplied; QuireLinearVariant of linear.h."""
 
     VECTOR = 0
     PAIR = 1
     TILE = 2
 
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+class Format(IntEnum):
+    """What W is stored as; QuireLinearFormat of linear.h."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT4 = 2
+    INT8 = 3
+    FP8 = 4
+
+
+_FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight as the kernels read it. The tensors are kept for the addresses in tables."""
+
+    format: Format
+    num_out: int
+    num_in: int
+    packed: Tensor  # uint8
+    group_size: int = 0  # from here on of narrow weights
+    scales: Tensor | None = None
+    offsets: Tensor | None = None
+    codebook: Tensor | None = None
+    permutation: Tensor | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it holds."""
+        parts = self.packed, self.scales, self.offsets, self.codebook, self.permutation
+        return sum(part.nbytes for part in parts if part is not None)
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -47,69 +83,92 @@ def find_variants(library: ctypes.CDLL) -> list[Variant]:
     return [variant for variant in Variant if library.quire_linear_has_variant(variant)]
 
 
-def pack_linear(library: ctypes.CDLL, weight: Tensor) -> Tensor:
-    """The weight [N, K] of float32, bfloat16 or int8 (above -128) as a packed copy, uint8 of about its size.
-
-    All threads pack. Aligned to 64 bytes.
-    """
-    weight = weight.contiguous()
+def pack_linear(library: ctypes.CDLL, weight: Tensor) -> PackedWeight:
+    """A copy of the weight [N, K] of float32 or bfloat16, of about its size. All threads pack."""
     num_out, num_in = weight.shape
-    packed = _allocate_packed(library, weight.dtype, num_out, num_in)
-    library.quire_linear_pack(FORMATS[weight.dtype], weight.data_ptr(), num_out, num_in, packed.data_ptr())
-    return packed
+    return _pack(library, _FORMATS[weight.dtype], weight, num_out, num_in)
 
 
-def quantize_and_pack_linear(library: ctypes.CDLL, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A float32 or bfloat16 weight [N, K] as packed int8, and the scales float32 [N] (linear_int8.py)."""
-    weight = weight.contiguous()
-    num_out, num_in = weight.shape
-    packed = _allocate_packed(library, torch.int8, num_out, num_in)
-    scales = torch.empty(num_out, dtype=torch.float32)
-    library.quire_linear_quantize(
-        weight.dtype is torch.bfloat16,
-        weight.data_ptr(),
-        num_out,
-        num_in,
-        packed.data_ptr(),
-        scales.data_ptr(),
-    )
-    return packed, scales
-
-
-def _allocate_packed(library: ctypes.CDLL, dtype: torch.dtype, num_out: int, num_in: int) -> Tensor:
-    return allocate_huge(library.quire_linear_packed_bytes(FORMATS[dtype], num_out, num_in))
-
-
-def launch_linear(
+def pack_narrow_linear(
     library: ctypes.CDLL,
-    variant: Variant,
-    x: Tensor,
-    packed: Tensor,
-    num_out: int,
-    bias: Tensor | None,
-    weight_dtype: torch.dtype,
-    scales: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    """y [m, N] for contiguous x [m, K], float32 or bfloat16, and a packed weight, on the CPU.
+    codes: Tensor,
+    scales: Tensor,
+    bits: int,
+    num_in: int,
+    group_size: int = 0,
+    offsets: Tensor | None = None,
+    codebook: Tensor | None = None,
+    permutation: Tensor | None = None,
+) -> PackedWeight:
+    """A copy of codes * scales - offsets, or codebook[codes] * scales - offsets.
 
-    The weight is of x's type, or int8: then y = (x q^T) scales + b with scales float32 [N]. An activation (of
-    ACTIVATIONS) is of the sum before it is rounded.
+    `codes`: float8_e4m3fn [N, K]; uint8 [N, K]; or of 4 bits uint8 [N, ceil(K / 2)], the even k in the low
+    half of a byte. `scales` [N, G] float32 or bfloat16 and `offsets` [N, G] float32 are of groups of
+    `group_size` inputs, a multiple of 16 or 0 for all of K; without offsets integers are symmetric around 8
+    or 128. `codebook` float32 [16]; `permutation` int32 [K]: the input that each k takes.
     """
-    rows, num_in = x.shape
-    y = x.new_empty((rows, num_out))
-    library.quire_linear(
-        variant,
-        FORMATS[weight_dtype],
-        x.dtype is torch.bfloat16,
-        x.data_ptr(),
-        rows,
-        num_in,
-        packed.data_ptr(),
+    num_out, format = len(codes), Format.INT4 if bits == 4 else Format.INT8
+    if codes.dtype == torch.float8_e4m3fn:
+        format, codes = Format.FP8, codes.view(torch.uint8)
+    plain = _pack(library, format, codes, num_out, num_in)
+    return PackedWeight(
+        format,
         num_out,
-        None if scales is None else scales.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        number_activation(activation),
-        y.data_ptr(),
+        num_in,
+        plain.packed,
+        group_size,
+        _pack_groups(scales),
+        None if offsets is None else _pack_groups(offsets),
+        codebook,
+        permutation,
     )
+
+
+def _pack(library: ctypes.CDLL, format: Format, weight: Tensor, num_out: int, num_in: int) -> PackedWeight:
+    weight = weight.contiguous()
+    packed = allocate_huge(library.quire_linear_packed_bytes(format, num_out, num_in))
+    library.quire_linear_pack(format, weight.data_ptr(), num_out, num_in, packed.data_ptr())
+    return PackedWeight(format, num_out, num_in, packed)
+
+
+def _pack_groups(numbers: Tensor) -> Tensor:
+    """[N, G] as [panels, G, 32], zeros past N."""
+    padded = F.pad(numbers, (0, 0, 0, -len(numbers) % _PANEL_SIZE))
+    return padded.view(-1, _PANEL_SIZE, numbers.shape[1]).transpose(1, 2).contiguous()
+
+
+def make_table(
+    weight: PackedWeight, variant: Variant, bias: Tensor | None = None, activation: str | None = None
+) -> LinearTable:
+    """The layer as the kernels take it: addresses that hold while the tensors live.
+
+    An activation (of ACTIVATIONS) is of the sum before it is rounded. The bias is of x's type.
+    """
+    scales = weight.scales
+    return LinearTable(
+        packed=weight.packed.data_ptr(),
+        scales=_address(scales),
+        offsets=_address(weight.offsets),
+        codebook=_address(weight.codebook),
+        permutation=_address(weight.permutation),
+        bias=_address(bias),
+        num_in=weight.num_in,
+        num_out=weight.num_out,
+        variant=variant,
+        format=weight.format,
+        group_size=weight.group_size,
+        has_bf16_scales=scales is not None and scales.dtype is torch.bfloat16,
+        activation=number_activation(activation),
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def launch_linear(library: ctypes.CDLL, table: LinearTable, x: Tensor) -> Tensor:
+    """y [m, N] for contiguous x [m, K] on the CPU, float32 or bfloat16; a plain weight's type is x's."""
+    y = x.new_empty((x.shape[0], table.num_out))
+    is_bf16 = x.dtype is torch.bfloat16
+    library.quire_linear(ctypes.addressof(table), is_bf16, x.data_ptr(), x.shape[0], y.data_ptr())
     return y

@@ -1,5 +1,4 @@
-// Products of rows with packed panels in AMX tiles: sums are chains of tdpbf16ps over 32 steps of K, in order, or
-// of tdpbssd over 64, which are exact.
+// Products of rows with packed panels in AMX tiles: sums are chains of tdpbf16ps over 32 steps of K, in order.
 //
 // A row's sums do not depend on the rows of its tile, so one row and two thousand get the same bits.
 // The intrinsics do not tell the compiler which memory they read: order() before a first load does.
@@ -9,22 +8,18 @@
 #include "linear_layout.h"
 
 #include <algorithm>
-#include <type_traits>
 
 namespace quire {
 
 #if defined(QUIRE_HAS_AMX)
 
-// As the engines of linear_vector.h. Number: bf16, or int8_t with sums of int32.
-template <class Number>
+// As the engines of linear_vector.h.
 struct TileEngine {
-    typedef Number Input;
-    typedef std::conditional_t<std::is_same_v<Number, bf16>, float, int32_t> Sum;
+    typedef bf16 Input;
+    typedef bf16 Weight;
     static constexpr int kGroup = 1;
     static constexpr int kLeading = kPanelColumns;
     static constexpr int kTileRows = 16;
-    static constexpr int kDepth = 64 / sizeof(Number);  // numbers of a tile's row, and of a cache line
-    static constexpr int kPanelStep = kPanelColumns * kDepth;
     // With so many pairs of row tiles a block takes long enough to prefetch the next block's weights meanwhile: 1.05
     // times as fast at 64 rows, 1.2 times at 1024 rows of K 3072.
     static constexpr int kMinPrefetchPairs = 2;
@@ -53,43 +48,33 @@ struct TileEngine {
     static void order() { asm volatile("" : : : "memory"); }
 
     static void add_products() {
-        if constexpr (std::is_same_v<Number, bf16>) {
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        } else {
-            _tile_dpbssd(0, 4, 6);
-            _tile_dpbssd(1, 4, 7);
-        }
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
     }
 
     static void add_second_products() {
-        if constexpr (std::is_same_v<Number, bf16>) {
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        } else {
-            _tile_dpbssd(2, 5, 6);
-            _tile_dpbssd(3, 5, 7);
-        }
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
     }
 
     // One or two tiles of rows, from a and a2 on. Beside each step it fetches `count` numbers, from `next` on.
     template <int Tiles>
-    static void multiply_tiles(const Number* a, const Number* a2, size_t lda, const Number* panel, int steps,
-                               Sum* sums, const Number* next, int count) {
-        const size_t stride = lda * sizeof(Number), ld = kLeading * sizeof(Sum);
-        Sum* sums2 = sums + kTileRows * kLeading;
+    static void multiply_tiles(const bf16* a, const bf16* a2, size_t lda, const bf16* panel, int steps,
+                               float* sums, const bf16* next, int count) {
+        const size_t stride = lda * sizeof(bf16), ld = kLeading * sizeof(float);
+        float* sums2 = sums + kTileRows * kLeading;
         order();
         _tile_loadd(0, sums, ld);
         _tile_loadd(1, sums + kTileColumns, ld);
         if (Tiles == 2) _tile_loadd(2, sums2, ld);
         if (Tiles == 2) _tile_loadd(3, sums2 + kTileColumns, ld);
         for (int step = 0; step < steps; ++step) {
-            const Number* b = panel + step * kPanelStep;
+            const bf16* b = panel + step * kStepSize;
             fetch(next + size_t(step) * count, count);
-            _tile_loadd(4, a + step * kDepth, stride);
+            _tile_loadd(4, a + step * kTileDepth, stride);
             _tile_loadd(6, b, 64);
-            if (Tiles == 2) _tile_loadd(5, a2 + step * kDepth, stride);
-            _tile_loadd(7, b + kPanelStep / 2, 64);
+            if (Tiles == 2) _tile_loadd(5, a2 + step * kTileDepth, stride);
+            _tile_loadd(7, b + kStepSize / 2, 64);
             add_products();
             if (Tiles == 2) add_second_products();
         }
@@ -102,21 +87,21 @@ struct TileEngine {
     // sums[32, 32] = the rows from a and a2 on, 16 each, times a panel. Calls beside(step) with each step, for work
     // that the processor does while it multiplies.
     template <class Beside>
-    static void multiply_pair(const Number* a, const Number* a2, size_t lda, const Number* panel, int steps, Sum* sums,
+    static void multiply_pair(const bf16* a, const bf16* a2, size_t lda, const bf16* panel, int steps, float* sums,
                               const Beside& beside) {
-        const size_t stride = lda * sizeof(Number), ld = kLeading * sizeof(Sum);
-        Sum* sums2 = sums + kTileRows * kLeading;
+        const size_t stride = lda * sizeof(bf16), ld = kLeading * sizeof(float);
+        float* sums2 = sums + kTileRows * kLeading;
         order();
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
         for (int step = 0; step < steps; ++step) {
-            const Number* b = panel + step * kPanelStep;
-            _tile_loadd(4, a + step * kDepth, stride);
+            const bf16* b = panel + step * kStepSize;
+            _tile_loadd(4, a + step * kTileDepth, stride);
             _tile_stream_loadd(6, b, 64);
-            _tile_loadd(5, a2 + step * kDepth, stride);
-            _tile_stream_loadd(7, b + kPanelStep / 2, 64);
+            _tile_loadd(5, a2 + step * kTileDepth, stride);
+            _tile_stream_loadd(7, b + kStepSize / 2, 64);
             add_products();
             add_second_products();
             beside(step);
@@ -128,19 +113,19 @@ struct TileEngine {
         order();
     }
 
-    static void multiply(const Number* a, size_t lda, int rows, const Number* const* panels, int, int steps,
-                         Sum* sums, const Number* next) {
+    static void multiply(const bf16* a, size_t lda, int rows, const bf16* const* panels, int, int steps,
+                         float* sums, const bf16* next) {
         const int tiles = (rows + kTileRows - 1) / kTileRows, pairs = tiles / 2;
         const bool is_long = pairs >= kMinPrefetchPairs;
-        const int count = is_long ? round_up((kPanelStep + pairs - 1) / pairs, kDepth) : kPanelStep;
-        const Number* from = is_long ? next : panels[0] + kStepsAhead * kPanelStep;
+        const int few = next ? kStepSize : 0, count = is_long ? round_up((few + pairs - 1) / pairs, kTileDepth) : few;
+        const bf16* from = is_long ? next : panels[0] + kStepsAhead * kStepSize;
         int tile = 0;
         for (; tile + 2 <= tiles; tile += 2, from += size_t(count) * steps)
             multiply_tiles<2>(a + find_start(tile, rows) * lda, a + find_start(tile + 1, rows) * lda, lda, panels[0],
                               steps, sums + tile * kTileRows * kLeading, from, count);
         if (tile < tiles)
             multiply_tiles<1>(a + find_start(tile, rows) * lda, nullptr, lda, panels[0], steps,
-                              sums + tile * kTileRows * kLeading, panels[0] + kPanelStep, kPanelStep);
+                              sums + tile * kTileRows * kLeading, panels[0] + kStepSize, few);
     }
 };
 

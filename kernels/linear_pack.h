@@ -1,6 +1,7 @@
 // Writing the packed layouts of linear_layout.h, by all threads.
 #pragma once
 
+#include "linear.h"
 #include "linear_layout.h"
 #include "thread_pool.h"
 
@@ -22,69 +23,56 @@ void copy_step(const T* weight, int N, int K, int panel, int step, T (&square)[k
     for (int n = 0; n < columns; ++n) std::memcpy(square[n], start + size_t(n) * K, depth * sizeof(T));
 }
 
-// A step of a panel in the packed order: columns side by side, 4 bytes of each at a time.
-template <class T, int Depth>
-void pack_step(const T (&square)[kPanelColumns][Depth], T* packed) {
-    constexpr int kWords = Depth * sizeof(T) / sizeof(uint32_t);
-    uint32_t words[kPanelColumns][kWords], turned[2][kWords][kTileColumns];
+// A step of a panel in the packed order: columns side by side, a pair of each at a time.
+inline void pack_step(const bf16 (&square)[kPanelColumns][kTileDepth], bf16* packed) {
+    constexpr int kPairs = kTileDepth / 2;
+    uint32_t words[kPanelColumns][kPairs], turned[2][kPairs][kTileColumns];
     std::memcpy(words, square, sizeof words);
     for (int tile = 0; tile < 2; ++tile)
-        for (int word = 0; word < kWords; ++word)
-            for (int n = 0; n < kTileColumns; ++n) turned[tile][word][n] = words[tile * kTileColumns + n][word];
+        for (int pair = 0; pair < kPairs; ++pair)
+            for (int n = 0; n < kTileColumns; ++n) turned[tile][pair][n] = words[tile * kTileColumns + n][pair];
     std::memcpy(packed, turned, sizeof turned);
 }
 
-template <class T>
-void pack_panels(const T* weight, int N, int K, T* packed) {
-    constexpr int kDepth = sizeof(T) == 1 ? kInt8Depth : kTileDepth;
-    const int steps = (K + kDepth - 1) / kDepth, panels = count_panels(N);
+// The same of narrow codes; of 4 bits two lie in a byte.
+inline void pack_codes(const uint8_t (&square)[kPanelColumns][kTileDepth / 2], uint8_t* packed) {
+    for (int tile = 0; tile < 2; ++tile)
+        for (int pair = 0; pair < kTileDepth / 2; ++pair)
+            for (int column = 0; column < kTileColumns / 2; ++column) {
+                const uint8_t low = square[tile * kTileColumns + column][pair];
+                const uint8_t high = square[tile * kTileColumns + kTileColumns / 2 + column][pair];
+                uint8_t* to = packed + tile * 256 + pair / 4 * 64 + column * 8 + pair % 4;
+                to[0] = uint8_t((low & 15) | (high & 15) << 4);
+                to[4] = uint8_t(low >> 4 | (high & 0xF0));
+            }
+}
+
+inline void pack_codes(const uint8_t (&square)[kPanelColumns][kTileDepth], uint8_t* packed) {
+    for (int n = 0; n < kPanelColumns; ++n)
+        for (int k = 0; k < kTileDepth; ++k)
+            packed[n / kTileColumns * kTileSize + k / 2 * 32 + n % kTileColumns / 8 * 16 + n % 8 * 2 + k % 2] = square[n][k];
+}
+
+template <int Width, class T, class Pack>
+void pack_panels(const T* weight, int N, int K, T* packed, const Pack& pack) {
+    const int steps = (K + Width - 1) / Width, panels = count_panels(N);
     parallel_for(panels, true, [&](int panel) {
         for (int step = 0; step < steps; ++step) {
-            T square[kPanelColumns][kDepth];
+            T square[kPanelColumns][Width];
             copy_step(weight, N, K, panel, step, square);
-            pack_step(square, packed + (size_t(panel) * steps + step) * kPanelColumns * kDepth);
+            pack(square, packed + (size_t(panel) * steps + step) * kPanelColumns * Width);
         }
     });
 }
 
-// The scale of a row: its largest magnitude is 127; 1 for a row of zeros.
-template <class T>
-float find_scale(const T* row, int K) {
-    Vec largest{};
-    int k = 0;
-    for (; k + kLanes <= K; k += kLanes) {
-        const Vec value = load(row + k), size = value < 0.0f ? -value : value;
-        largest = size > largest ? size : largest;
-    }
-    float result = max(largest);
-    for (; k < K; ++k) result = std::max(result, std::fabs(widen(row[k])));
-    return result > 0.0f ? result / 127.0f : 1.0f;
+inline void pack_narrow(int format, const uint8_t* weight, int N, int K, uint8_t* packed) {
+    const auto pack = [](const auto& square, uint8_t* to) { pack_codes(square, to); };
+    if (format == QUIRE_LINEAR_INT4) return pack_panels<kTileDepth / 2>(weight, N, (K + 1) / 2, packed, pack);
+    pack_panels<kTileDepth>(weight, N, K, packed, pack);
 }
 
-// As linear_int8.quantize_int8, then packed: q = W / scale, rounded to nearest, ties to even.
-template <class T>
-void quantize_panels(const T* weight, int N, int K, int8_t* packed, float* scales) {
-    const int steps = (K + kInt8Depth - 1) / kInt8Depth, panels = count_panels(N);
-    parallel_for(panels, true, [&](int panel) {
-        float scale[kPanelColumns];
-        std::fill_n(scale, kPanelColumns, 1.0f);
-        for (int n = 0; n < std::min(kPanelColumns, N - panel * kPanelColumns); ++n) {
-            const int row = panel * kPanelColumns + n;
-            scales[row] = scale[n] = find_scale(weight + size_t(row) * K, K);
-        }
-        for (int step = 0; step < steps; ++step) {
-            T square[kPanelColumns][kInt8Depth];
-            int8_t quantized[kPanelColumns][kInt8Depth];
-            copy_step(weight, N, K, panel, step, square);
-            for (int n = 0; n < kPanelColumns; ++n)
-                for (int k = 0; k < kInt8Depth; ++k) {
-                    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-                    const float q = (widen(square[n][k]) / scale[n] + shift) - shift;
-                    quantized[n][k] = int8_t(std::min(127.0f, std::max(-127.0f, q)));
-                }
-            pack_step(quantized, packed + (size_t(panel) * steps + step) * kPanelColumns * kInt8Depth);
-        }
-    });
+inline void pack_bf16(const bf16* weight, int N, int K, bf16* packed) {
+    pack_panels<kTileDepth>(weight, N, K, packed, [](const auto& square, bf16* to) { pack_step(square, to); });
 }
 
 }  // namespace quire

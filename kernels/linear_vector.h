@@ -15,10 +15,11 @@ namespace quire {
 // An engine's multiply: sums[rows, panels * 32] += a[rows, steps * 32] W, a's rows `lda` numbers apart, sums'
 // rows kGroup * 32, for num_panels <= kGroup panels whose steps to take begin at panels[i]. The weights from
 // `next` on come after them and may be fetched; null where that is not known.
-template <class Engine, class Number>
+template <class Engine, class Number, int Group = 2>
 struct RowsEngine {
     typedef Number Input;
-    static constexpr int kGroup = 2;
+    typedef bf16 Weight;
+    static constexpr int kGroup = Group;
     static constexpr int kLeading = kGroup * kPanelColumns;
     static constexpr int kFewRows = kMaxRows;  // whose K is not cut in blocks
     static constexpr int kBlockSteps = 8;  // with a group's columns 32 KB: they stay in the first-level cache
@@ -29,8 +30,9 @@ struct RowsEngine {
 
     static int find_slot(int row, int) { return row; }
 
-    static void multiply(const Number* a, size_t lda, int rows, const bf16* const* panels, int num_panels, int steps,
-                         float* sums, const bf16*) {
+    template <class Weights>
+    static void multiply(const Number* a, size_t lda, int rows, const Weights* const* panels, int num_panels, int steps,
+                         float* sums, const Weights*) {
         const int tiles = (rows + kMaxRows - 1) / kMaxRows;
         for (int tile = 0; tile < tiles; ++tile) {
             const int r = rows * tile / tiles;
@@ -86,6 +88,17 @@ struct VectorEngine : RowsEngine<VectorEngine, float> {
         for (; v + kVectors <= vectors; v += kVectors)
             multiply_tile<Rows, kVectors>(a, lda, panels, v, steps, sums);
         for (; v < vectors; v += 2) multiply_tile<Rows, 2>(a, lda, panels, v, steps, sums);
+    }
+};
+
+// float32 weights [k][32], which narrow ones become for float32 x.
+struct FloatEngine : RowsEngine<FloatEngine, float, 1> {
+    typedef float Weight;
+    static constexpr int kBlockSteps = 4;  // 16 KB
+
+    template <int Rows>
+    static void multiply_rows(const float* a, size_t lda, const float* const* panels, int, int steps, float* sums) {
+        quire::multiply(Rows, kPanelColumns, a, lda, panels[0], kPanelColumns, sums, kLeading, steps * kTileDepth);
     }
 };
 

@@ -51,7 +51,10 @@ def _make_struct(
 class LinearTable(_Table):
     """QuireLinear."""
 
-    _fields_ = _fields("packed scales bias", "num_in num_out variant format activation padding")
+    _fields_ = _fields(
+        "packed scales offsets codebook permutation bias",
+        "num_in num_out variant format group_size has_bf16_scales activation padding",
+    )
 
 
 class SlotTable(_Table):

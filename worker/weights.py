@@ -22,6 +22,8 @@ from torch import Tensor
 
 from ..ipc.config import ModelConfig
 from ..ipc.errors import ModelError
+from ..ipc.weight_format import WeightFormat
+from .quantization.integer_weight import NarrowWeight
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Older exports store tables that every loader computes for itself.
@@ -80,6 +82,13 @@ class WeightSource(ABC):
         self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE
     ) -> Tensor:
         """The cut of several tensors in one, along the first dimension: [sum(sizes), width], or a vector."""
+
+    def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:  # noqa: ARG002
+        """The whole weight of the linear layer `name` in a format that the checkpoint stores, on the CPU.
+
+        Its shape is [out, in]. ModelError where the source has no reader for the format's layout.
+        """
+        raise ModelError(name, format.layout, "a layout that this kind of weight files can hold")
 
     def skip(self, name: str) -> None:  # noqa: B027
         """Mark a tensor as known and not needed."""
@@ -160,9 +169,7 @@ class SafetensorsSource(WeightSource):
                 name, list(tensor.shape), f"the shape {list(shape)}, which config.json calls for"
             )
         if tensor.dtype not in _FLOAT_TYPES:
-            raise ModelError(
-                name, str(tensor.dtype), "a floating point type (quantized weights are not read)"
-            )
+            raise ModelError(name, str(tensor.dtype), "a floating point type; config.json names no other")
         return tensor
 
     def _stored_name(self, name: str) -> str:

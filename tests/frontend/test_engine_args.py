@@ -100,7 +100,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"reasoning_parser": "deep"}, "reasoning_parser='deep': one of deepseek_r1, "),
         ({"dtype": "int8"}, "dtype='int8': one of auto, float32, bfloat16, float16"),
         ({"load_format": "pt"}, "load_format='pt': one of auto, safetensors, dummy"),
-        ({"quantization": "awq"}, "quantization='awq': one of int8"),
+        ({"quantization": "awq"}, "quantization='awq': one of int4, int8, fp8"),
         ({"device": "tpu"}, "device='tpu': one of auto, cpu, cuda"),
         ({"distributed_executor_backend": "external"}, "one of mp, uni, ray"),
         ({"scheduling_policy": "random"}, "one of fcfs, priority, fair"),

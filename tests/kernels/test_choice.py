@@ -51,6 +51,8 @@ def test_a_gpu_multiplies_with_triton_where_rows_must_be_exact_or_weights_are_pa
     assert choose_linear(torch.bfloat16, GPU, "int8", is_strict=False) == "triton"
     assert choose_linear(torch.bfloat16, CPU, "int8", is_strict=False) == "native"
     assert choose_linear(torch.float16, CPU, "int8", is_strict=True) == "torch"
+    assert choose_linear(torch.bfloat16, CPU, "narrow", is_strict=False) == "native"
+    assert choose_linear(torch.bfloat16, GPU, "narrow", is_strict=True) == "torch"
 
 
 def test_heads_and_rows_that_a_kernel_does_not_cover_go_to_the_next() -> None:

@@ -35,8 +35,9 @@ def test_facts_are_those_of_the_tensors(tmp_path: Path) -> None:
     assert facts.size.num_head_params == 2048 * 128
     assert facts.size.num_layer_params == facts.num_params - 2 * 2048 * 128
     assert (facts.vocab_size, facts.dtype, facts.size.bytes_per_param) == (2048, "bf16", 2)
-    quantized = quantize_facts(facts)
+    quantized = quantize_facts(facts, "int8")
     assert quantized.size.step_bytes == facts.size.step_bytes / 2
+    assert quantize_facts(facts, "int4").size.step_bytes < quantized.size.step_bytes
     assert quantized.size.kv_bytes_per_token == facts.size.kv_bytes_per_token
 
 

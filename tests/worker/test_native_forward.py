@@ -75,8 +75,9 @@ def test_hidden_states_have_the_same_bits_natively(checkpoint: Checkpoint, dtype
     assert all(torch.equal(native, python) for native, python in pairs)
 
 
-def test_int8_weights_have_the_same_bits_natively(checkpoint: Checkpoint) -> None:
-    config = checkpoint.engine_config("bfloat16", quantization="int8")
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+def test_narrow_weights_have_the_same_bits_natively(checkpoint: Checkpoint, quantization: str) -> None:
+    config = checkpoint.engine_config("bfloat16", quantization=quantization)
     pairs = zip(compute_paged(config, True), compute_paged(config, False), strict=True)
     assert all(torch.equal(native, python) for native, python in pairs)
 

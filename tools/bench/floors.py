@@ -19,14 +19,14 @@ class ModelSize:
 
     num_layer_params: int  # used for every token
     num_head_params: int  # used for every sampled token
-    bytes_per_param: int
+    bytes_per_param: float
     kv_bytes_per_token: int = 0  # keys and values of one position, over all layers
     attention_flops_per_key: int = 0  # for a query and one of its keys, over all layers
 
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that a decode step reads."""
-        return (self.num_layer_params + self.num_head_params) * self.bytes_per_param
+        return round((self.num_layer_params + self.num_head_params) * self.bytes_per_param)
 
 
 @dataclass(frozen=True, slots=True)

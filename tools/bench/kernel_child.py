@@ -21,7 +21,12 @@ _ROUNDS = 5
 _CACHE_READ_BYTES = 2**20
 _GPU_CACHE_READ_BYTES = 16 * 2**20
 _GPU_COLD_BYTES = 512 * 2**20  # past an L2 of 50 MB
-_DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int8: "int8"}
+_DTYPE_NAMES = {
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.int8: "int8",
+    torch.uint4: "int4",
+}
 
 
 def measure(request: KernelRequest) -> None:

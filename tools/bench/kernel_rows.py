@@ -56,7 +56,7 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def flops_floor_s(self, ceilings: Ceilings) -> float:
-        """Least seconds for its operations; int8 weights are multiplied as bfloat16."""
+        """Least seconds for its operations; narrow weights are multiplied as bfloat16."""
         return self.num_flops / (
             ceilings.f32_flops_per_s if self.dtype == "float32" else ceilings.bf16_flops_per_s
         )

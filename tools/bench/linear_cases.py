@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from ...ipc.weight_format import Quantization, make_online_formats
 from ...worker.layers.linear import make_linear
+from ...worker.quantization.online import quantize
 from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case
 
 _ROWS = (1, 8, 32, 256, 1024)
+_NARROW: dict[torch.dtype, Quantization] = {torch.uint4: "int4", torch.int8: "int8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,10 @@ class _Kind:
 
 
 def make_linear_cases(bench: Bench) -> Iterator[Case]:
-    """bfloat16, int8 weights and float32, from a single row to a prompt's."""
+    """bfloat16, int4 and int8 weights and float32, from a single row to a prompt's."""
     for name, num_in, num_out in _list_linears(QWEN3_600M):
         yield from _make_linear(bench, _Kind(name, num_in, num_out), _ROWS)
-    for dtype in (torch.int8, torch.float32):
+    for dtype in (*_NARROW, torch.float32):
         for name, num_in, num_out in _list_linears(QWEN3_600M)[2:3]:
             yield from _make_linear(bench, _Kind(name, num_in, num_out, dtype), _ROWS)
     for name, num_in, num_out in _list_linears(TINY)[:3]:
@@ -60,15 +63,16 @@ def _list_linears(shape: BenchShape) -> list[tuple[str, int, int]]:
 
 
 def _make_linear(bench: Bench, kind: _Kind, rows: Sequence[int]) -> Iterator[Case]:
-    """Torch's column for int8 is bfloat16, which it stands in for."""
-    is_int8 = kind.dtype is torch.int8
-    x_dtype = torch.bfloat16 if is_int8 else kind.dtype
+    """Torch's column for narrow weights is bfloat16, which it stands in for."""
+    narrow = _NARROW.get(kind.dtype)
+    x_dtype = kind.dtype if narrow is None else torch.bfloat16
     weight = bench.noise(kind.num_out, kind.num_in, dtype=x_dtype)
-    num_bytes = weight.numel() * kind.dtype.itemsize
+    format = None if narrow is None else make_online_formats(narrow, narrow).default
+    stored = weight if format is None else quantize(weight, format)
+    num_bytes = weight.nbytes if format is None else format.count_bytes(kind.num_out, kind.num_in)
     count = 1 if kind.is_resident else bench.count_copies(num_bytes)
     plain = [weight.clone() for _ in range(1 if kind.is_resident else bench.count_copies(weight.nbytes))]
-    quantization = "int8" if is_int8 else None
-    layers = [make_linear(weight.clone(), None, quantization, kind.is_exact) for _ in range(count)]
+    layers = [make_linear(stored, None, x_dtype, kind.is_exact) for _ in range(count)]
     for m in rows:
         x = bench.noise(m, kind.num_in, dtype=x_dtype)
         yield Case(

@@ -57,8 +57,9 @@ def run_offline(options: OfflineOptions) -> int:
     """Run and print everything; returns 0, or 1 if Quire failed on a workload."""
     peer_versions = check_peers(options.peers, options.peer_python)
     facts = load_model_facts(options.model)
-    if options.engine_args.get("quantization") == "int8":
-        facts = quantize_facts(facts)
+    quantization = options.engine_args.get("quantization")
+    if quantization is not None:
+        facts = quantize_facts(facts, quantization)
     workloads = {name: make_workload(name, facts.vocab_size, "") for name in _choose_workloads(options)}
     machine = describe_machine()
     if peer_versions:

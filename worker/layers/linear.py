@@ -13,16 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...ipc.config import Quantization
 from ...kernels.choice import choose_linear, native_library
-from ...kernels.gated_activation import FUNCTIONS, number_activation
-from ...kernels.linear import FORMATS, choose_variant, launch_linear, pack_linear, quantize_and_pack_linear
-from ...kernels.linear_int8 import linear_int8_reference, quantize_int8
+from ...kernels.gated_activation import FUNCTIONS
+from ...kernels.linear import (
+    PackedWeight,
+    choose_variant,
+    launch_linear,
+    make_table,
+    pack_linear,
+    pack_narrow_linear,
+)
 from ...kernels.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
+from ..quantization.integer_weight import IntegerWeight, NarrowWeight, dequantize, spread_scales
 
 
 class Linear(ABC):
-    """A linear layer with its weight loaded, which has scales if it is int8."""
+    """A linear layer with its weight loaded."""
 
     # Whether a row's bits do not depend on the rows beside it, their number, or threads.
     is_exact = False
@@ -30,13 +36,13 @@ class Linear(ABC):
     # What follows the sum; a native layer computes it before it rounds the sum.
     activation: str | None = None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
-        self.weight, self._bias, self._scales = weight, bias, scales
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self._bias = weight, bias
 
     @property
     def size_bytes(self) -> int:
         """Bytes that its weight and bias hold."""
-        return sum(part.nbytes for part in (self.weight, self._bias, self._scales) if part is not None)
+        return self.weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[m, out] for contiguous x [m, in], of x's type."""
@@ -59,24 +65,35 @@ class TorchLinear(Linear):
         return F.linear(x, self.weight, self._bias)
 
 
-class TorchInt8Linear(Linear):
-    """int8 weights on any device, made wide for every call: half the memory, slower than the plain form."""
+class TorchNarrowLinear(Linear):
+    """Narrow weights on any device, made wide for every call: slower than the plain form."""
+
+    def __init__(self, weight: NarrowWeight, bias: Tensor | None) -> None:
+        super().__init__(weight.codes if isinstance(weight, IntegerWeight) else weight.values, bias)
+        self._narrow = weight
+
+    @property
+    def size_bytes(self) -> int:
+        return super().size_bytes + self._narrow.scales.nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
-        assert self._scales is not None
-        return linear_int8_reference(x, self.weight, self._scales, self._bias)
+        return F.linear(x, dequantize(self._narrow).to(x.dtype), self._bias)
 
 
 class TritonLinear(Linear):
-    """Batch-invariant on a GPU, and the one for int8 weights there (kernels/linear_triton.py)."""
+    """Batch-invariant on a GPU; there also int8 weights with a scale an output (kernels/linear_triton.py)."""
 
     is_exact = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
         from ...kernels.linear_triton import launch_linear
 
-        super().__init__(weight, bias, scales)
-        self._launch = launch_linear
+        super().__init__(weight, bias)
+        self._launch, self._scales = launch_linear, scales
+
+    @property
+    def size_bytes(self) -> int:
+        return super().size_bytes + (0 if self._scales is None else self._scales.nbytes)
 
     def multiply(self, x: Tensor) -> Tensor:
         return self._launch(x, self.weight, self._bias, self._scales)
@@ -87,74 +104,68 @@ class NativeLinear(Linear):
 
     is_exact = True
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        weight: Tensor,
-        bias: Tensor | None,
-        quantization: Quantization | None = None,
-    ) -> None:
-        is_int8 = quantization == "int8"
-        packed, scales = (
-            quantize_and_pack_linear(library, weight) if is_int8 else (pack_linear(library, weight), None)
-        )
-        super().__init__(packed, bias, scales)
+    def __init__(self, library: ctypes.CDLL, weight: Tensor | NarrowWeight, bias: Tensor | None) -> None:
+        is_plain = isinstance(weight, Tensor)
+        self._packed = pack_linear(library, weight) if is_plain else _pack_narrow(library, weight)
+        super().__init__(self._packed.packed, bias)
         self._library = library
         self._variant = choose_variant(library)
-        self._num_out, self._num_in = weight.shape
-        self._dtype = torch.int8 if is_int8 else weight.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return self._packed.size_bytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._launch(x, self.activation)
+        return launch_linear(self._library, self.to_table(), x)
 
     def multiply(self, x: Tensor) -> Tensor:
-        return self._launch(x, None)
-
-    def _launch(self, x: Tensor, activation: str | None) -> Tensor:
-        return launch_linear(
-            self._library,
-            self._variant,
-            x,
-            self.weight,
-            self._num_out,
-            self._bias,
-            self._dtype,
-            self._scales,
-            activation,
-        )
+        return launch_linear(self._library, make_table(self._packed, self._variant, self._bias), x)
 
     def emit(self, program: Program, x: Slot, y: Slot) -> None:
         program.add(Kind.LINEAR, Multiply(linear=self.to_table(), x=x, y=y))
 
     def to_table(self) -> LinearTable:
         """The layer as an operation takes it: addresses that hold while this object lives."""
-        return LinearTable(
-            packed=self.weight.data_ptr(),
-            scales=None if self._scales is None else self._scales.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            num_in=self._num_in,
-            num_out=self._num_out,
-            variant=self._variant,
-            format=FORMATS[self._dtype],
-            activation=number_activation(self.activation),
+        return make_table(self._packed, self._variant, self._bias, self.activation)
+
+
+def _pack_narrow(library: ctypes.CDLL, weight: NarrowWeight) -> PackedWeight:
+    if isinstance(weight, IntegerWeight):
+        parts = weight.offsets, weight.codebook, weight.permutation
+        return pack_narrow_linear(
+            library, weight.codes, weight.scales, weight.bits, weight.num_in, weight.group_size, *parts
         )
+    scales = spread_scales(weight.scales, weight.num_out, weight.scales.shape[1], weight.group_rows, 1)
+    return pack_narrow_linear(library, weight.values, scales, 8, weight.num_in, weight.group_size)
 
 
 def make_linear(
-    weight: Tensor,
+    weight: Tensor | NarrowWeight,
     bias: Tensor | None = None,
-    quantization: Quantization | None = None,
+    dtype: torch.dtype | None = None,
     is_strict: bool = False,
 ) -> Linear:
-    """The fastest form for this weight's device and type. The caller gives the weight away.
+    """The fastest form for this weight's device and x's type, by default the weight's. It is given away.
 
     `is_strict` asks for an exact form where there is one: on the CPU the fastest is, on a GPU it costs time.
     """
-    chosen = choose_linear(weight.dtype, weight.device, quantization, is_strict)
+    if isinstance(weight, Tensor):
+        chosen = choose_linear(weight.dtype, weight.device, None, is_strict)
+        if chosen == "native":
+            return NativeLinear(native_library(), weight, bias)
+        return (TritonLinear if chosen == "triton" else TorchLinear)(weight, bias)
+    assert dtype is not None
+    format = "int8" if _has_a_scale_an_output(weight) else "narrow"
+    chosen = choose_linear(dtype, weight.scales.device, format, is_strict)
     if chosen == "native":
-        return NativeLinear(native_library(), weight, bias, quantization)
-    if quantization == "int8":
-        quantized, scales = quantize_int8(weight)
-        form = TritonLinear if chosen == "triton" else TorchInt8Linear
-        return form(quantized, bias, scales)
-    return (TritonLinear if chosen == "triton" else TorchLinear)(weight, bias)
+        return NativeLinear(native_library(), weight, bias)
+    if chosen == "triton" and isinstance(weight, IntegerWeight):
+        return TritonLinear((weight.codes ^ 128).view(torch.int8), bias, weight.scales.squeeze(1).float())
+    return TorchNarrowLinear(weight, bias)
+
+
+def _has_a_scale_an_output(weight: NarrowWeight) -> bool:
+    """Whether it is symmetric int8 with no more than that."""
+    if not isinstance(weight, IntegerWeight) or weight.bits != 8 or weight.scales.shape[1] > 1:
+        return False
+    return weight.offsets is None and weight.permutation is None

@@ -9,8 +9,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ...ipc.config import EngineConfig, Quantization
+from ...ipc.config import EngineConfig
 from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeConfig
+from ...ipc.weight_format import LM_HEAD, WeightFormat
 from ...kernels.native import SWITCH, is_switched_off
 from ...kernels.shared_group import SharedGroup
 from ..attention import AttentionBackend, QKNorm, make_attention
@@ -34,6 +35,9 @@ from ..layers.norm import NoNorm, RMSNorm
 from ..layers.relative_bias import make_position_bias
 from ..layers.rotary import RotaryEmbedding
 from ..pooling.head import load_pooling_head
+from ..quantization.integer_weight import NarrowWeight
+from ..quantization.layer_weights import take_narrow_stacked
+from ..quantization.online import quantize
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
 from ..weights import WHOLE, Cut, WeightSource, open_weights
 from .coverage import check_covered
@@ -84,7 +88,7 @@ class _Builder:
         self._max_model_len = config.model.max_model_len
         self._max_step_tokens = config.scheduler.max_num_batched_tokens
         self._wants_exact = config.wants_exact
-        self._quantization: Quantization | None = config.model.quantization
+        self._formats = config.model.weight_formats
         self._weights = weights
         self._dtype = dtype
         self._device = device
@@ -247,7 +251,7 @@ class _Builder:
         experts = [self._mlp(prefix, replace(spec, gate=g, up=u, down=d)) for g, u, d in names]
         # A rounding in the router may send a token to another expert, so its weight is never quantized.
         name, shape = f"{prefix}.{spec.router}.weight", (spec.num_experts, self._spec.hidden_size)
-        router = self._make_linear(self._weights.take(name, shape), is_quantized=False)
+        router = self._make_linear(self._weights.take(name, shape))
         self._size_bytes += router.size_bytes
         return Experts(replace(spec, intermediate_size=experts[0].width), router, experts)
 
@@ -290,22 +294,31 @@ class _Builder:
         swaps_halves: bool = False,
     ) -> Linear:
         """One layer for projections of the same input, stacked in the order of `names`."""
-        weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
+        formats = [self._formats.find(name) for name in names]
+        format = formats[0]
+        if any(each is not None and each.layout is not None for each in formats):
+            weight = take_narrow_stacked(self._weights, names, formats, sizes, width, cut, swaps_halves)
+        else:
+            weight = self._weights.take_stacked([f"{name}.weight" for name in names], sizes, width, cut)
+            weight = weight.roll(len(weight) // 2, 0) if swaps_halves else weight
         bias, bias_names = None, [f"{name}.bias" for name in names]
         if has_bias and cut.columns is not None and self._cuts.rank > 0:  # rank 0 adds it to the sum
             self._weights.skip(bias_names[0])
         elif has_bias:
             bias = self._weights.take_stacked(bias_names, sizes, None, cut.of_vector())
-        if swaps_halves:
-            weight = weight.roll(len(weight) // 2, 0)
-            bias = None if bias is None else bias.roll(len(bias) // 2)
-        linear = self._make_linear(weight, bias)
+        if swaps_halves and bias is not None:
+            bias = bias.roll(len(bias) // 2)
+        linear = self._make_linear(weight, bias, format)
         self._size_bytes += linear.size_bytes
         return linear
 
-    def _make_linear(self, weight: Tensor, bias: Tensor | None = None, is_quantized: bool = True) -> Linear:
-        quantization = self._quantization if is_quantized else None
-        linear = make_linear(weight, bias, quantization, is_strict=self._wants_exact)
+    def _make_linear(
+        self, weight: Tensor | NarrowWeight, bias: Tensor | None = None, format: WeightFormat | None = None
+    ) -> Linear:
+        """`format` is what a plain weight becomes."""
+        if format is not None and isinstance(weight, Tensor):
+            weight = quantize(weight, format)
+        linear = make_linear(weight, bias, self._dtype, is_strict=self._wants_exact)
         if not linear.is_exact:
             self._batch_variance_reason = _explain(INEXACT_LINEAR)
         return linear
@@ -343,13 +356,16 @@ class _Builder:
 
         A tied checkpoint may hold a second copy, which is not read.
         """
-        name = "lm_head.weight"
+        name, format = f"{LM_HEAD}.weight", self._formats.find(LM_HEAD)
+        size, hidden = self._spec.vocab_size, self._spec.hidden_size
         if self._spec.tie_word_embeddings:
             self._weights.skip(name)
-            linear = self._make_linear(table)
-        else:
-            weight = self._weights.take(name, (self._spec.vocab_size, self._spec.hidden_size), cut)
+            linear = self._make_linear(table, format=None if format is None or format.layout else format)
+        elif format is not None and format.layout is not None:
+            weight = take_narrow_stacked(self._weights, [LM_HEAD], [format], (size,), hidden, cut)
             linear = self._make_linear(weight)
+        else:
+            linear = self._make_linear(self._weights.take(name, (size, hidden), cut), format=format)
         if not (isinstance(linear, TorchLinear) and linear.weight is table):
             self._size_bytes += linear.size_bytes
         return linear

@@ -20,12 +20,14 @@ from ...ipc.model_spec import (
     RopeConfig,
     StageSpec,
 )
+from ...ipc.weight_format import WeightFormat, WeightFormats
 
 # Fields that builder.py reads, by struct. Another one must keep its default.
 _COVERED: dict[type[msgspec.Struct], str] = {
     ModelSpec: "architecture vocab_size hidden_size layers norm_eps norm_weight_offset norm_rounds_normed"
     " norm_kind norm_bias rope embedding relative_bias embedding_scale max_position_embeddings logit_soft_cap"
-    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits pooling stage",
+    " tie_word_embeddings optional_prefix unused_tensors layer_prefix norm has_logits pooling stage"
+    " weight_formats",
     EmbeddingSpec: "tokens positions position_offset types num_types norm",
     StageSpec: "first_layer is_first is_last",
     RelativeBiasSpec: "name num_buckets max_distance",
@@ -38,6 +40,8 @@ _COVERED: dict[type[msgspec.Struct], str] = {
     PoolingSpec: "pools projections normalize is_matryoshka matryoshka_dimensions num_labels activation",
     ProjectionSpec: " ".join(ProjectionSpec.__struct_fields__),
     RopeConfig: " ".join(RopeConfig.__struct_fields__),
+    WeightFormats: " ".join(WeightFormats.__struct_fields__),
+    WeightFormat: " ".join(WeightFormat.__struct_fields__),
 }
 
 

@@ -1,0 +1,72 @@
+"""Plain weights made narrow: how near they stay, and what no weight may break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from quire.ipc.weight_format import WeightFormat, make_online_formats
+from quire.worker.quantization.integer_weight import IntegerWeight, dequantize
+from quire.worker.quantization.online import quantize
+
+FORMATS = {name: make_online_formats(name, name).default for name in ("int4", "int8", "fp8")}  # type: ignore[arg-type]
+
+
+def get(name: str) -> WeightFormat:
+    format = FORMATS[name]
+    assert format is not None
+    return format
+
+
+def make_weight(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(70, 300, generator=generator) * torch.logspace(-6, 6, 70).unsqueeze(1)
+    weight[5] = 0
+    return weight.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "relative"), [("int4", 0.2), ("int8", 1 / 253), ("fp8", 1 / 16)])
+def test_a_number_is_off_by_a_part_of_its_rows_largest(
+    name: str, relative: float, dtype: torch.dtype
+) -> None:
+    """int4 may also clip the largest; int8 rounds by half a step, fp8 by 2^-4 of a number."""
+    weight = make_weight(dtype)
+    before = weight.clone()
+    error = (dequantize(quantize(weight, get(name))) - weight.float()).abs()
+    assert torch.equal(weight, before)
+    assert (error <= relative * weight.float().abs().amax(1, keepdim=True)).all()
+    assert not error[5].any()
+
+
+def test_clipping_makes_the_squared_error_of_4_bits_smaller_and_never_larger() -> None:
+    weight, format = make_weight(), get("int4")
+    narrow = quantize(weight, format)
+    assert isinstance(narrow, IntegerWeight)
+
+    def errors(numbers: torch.Tensor) -> torch.Tensor:
+        squares = torch.nn.functional.pad((numbers - weight).square(), (0, 20))
+        return squares.view(70, 5, 64).sum(2)
+
+    groups = torch.nn.functional.pad(weight, (0, 20)).view(70, 5, 64)
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    scales = (largest / -8).bfloat16().float()
+    plain = ((groups / scales).round().clamp(-8, 7) * scales).nan_to_num().view(70, 320)[:, :300]
+    assert (errors(dequantize(narrow)) <= errors(plain) * (1 + 1e-6)).all()
+    assert errors(dequantize(narrow))[10].sum() < 0.95 * errors(plain)[10].sum()
+
+
+def test_a_rows_codes_do_not_depend_on_the_rows_beside_it() -> None:
+    weight = make_weight()
+    for name in FORMATS:
+        whole = dequantize(quantize(weight, get(name)))
+        assert torch.equal(dequantize(quantize(weight[7:9], get(name))), whole[7:9])
+
+
+@pytest.mark.parametrize("spoil", [lambda w: w.fill_(1e-38), lambda w: w.fill_(3e38)], ids=["tiny", "huge"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_numbers_at_the_ends_of_the_range_stay_finite(name: str, spoil: Callable[..., object]) -> None:
+    weight = torch.ones(3, 64)
+    spoil(weight)
+    assert dequantize(quantize(weight, get(name))).isfinite().all()
