@@ -81,9 +81,7 @@ class Launcher:
         try:
             host, actor = self._place()
         except NodeLostError as error:
-            return self._fail(
-                EngineStartError(f"a Ray node was lost while the worker started there: {error}")
-            )
+            return self._fail(EngineStartError(f"no worker could start on a Ray node: {error}"))
         except QuireError as error:
             return self._fail(error)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import secrets
 import threading
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ class RayActor:
         try:
             return self._ray.get(getattr(self._handle, method).remote(), timeout=timeout_s)
         except self._ray.exceptions.RayError as error:
-            raise NodeLostError(_first_line(error)) from None
+            raise NodeLostError(_find_cause(error)) from None
 
     def tell(self, method: str) -> None:
         """Call a method and wait for nothing."""
@@ -140,3 +141,9 @@ def _pick(there: Mapping[str, float], names: Resources) -> Resources:
 
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _find_cause(error: Exception) -> str:
+    """The last exception that Ray's report of several pages names, its first line if it names none."""
+    causes = re.findall(r"^\w*(?:Error|Exception): .*", str(error), re.MULTILINE)
+    return causes[-1] if causes else _first_line(error)

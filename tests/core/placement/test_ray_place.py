@@ -122,7 +122,7 @@ def test_who_has_other_keys_is_not_heard(start: Callable[..., Ranks]) -> None:
     [
         ("alone", "ConfigError", r"distributed_executor_backend='ray': a Ray cluster that this machine"),
         ("small", "EngineStartError", r"no Ray node had CPU 2 within 30 s; 127.0.0.1 has CPU 0; free in all"),
-        ("lost", "EngineStartError", r"a Ray node was lost while the worker started there: The actor died"),
+        ("lost", "EngineStartError", r"no worker could start on a Ray node: The actor died"),
     ],
 )
 def test_what_ray_lacks_is_said_in_one_line(
