@@ -105,7 +105,9 @@ class AsyncLLM(AsyncUtilityCalls):
             if self._client is not None:
                 return
             if self._config is None:
-                client, tokenizer = await _attach(self._attach, self._client_kind, self._client_weight)
+                client, tokenizer = await _attach(
+                    self._attach, self._client_kind, self._client_weight, on_phase
+                )
             else:
                 client, tokenizer = await _start_engine(self._config, on_phase)
             if self._is_shut_down:  # meanwhile
@@ -334,7 +336,9 @@ async def _start_engine(
     config: EngineConfig, on_phase: Callable[[str], None] | None
 ) -> tuple[AsyncMPClient, Tokenizer | None]:
     """A private engine; the tokenizer is read while it starts in its own processes."""
-    loading = asyncio.create_task(asyncio.to_thread(load_named_tokenizer, config.model.tokenizer))
+    model = config.model
+    reading = asyncio.to_thread(load_named_tokenizer, model.tokenizer, model.chat_template)
+    loading = asyncio.create_task(reading)
     try:
         client = await make_async_client(config, on_phase)
     except BaseException:
@@ -348,11 +352,12 @@ async def _start_engine(
 
 
 async def _attach(
-    daemon: Attachment, client_kind: str, weight: float
+    daemon: Attachment, client_kind: str, weight: float, on_phase: Callable[[str], None] | None
 ) -> tuple[AsyncMPClient, Tokenizer | None]:
-    client = await attach_async_client(daemon, client_kind, weight)
+    client = await attach_async_client(daemon, client_kind, weight, on_phase)
     try:
-        return client, await asyncio.to_thread(load_named_tokenizer, client.facts.tokenizer)
+        facts = client.facts
+        return client, await asyncio.to_thread(load_named_tokenizer, facts.tokenizer, facts.chat_template)
     except BaseException:
         client.close()
         raise

@@ -42,6 +42,7 @@ from .models.hf_config import compute_max_model_len, read_default_sampling, read
 from .models.model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
 from .models.pooling_head import Convert, HeadChoice, Runner, choose_heads
 from .models.sentence_transformers import find_transformer_folder, read_text_encoding
+from .text.chosen_template import read_chosen_template
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_SEQS = 256
@@ -93,7 +94,9 @@ class EngineArgs:
     """
 
     model: str = _arg(POCKET, "model", "a folder, a hub name, 'pocket' or 'pocket-encoder': Quire's")
-    served_model_name: str | None = _arg(None, "model", "the name shown to clients; default: the model's")
+    served_model_name: str | Sequence[str] | None = _arg(
+        None, "model", "the name shown to clients; more of them are taken in requests; default: the model's"
+    )
     tokenizer: str | None = _arg(None, "model", "a folder or hub name; default: the model's own")
     skip_tokenizer_init: bool = _arg(
         False, "model", "run without a tokenizer: token ids in, token ids out (detokenize=False)"
@@ -143,6 +146,9 @@ class EngineArgs:
     enforce_eager: bool = _arg(False, "model", "no captured graphs; a CPU has none, so no effect there")
     logits_processors: Sequence[Any] | None = _arg(
         None, "model", "a class that edits logits (quire.LogitsProcessor), whose code is run; repeatable"
+    )
+    chat_template: str | None = _arg(
+        None, "model", "a file, or the text, of a Jinja template in place of the model's own"
     )
     tool_call_parser: str | None = _arg(
         None, "model", "how the model writes tool calls, by vLLM's names; default: as its chat template says"
@@ -292,13 +298,22 @@ class EngineArgs:
                 raise ConfigError(item.name, value, "True or False")
             if item.type == "bool | None" and value is not None and not isinstance(value, bool):
                 raise ConfigError(item.name, value, "True, False or None")
-        for name in ("model", "served_model_name", "tokenizer"):
+        for name in ("model", "tokenizer", "chat_template"):
             value = getattr(self, name)
             if (name == "model" or value is not None) and not (isinstance(value, str) and value):
                 raise ConfigError(name, value, "a text that is not empty")
+        self._list_names()
         value = self.gpu_memory_utilization
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError("gpu_memory_utilization", value, "a number above 0")
+
+    def _list_names(self) -> list[str]:
+        """What requests may call the model, the first what it is called; [] where nothing was given."""
+        given = self.served_model_name
+        names = [given] if isinstance(given, str) else list(given or ())
+        if not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("served_model_name", given, "texts that are not empty")
+        return list(dict.fromkeys(names))
 
     def _check_parsers(self) -> None:
         if self.tool_call_parser is not None or self.reasoning_parser is not None:
@@ -308,6 +323,7 @@ class EngineArgs:
 
     def _create_model_config(self, root: Path, folder: ModelFolder) -> ModelConfig:
         spec = self._create_model_spec(root, folder)
+        names = self._list_names() or [self.model]
         if self.generation_config == "auto":
             read_default_sampling(folder.generation_config)  # refused now rather than at every request
         # The checkpoint's own format, float32 and float16 included: vLLM would halve float32, which changes
@@ -321,7 +337,9 @@ class EngineArgs:
         return self._make(
             ModelConfig,
             model=str(root),
-            served_model_name=self.served_model_name or self.model,
+            served_model_name=names[0],
+            served_model_aliases=tuple(names[1:]),
+            chat_template=None if self.chat_template is None else read_chosen_template(self.chat_template),
             tokenizer=self._find_tokenizer(folder.path),
             spec=spec,
             dtype=dtype,
@@ -427,6 +445,8 @@ def _add_option(group: Any, name: str, default: Any, metadata: dict[str, Any], t
     options: dict[str, Any] = {"dest": name, "default": default, "help": metadata["help"]}
     if type_name.startswith("bool"):
         options["action"] = argparse.BooleanOptionalAction
+    elif type_name.startswith("str | Sequence"):
+        options |= {"action": "extend", "nargs": "+", "metavar": name.rsplit("_", 1)[-1].upper()}
     elif type_name.startswith("Sequence"):
         options |= {"action": "append", "metavar": "MODULE:CLASS"}  # one each: a prompt or model may follow
     elif metadata["choices"]:

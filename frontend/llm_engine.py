@@ -69,7 +69,7 @@ class LLMEngine(UtilityCalls):
         config = engine_args.create_engine_config()
         # The tokenizer is read while the engine starts in its own processes.
         with ThreadPoolExecutor(max_workers=1) as pool:
-            loading = pool.submit(load_named_tokenizer, config.model.tokenizer)
+            loading = pool.submit(load_named_tokenizer, config.model.tokenizer, config.model.chat_template)
             client = make_sync_client(config, on_phase)
         try:
             return cls(client, loading.result())
@@ -85,7 +85,7 @@ class LLMEngine(UtilityCalls):
         """
         client = attach_sync_client(daemon, client_kind, weight)
         try:
-            return cls(client, load_named_tokenizer(client.facts.tokenizer))
+            return cls(client, load_named_tokenizer(client.facts.tokenizer, client.facts.chat_template))
         except BaseException:
             client.close()
             raise
@@ -290,9 +290,9 @@ def _close_in_turn(client: SyncClient, turns: Turns) -> None:
             client.close()
 
 
-def load_named_tokenizer(folder: str) -> Tokenizer | None:
+def load_named_tokenizer(folder: str, chat_template: str | None) -> Tokenizer | None:
     """The tokenizer that a config or an engine's facts name, None when that is ''."""
-    return load_tokenizer(folder) if folder else None
+    return load_tokenizer(folder, chat_template) if folder else None
 
 
 def read_served_sampling(facts: EngineFacts) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     enforce_eager: bool = False  # no CUDA graphs
     # With `quantization`, of the projection to logits; None: the same, but int8 with int4.
     lm_head_quantization: HeadQuantization | None = None
+    chat_template: str | None = None  # for frontends: its text, in place of the tokenizer's own
+    served_model_aliases: tuple[str, ...] = ()  # likewise: names beside served_model_name
 
     def __post_init__(self) -> None:
         _check_range("max_model_len", self.max_model_len, 1)

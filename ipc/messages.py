@@ -145,6 +145,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0  # numbers of a classifier's answer; 0: it is none
     has_token_types: bool = False  # whether EngineCoreRequest.type_start means something to the model
     files: ServedFiles | None = None  # of the model that frontends read; only told over the network
+    chat_template: str | None = None  # what the operator chose in place of the tokenizer's
+    served_model_aliases: tuple[str, ...] = ()  # more names that requests may have for it
 
 
 class RosterEntry(msgspec.Struct, array_like=True, frozen=True):

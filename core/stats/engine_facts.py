@@ -71,6 +71,8 @@ def make_engine_facts(
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         tasks=config.model.spec.tasks,
+        chat_template=config.model.chat_template,
+        served_model_aliases=config.model.served_model_aliases,
         has_token_types=config.model.spec.embedding.num_types > 1,
         **_describe_vectors(config.model.spec),
     )

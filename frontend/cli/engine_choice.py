@@ -80,6 +80,14 @@ def choose_model(argv: Sequence[str], argument: str | None, model: str) -> str:
     return models[0] if models else model
 
 
+def check_names_end(argv: Sequence[str], names: Sequence[str] | None, argument: str | None) -> None:
+    """Raise ConfigError where a model may have been taken for the last of several served names."""
+    flags = {word.partition("=")[0] for word in argv}
+    if len(names or ()) > 1 and argument is None and flags.isdisjoint(("--model", "--config")):
+        allowed = "beside a model, the first argument or --model: the last of them may be meant as one"
+        raise ConfigError("served_model_name", " ".join(names or ()), allowed)
+
+
 def choose_daemons(names: Sequence[str], keys: str | None) -> list[Attachment]:
     """Daemons only to look at. Raises ConfigError."""
     if not any(map(is_tcp, names)):

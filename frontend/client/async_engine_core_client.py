@@ -41,10 +41,12 @@ async def make_async_client(config: EngineConfig, on_phase: PhaseCallback | None
     return client
 
 
-async def attach_async_client(daemon: Attachment, client_kind: str, weight: float = 1.0) -> AsyncMPClient:
+async def attach_async_client(
+    daemon: Attachment, client_kind: str, weight: float = 1.0, on_phase: PhaseCallback | None = None
+) -> AsyncMPClient:
     """Attach to a running daemon. Raises DaemonError when there is none of this name."""
     client = AsyncMPClient(find_daemon_engines(daemon), client_kind=client_kind, weight=weight)
-    await client.wait_until_ready(ATTACH_TIMEOUT_S)
+    await client.wait_until_ready(ATTACH_TIMEOUT_S, on_phase)
     return client
 
 

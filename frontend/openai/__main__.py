@@ -11,7 +11,7 @@ from ...ipc.errors import QuireError
 from ...ipc.processes.process import EXIT_OK, EXIT_START_FAILED, Lifeline, enable_stack_dumps
 from ..async_llm import AsyncLLM
 from .engines.served_models import ServedModels
-from .group import ALIVE, EXIT_ENGINE_LOST, SERVES, HttpArgs
+from .group import ALIVE, EXIT_ENGINE_LOST, FAILED, PHASE, SERVES, HttpArgs
 from .options import HTTP_CLIENT_KIND
 from .server import run_server
 
@@ -34,7 +34,15 @@ class Control:
     def note_serving(self, formats: str) -> None:
         """Requests are taken. formats: how tool calls and thoughts are read."""
         self.has_served = True
-        self._say(SERVES + formats.encode() + b"\n")
+        self._say_line(SERVES, formats)
+
+    def note_phase(self, phase: str) -> None:
+        """A phase of the engine's start has begun."""
+        self._say_line(PHASE, phase)
+
+    def note_failure(self, reason: str) -> None:
+        """The engine has not started: the group says so, once for all its processes."""
+        self._say_line(FAILED, reason)
 
     def _answer(self) -> None:
         asked = b""
@@ -44,6 +52,9 @@ class Control:
             self._say(ALIVE)
         else:  # the group is gone, which the lifeline acts on
             asyncio.get_running_loop().remove_reader(self._socket)
+
+    def _say_line(self, kind: bytes, text: str) -> None:
+        self._say(kind + " ".join(text.split("\n")).encode(errors="replace") + b"\n")
 
     def _say(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -71,13 +82,14 @@ def main() -> int:
                 args.options,
                 listening_socket,
                 note_serving,
+                control.note_phase,
                 on_loop=control.begin,
                 peers=args.peers,
             )
     except QuireError as error:
         if control.has_served:
             return EXIT_ENGINE_LOST  # the group says so, once for all its processes
-        print(f"quire: error: {error}", file=sys.stderr)
+        control.note_failure(str(error))
         return EXIT_START_FAILED
     return EXIT_OK
 

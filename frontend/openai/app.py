@@ -295,11 +295,13 @@ def _add_version_route(routes: Routes) -> None:
 def _add_model_routes(routes: Routes, models: ServedModels) -> None:
     async def list_models() -> Response:
         models.check_open()
-        return respond(ModelList(data=list(map(models.make_card, models.models))))
+        return respond(
+            ModelList(data=[models.make_card(one, name) for one in models.models for name in one.names])
+        )
 
     async def get_model(model: str) -> Response:
         models.check_open()
-        return respond(models.make_card(models.find(model)))
+        return respond(models.make_card(models.find(model), model))
 
     routes.add("/v1/models", list_models, "What is served.", ModelList)
     routes.add("/v1/models/{model:path}", get_model, "One model.", ModelCard, more={404: ErrorResponse})

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from ...ipc.due import find_earliest, until_ms
-from ...ipc.errors import EngineDeadError
+from ...ipc.errors import EngineDeadError, EngineStartError
 from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget
@@ -28,7 +28,8 @@ from .responses.peers import PeerSockets, listen_for_peers
 
 HTTP_MODULE = "quire.frontend.openai"
 EXIT_ENGINE_LOST = 14  # of an HTTP process whose engine is gone for good
-PING, ALIVE, SERVES = b"?", b".", b"!"  # what is said over an HTTP process's socket
+# What is said over an HTTP process's socket: single bytes, and lines that begin with one.
+PING, ALIVE, SERVES, PHASE, FAILED = b"?", b".", b"!", b"%", b"#"
 _SPEAK_TIMEOUT_S = 60.0  # from an HTTP process's start to its first word: a second's imports, if left alone
 _STOP_GRACE_S = 5.0  # beyond the drain time
 
@@ -36,9 +37,9 @@ _STOP_GRACE_S = 5.0  # beyond the drain time
 class HttpArgs(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP process: which daemon to attach to, or which several, and where to listen.
 
-    control_fd: a socket on which it says ALIVE when its event loop begins and for every PING, and, once it
-    takes requests, SERVES and a line on how it reads tool calls and thoughts. peers: where the processes ask
-    each other for stored responses.
+    control_fd: a socket on which it says ALIVE when its event loop begins and for every PING, and lines:
+    PHASE as the engine starts, SERVES with how it reads tool calls and thoughts once it takes requests, or
+    FAILED with the reason. peers: where the processes ask each other for stored responses.
     """
 
     attach: Attachment | tuple[DaemonModel, ...]
@@ -64,13 +65,17 @@ class HttpProcess:
         self.control: socket.socket | None = None
         self.serves = False
         self.formats = ""  # how it reads tool calls and thoughts, once it serves
+        self.phase = ""  # of the engine's start, as it said last
+        self.failure = ""  # why the engine did not start
+        self._heard = b""  # the beginning of a line
         self._attach = attach
         self._options = options
         self._listening_socket = listening_socket
         self._peers = peers
 
-    def start(self) -> ChildProcess:
+    def start(self, accepts_when_ready: bool) -> ChildProcess:
         """Start the process; its control socket is this one's `control`."""
+        self._options = msgspec.structs.replace(self._options, accepts_when_ready=accepts_when_ready)
         now = time.monotonic()
         deadline = self.child.start().deadline
         deadline.set(now, _SPEAK_TIMEOUT_S, f"it did not start within {_SPEAK_TIMEOUT_S:g} s")
@@ -90,10 +95,21 @@ class HttpProcess:
             watch.note_listening()
             watch.start(now)
         watch.note_heard(now)
-        if SERVES in said:
-            self.serves = True
-            self.formats = said.partition(SERVES)[2].partition(b"\n")[0].decode(errors="replace")
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        self._heard = self._heard.lstrip(ALIVE)
+        for line in lines:
+            self._note(line.lstrip(ALIVE))
         return True
+
+    def _note(self, line: bytes) -> None:
+        text = line[1:].decode(errors="replace")
+        match line[:1]:
+            case b"!":
+                self.serves, self.formats = True, text
+            case b"%":
+                self.phase = text
+            case _:
+                self.failure = text
 
     def look(self) -> None:
         """Ask it after a silence; kill it when it does not answer, or has not got as far as its loop."""
@@ -107,7 +123,7 @@ class HttpProcess:
         reason = self.child.stop(grace_s)
         if self.control is not None:
             self.control.close()
-        self.control, self.serves = None, False
+        self.control, self.serves, self._heard = None, False, b""
         return reason
 
     def _start_process(self) -> ChildProcess:
@@ -134,10 +150,13 @@ class HttpGroup:
         options: ServerOptions,
         listening_socket: socket.socket,
         num_processes: int,
+        on_phase: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_phase` is told the phases of the engine's start."""
         self._attach = attach
         self._drain_timeout_s = options.drain_timeout_s
-        options = msgspec.structs.replace(options, accepts_when_ready=True)
+        self._on_phase = on_phase
+        self._has_been_ready = False
         budget = RestartBudget(options.max_http_restarts)  # of all of them
         self._listeners = [listen_for_peers() for _ in range(num_processes)]
         names = [listener.getsockname() for listener in self._listeners]
@@ -157,7 +176,6 @@ class HttpGroup:
         """
         signals = catch_signals(signal.SIGTERM, signal.SIGINT)
         self._poller.register(signals, select.POLLIN)
-        has_been_ready = False
         try:
             while not self._has_drained:
                 self._start_due()
@@ -167,8 +185,8 @@ class HttpGroup:
                     self._drain()
                 for process in self._processes:
                     self._follow(process, ready)
-                if not has_been_ready and all(process.serves for process in self._processes):
-                    has_been_ready = True
+                if not self._has_been_ready and all(process.serves for process in self._processes):
+                    self._has_been_ready = True
                     on_ready()
             return EXIT_OK
         finally:
@@ -196,7 +214,8 @@ class HttpGroup:
     def _start_due(self) -> None:
         for process in self._processes:
             if process.child.is_due(time.monotonic()):
-                self._poller.register(process.start().pid_fd, select.POLLIN)
+                # At first there is nobody else who could say that the engine is being loaded.
+                self._poller.register(process.start(self._has_been_ready).pid_fd, select.POLLIN)
                 assert process.control is not None
                 self._poller.register(process.control, select.POLLIN)
 
@@ -204,8 +223,11 @@ class HttpGroup:
         control, child = process.control, process.child.process
         if control is None or child is None:
             return
+        phase = process.phase
         if control.fileno() in ready and not process.hear():
             self._poller.unregister(control)
+        if self._on_phase is not None and process is self._processes[0] and process.phase != phase:
+            self._on_phase(process.phase)
         process.look()
         if child.pid_fd in ready:
             self._poller.unregister(child.pid_fd)
@@ -213,10 +235,13 @@ class HttpGroup:
                 self._poller.unregister(control)
             reason = process.stop(0.0)
             if self._ends_at is None:
-                self._replace(process.child, reason, child.exit_code)
+                self._replace(process, reason, child.exit_code)
 
-    def _replace(self, child: ManagedChild[ChildProcess], reason: str, exit_code: int | None) -> None:
+    def _replace(self, process: HttpProcess, reason: str, exit_code: int | None) -> None:
         """Have another started in place of one that was lost."""
+        if process.failure and not self._has_been_ready:
+            raise EngineStartError(process.failure)
+        child = process.child
         if exit_code == EXIT_ENGINE_LOST:
             raise EngineDeadError(f"the engine {self._attach!r} has ended")
         if not child.replace(reason, time.monotonic()):

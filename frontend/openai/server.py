@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # an extra, which a server without a gRPC port does without
     from ..grpc.server import GrpcServer
 
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
+_TELL_S = 5.0  # between two lines on what a drain waits for
 _FLUSH_GRACE_S = 1.0  # for the last bytes on their way to slow readers
 _FLUSH_POLL_S = 0.01
 _OTHER_FILES = 192  # descriptors beside connections: files, pipes, and refused clients that still read why
@@ -214,12 +215,13 @@ class Server:
         for connection in list(self._state.connections):
             connection.shutdown()
         if not await self._wait_until_idle(self._options.drain_timeout_s):
+            _logger.warning("%d requests have not ended, and are aborted", len(self._state.tasks))
             self._models.close()  # what has not been rendered by now is not going to be answered
             for serving in self._models.servings:
                 ids = serving.room.request_ids
                 if ids and serving.llm.is_running:
                     await serving.llm.abort(ids)
-            await self._wait_until_idle(_ABORT_GRACE_S)
+            await self._wait_until_idle(_ABORT_GRACE_S, is_told=False)
         await self._close_connections()
 
     async def _close_connections(self) -> None:
@@ -234,20 +236,39 @@ class Server:
         while (connections or self._state.tasks) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(_FLUSH_POLL_S)
 
-    async def _wait_until_idle(self, timeout_s: float) -> bool:
-        """True when no request is under way any more; False after `timeout_s` or a second signal."""
+    async def _wait_until_idle(self, timeout_s: float, is_told: bool = True) -> bool:
+        """True when no request is under way any more; False after `timeout_s` or a second signal.
+
+        is_told: the log says what is waited for.
+        """
         hurry = asyncio.ensure_future(self._stop_now.wait())
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        now = asyncio.get_running_loop().time
+        deadline = tell_at = now() + timeout_s
+        if is_told:
+            tell_at = now()
         try:
             while self._state.tasks:
-                left_s = deadline - asyncio.get_running_loop().time()
+                left_s = deadline - now()
                 if left_s <= 0 or hurry.done():
                     return False
+                if now() >= tell_at:
+                    tell_at = now() + _TELL_S
+                    self._tell_what_runs(left_s)
                 waited: set[asyncio.Future[object]] = {hurry, *self._state.tasks}  # pyright: ignore
-                await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                wait_s = min(left_s, max(tell_at - now(), 0.0))
+                await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             return True
         finally:
             hurry.cancel()
+
+    def _tell_what_runs(self, left_s: float) -> None:
+        sequences = [
+            f"{one.room.num_sequences} sequences of {one.model_id!r}" for one in self._models.servings
+        ]
+        _logger.info(
+            "ending: %d requests are under way (%s) and have %.0f s; another signal aborts them",
+            *(len(self._state.tasks), ", ".join(sequences), left_s),
+        )
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -149,7 +149,8 @@ class Serving:
         """What renders and tokenizes apart from the event loop; ApiError 400 without a tokenizer."""
         if self._text is None:
             assert self.tokenizer is not None
-            self._text = TextService(self.llm.facts.tokenizer, self.options.limits.max_render_s)
+            facts = self.llm.facts
+            self._text = TextService(facts.tokenizer, self.options.limits.max_render_s, facts.chat_template)
         return self._text
 
     @property

@@ -101,6 +101,10 @@ class ChatTemplate:
         )
         return _cut_at_tag(text) if continue_final_message else text
 
+    def check_syntax(self) -> None:
+        """Raise ModelError if it does not compile."""
+        _ = self._compiled
+
     @cached_property
     def _compiled(self) -> jinja2.Template:
         return _compile(self.source)

@@ -202,8 +202,11 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load a folder's tokenizer; raises ModelError naming the file that is missing or unreadable."""
+def load_tokenizer(folder: str | Path, chat_template: str | None = None) -> Tokenizer:
+    """Load a folder's tokenizer; raises ModelError naming the file that is missing or unreadable.
+
+    `chat_template`: in place of the folder's, also of that for tools.
+    """
     import tokenizers
 
     path = Path(folder)
@@ -224,7 +227,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     config = read_json(path / "tokenizer_config.json")
     named = _read_named_tokens(config, read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, named)
-    templates = _read_templates(path, config)
+    templates = _read_templates(path, config) if chat_template is None else {"default": chat_template}
     return Tokenizer(
         backend, named, templates.get("default"), config.get("response_template"), templates.get(_TOOL_USE)
     )

@@ -43,3 +43,8 @@ def test_a_model_is_served_beside_those_of_daemons(monkeypatch: pytest.MonkeyPat
     for options in (["--name", "own"], ["--block-size", "8"]):
         with pytest.raises(ConfigError, match="not given with --attach"):
             serve.run(["--port", "0", "--attach", "a", *options])
+
+
+def test_a_model_is_not_taken_for_one_more_of_its_names() -> None:
+    with pytest.raises(ConfigError, match="served_model_name='chat best \\./model': beside a model"):
+        serve.run(["--port", "0", "--served-model-name", "chat", "best", "./model"])

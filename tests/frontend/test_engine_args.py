@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from quire.frontend.engine_args import EngineArgs, parse_size_bytes
+from quire.frontend.llm_engine import load_named_tokenizer
 from quire.frontend.models.model_folder import pocket_folder
 from quire.ipc.errors import ConfigError, ModelError
 
@@ -254,3 +255,30 @@ def test_vllms_arguments_are_taken_at_the_value_that_asks_for_nothing() -> None:
     for name, value in {"enable_lora": True, "cpu_offload_gb": False}.items():
         with pytest.raises(ConfigError, match=name):
             EngineArgs.from_dict({name: value})
+
+
+def test_a_model_may_have_several_names() -> None:
+    config = EngineArgs(served_model_name=["chat", "best", "chat"]).create_engine_config()
+    assert (config.model.served_model_name, config.model.served_model_aliases) == ("chat", ("best",))
+    assert EngineArgs(served_model_name="one").create_engine_config().model.served_model_aliases == ()
+    for names in ("", [""], ["a", 1]):
+        with pytest.raises(ConfigError, match="served_model_name="):
+            EngineArgs(served_model_name=names).create_engine_config()  # type: ignore[arg-type]
+
+
+def test_a_chat_template_is_a_file_or_a_text_and_is_checked_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[0].content }}")
+    for given in (str(file), file.read_text()):
+        config = EngineArgs(chat_template=given).create_engine_config()
+        assert config.model.chat_template == "{{ messages[0].content }}"
+        tokenizer = load_named_tokenizer(config.model.tokenizer, config.model.chat_template)
+        assert tokenizer is not None
+        assert tokenizer.render_chat([{"role": "user", "content": "Hi"}]) == "Hi"
+    for given, allowed in (
+        ("/no/such.jinja", "a file that can be read, or the text of a template"),
+        ("{% if %}", "a Jinja template"),
+        ("{{ x }}" * 10**6, "bytes"),
+    ):
+        with pytest.raises(ConfigError, match=rf"chat_template=.*{allowed}"):
+            EngineArgs(chat_template=given).create_engine_config()

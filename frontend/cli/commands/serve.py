@@ -23,8 +23,9 @@ from ...engine_args import EngineArgs
 from ...openai.connections.listen import bind_socket, reserve_port
 from ...openai.connections.unix_socket import listen_at_path
 from ...openai.engines.daemon_model import load_daemon_models
-from ..engine_choice import choose_model, read_engine_choice
+from ..engine_choice import check_names_end, choose_model, read_engine_choice
 from ..exit_codes import ExitCode
+from ..progress import PhaseLine
 from ..serving.box import Place, bracket, format_box
 from ..serving.options import (
     check_exposure,
@@ -45,6 +46,7 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire serve`."""
     options = make_parser().parse(argv)
     options.model = choose_model(argv, options.model_name, options.model)
+    check_names_end(argv, options.served_model_name, options.model_name)
     from ...openai.limits import parse_limits
 
     limits = parse_limits(options.limit)
@@ -125,32 +127,47 @@ def _serve(
     box: Callable[[Mapping[str, Sequence[str]], str], str],
 ) -> int:
     """Serve the engines of these daemons in this process, or in several, until a signal."""
+    prints_lines = server_options.log_format == "text"
+    line = PhaseLine(f"serve {server_options.uds or server_options.port}", prints_lines)
     if options.api_server_count > 1:
-        from ...openai.group import HttpGroup
-
-        known = load_daemon_models(daemons, _show_phase)
-        attach = known if len(known) > 1 else daemons[0]
-        group = HttpGroup(attach, server_options, listening_socket, options.api_server_count)
-        return group.run(lambda: _announce(box({one.model: one.tasks for one in known}, group.formats)))
+        return _serve_by_group(options.api_server_count, server_options, listening_socket, daemons, box, line)
     from ...async_llm import AsyncLLM
     from ...openai.engines.served_models import ServedModels
     from ...openai.options import HTTP_CLIENT_KIND
     from ...openai.server import run_server
 
     if len(daemons) > 1:
-        engines = load_daemon_models(daemons, _show_phase)
+        engines = load_daemon_models(daemons, line.show)
     else:
         engines = AsyncLLM(attach=daemons[0], client_kind=HTTP_CLIENT_KIND)
 
     def announce(models: ServedModels) -> None:
+        line.clear()
         _announce(box({one.name: one.facts.tasks for one in models.models}, models.describe_formats()))
 
-    return run_server(engines, server_options, listening_socket, announce, _show_phase)
+    return run_server(engines, server_options, listening_socket, announce, line.show)
 
 
-def _show_phase(phase: str) -> None:
-    with contextlib.suppress(OSError):  # as with the announcement
-        print(f"quire: {phase} ...", file=sys.stderr, flush=True)
+def _serve_by_group(
+    num_processes: int,
+    server_options: ServerOptions,
+    listening_socket: socket.socket,
+    daemons: Sequence[Attachment],
+    box: Callable[[Mapping[str, Sequence[str]], str], str],
+    line: PhaseLine,
+) -> int:
+    from ...openai.group import HttpGroup
+
+    # Processes over several daemons must know before they begin which models there are.
+    attach = daemons[0] if len(daemons) == 1 else load_daemon_models(daemons, line.show)
+
+    def announce() -> None:
+        line.clear()
+        known = load_daemon_models(daemons)
+        _announce(box({one.model: one.tasks for one in known}, group.formats))
+
+    group = HttpGroup(attach, server_options, listening_socket, num_processes, line.show)
+    return group.run(announce)
 
 
 def _announce(text: str) -> None:

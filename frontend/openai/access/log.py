@@ -32,8 +32,8 @@ class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     time: str
     level: _Level
-    process: str = PROCESS
-    message: Literal["request"] | str
+    process: str
+    message: Literal["request"]
     method: str = ""
     path: str = ""
     status: int = 0
@@ -130,6 +130,7 @@ def _encode_json(record: AccessRecord) -> bytes:
     line = AccessLine(
         time=format_time(record.at),
         level=level,
+        process=PROCESS,
         message="request",
         method=record.method,
         path=_clean(record.path),

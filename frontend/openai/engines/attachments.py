@@ -61,7 +61,7 @@ class Attachments:
             llm = AsyncLLM(attach=model.daemon, client_kind=HTTP_CLIENT_KIND)
             try:
                 await llm.start()
-                self._check_name(model, llm.facts.served_model_name)
+                self._check_names(model, (llm.facts.served_model_name, *llm.facts.served_model_aliases))
                 model.arrive(Serving(llm, self._parts))
                 _logger.info("daemon %s: %r is served", model.daemon, model.name)
                 tried.set()
@@ -82,8 +82,12 @@ class Attachments:
             tried.set()
             await asyncio.sleep(_RETRY_S)
 
-    def _check_name(self, model: ServedModel, name: str) -> None:
+    def _check_names(self, model: ServedModel, names: Sequence[str]) -> None:
         """A daemon that has come back with another model may not take another daemon's name."""
-        taken = [other.daemon for other in self.models if other is not model and other.name == name]
-        if taken:
-            raise ConfigError("served_model_name", name, f"another name than that of daemon {taken[0]}")
+        for other in self.models:
+            taken = set(other.names) & set(names) if other is not model else set[str]()
+            if taken:
+                name = min(taken)
+                raise ConfigError(
+                    "served_model_name", name, f"another name than that of daemon {other.daemon}"
+                )

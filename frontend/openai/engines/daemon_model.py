@@ -23,12 +23,25 @@ class DaemonModel(msgspec.Struct, frozen=True):
     tasks: tuple[str, ...] = ("generate",)
     embedding_size: int = 0
     root: str = ""  # where its engine found it
+    aliases: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, daemon: Attachment, facts: EngineFacts) -> Self:
         """What its engine says that it serves."""
-        name, root = facts.served_model_name, facts.model
-        return cls(daemon, name, facts.max_model_len, facts.tasks, facts.embedding_size, root)
+        return cls(
+            daemon=daemon,
+            model=facts.served_model_name,
+            max_model_len=facts.max_model_len,
+            tasks=facts.tasks,
+            embedding_size=facts.embedding_size,
+            root=facts.model,
+            aliases=facts.served_model_aliases,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call it."""
+        return (self.model, *self.aliases)
 
 
 def load_daemon_model(daemon: Attachment, on_phase: Callable[[str], None] | None = None) -> DaemonModel:
@@ -41,15 +54,14 @@ def load_daemon_models(
     daemons: Sequence[Attachment], on_phase: Callable[[str], None] | None = None
 ) -> tuple[DaemonModel, ...]:
     """Each one's, in this order. ConfigError when a request could not tell two of them apart."""
-    found: dict[str, DaemonModel] = {}
+    found: list[DaemonModel] = []
     for daemon in daemons:
-        one = load_daemon_model(daemon, on_phase)
-        other = found.setdefault(one.model, one)
-        if other.daemon == daemon and other is not one:
+        if any(other.daemon == daemon for other in found):
             raise ConfigError("attach", daemon, "each daemon once")
-        if other is not one:
-            allowed = (
-                f"daemons whose models have names of their own (--served-model-name): both {one.model!r}"
-            )
-            raise ConfigError("attach", f"{other.daemon}, {daemon}", allowed)
-    return tuple(found.values())
+        one = load_daemon_model(daemon, on_phase)
+        for other in found:
+            for name in set(one.names) & set(other.names):
+                allowed = f"daemons whose models have names of their own (--served-model-name): both {name!r}"
+                raise ConfigError("attach", f"{other.daemon}, {daemon}", allowed)
+        found.append(one)
+    return tuple(found)

@@ -78,6 +78,14 @@ class ServedModel:
         return self.serving.model_id if self._known is None else self._known.model
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All that requests may call it, `name` first."""
+        if self._known is not None:
+            return self._known.names
+        facts = self.serving.llm.facts
+        return (facts.served_model_name, *facts.served_model_aliases)
+
+    @property
     def facts(self) -> EngineFacts | DaemonModel:
         """Its engine's, or what is known of them while that is away."""
         return self.serving.llm.facts if self._known is None else self._known
@@ -140,7 +148,7 @@ class ServedModels:
             if len(able) == 1:
                 return able[0]
         for model in self.models:
-            if model.name == name:
+            if name in model.names:
                 return model
         names = ", ".join(repr(model.name) for model in self.models)
         if name is None:
@@ -148,11 +156,11 @@ class ServedModels:
         message = f"model={shorten(name)}: {names} {'are' if self.has_several else 'is'} what this server has"
         raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
-    def make_card(self, model: ServedModel) -> ModelCard:
-        """What is told of a model."""
+    def make_card(self, model: ServedModel, name: str | None = None) -> ModelCard:
+        """What is told of a model under this name of it; None: its first."""
         facts = model.facts
         return ModelCard(
-            id=model.name,
+            id=name or model.name,
             created=self.parts.created,
             root=facts.root if isinstance(facts, DaemonModel) else facts.model,
             max_model_len=facts.max_model_len,

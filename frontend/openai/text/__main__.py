@@ -41,7 +41,7 @@ def main() -> int:
         after_job = trim_heap
     with socket.socket(fileno=args.socket_fd) as jobs, contextlib.suppress(ConnectionError):
         _set_time_limit(_MAX_LOAD_S)
-        tokenizer = _load(args.tokenizer)
+        tokenizer = _load(args)
         _set_time_limit(0.0)
         jobs.sendall(make_frame(encode_body(Ready())))
         _serve(jobs, tokenizer, after_job)
@@ -55,9 +55,9 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _load(folder: str) -> Tokenizer:
+def _load(args: TextArgs) -> Tokenizer:
     """With Jinja, whose import takes longer than most jobs; a template is compiled within a job's limits."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(args.tokenizer, args.chat_template)
     _ = tokenizer.chat_template
     gc.collect()
     gc.freeze()

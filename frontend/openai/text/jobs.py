@@ -25,12 +25,14 @@ _HEAD = struct.Struct("<If")
 class TextArgs(msgspec.Struct, frozen=True, kw_only=True):
     """One text process: the tokenizer's folder and the socket of its jobs.
 
-    is_background: it leaves the processor to others, and gives memory back after each job.
+    is_background: it leaves the processor to others, and gives memory back after each job. chat_template: in
+    place of the folder's.
     """
 
     tokenizer: str
     socket_fd: int
     is_background: bool
+    chat_template: str | None = None
 
 
 class RenderJob(msgspec.Struct, frozen=True, kw_only=True, tag="render"):

@@ -29,6 +29,7 @@ class TextProcess(asyncio.Protocol):
     def __init__(
         self,
         tokenizer: str,
+        chat_template: str | None,
         is_background: bool,
         on_body: Callable[[bytes], None],
         on_end: Callable[[], None],
@@ -38,7 +39,12 @@ class TextProcess(asyncio.Protocol):
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._socket, its_end = socket.socketpair()
-        args = TextArgs(tokenizer=tokenizer, socket_fd=its_end.fileno(), is_background=is_background)
+        args = TextArgs(
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            socket_fd=its_end.fileno(),
+            is_background=is_background,
+        )
         payload = msgspec.msgpack.encode(args)
         try:
             with its_end:

@@ -36,14 +36,15 @@ class TextService:
 
     Two lanes, each with a process of its own: short jobs, and long ones at a low priority, whose process is
     started for the first one. `tokenizer`: the model's folder. max_render_s: processor time of a long job.
+    `chat_template`: in place of the folder's.
     """
 
-    def __init__(self, tokenizer: str, max_render_s: float) -> None:
+    def __init__(self, tokenizer: str, max_render_s: float, chat_template: str | None = None) -> None:
         self._max_render_s = max_render_s
         short = LaneLimits(limit_s=min(_SHORT_JOB_S, max_render_s), max_sent=4, idle_s=None)
-        self._short = TextLane(short, functools.partial(TextProcess, tokenizer, False))
+        self._short = TextLane(short, functools.partial(TextProcess, tokenizer, chat_template, False))
         long = LaneLimits(limit_s=max_render_s, max_sent=1, idle_s=_LONG_LANE_IDLE_S)
-        self._long = TextLane(long, functools.partial(TextProcess, tokenizer, True))
+        self._long = TextLane(long, functools.partial(TextProcess, tokenizer, chat_template, True))
 
     def start(self) -> None:
         """Start the process of short jobs, so that the first one does not wait for it."""

@@ -14,20 +14,30 @@ from daemons import wait_until
 from quire.frontend.openai import group
 from quire.frontend.openai.group import EXIT_ENGINE_LOST, HttpGroup
 from quire.frontend.openai.options import ServerOptions
-from quire.ipc.errors import EngineDeadError
+from quire.ipc.errors import EngineDeadError, EngineStartError
 from quire.ipc.processes.process import catch_signals
 
 CHILD = """
 import os, signal, socket, sys
 import msgspec
-from quire.frontend.openai.group import ALIVE, SERVES, HttpArgs
+from quire.frontend.openai.group import ALIVE, FAILED, PHASE, SERVES, HttpArgs
 from quire.ipc.processes.process import Lifeline
 lifeline = Lifeline()
 lifeline.watch(0.0)
 args = msgspec.msgpack.decode(lifeline.args, type=HttpArgs)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 control = socket.socket(fileno=args.control_fd)
+control.send(ALIVE + PHASE + b"load ..weights\\n" + ALIVE)
+if args.attach == "broken engine":
+    control.send(FAILED + b"model='x.y': ")
+    control.send(b"a folder\\n")
+    os._exit(1)
 control.send(ALIVE + SERVES + b"tool calls: hermes\\n" + ALIVE)
+if args.attach == "engine that fails":
+    control.send(b"%load weights\\n#model='x.y': ")
+    control.send(b"a folder\\n")
+    os._exit(1)
+assert not args.options.accepts_when_ready, "nobody else says that the engine is being loaded"
 if args.attach == "lost engine":
     os._exit(EXIT_ENGINE_LOST)
 while control.recv(64):
@@ -99,17 +109,24 @@ def test_a_lost_process_is_replaced_without_the_other_until_a_signal_ends_all(
 ) -> None:
     http_group = make_group(listening_socket)
     places: list[list[int | None]] = []
+    waited: list[bool] = []
+
+    def list_waiting() -> list[bool]:
+        return [process._options.accepts_when_ready for process in http_group._processes]
 
     def act() -> None:
+        assert list_waiting() == [False, False]  # nobody else says that the engine is being loaded
         before = find_pids(http_group)
         assert before[0] is not None
         os.kill(before[0], number)
         wait_until(lambda: before[0] not in (now := find_pids(http_group)) and None not in now, 10.0)
         places.extend([before, find_pids(http_group)])
+        waited.extend(list_waiting())
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert run_beside(http_group, act) == 0
     before, after = places
+    assert waited == [True, False]
     assert None not in after
     assert after[0] != before[0]
     assert after[1] == before[1]
@@ -124,6 +141,14 @@ def test_a_group_knows_what_its_processes_say_of_formats(listening_socket: socke
 
     assert run_beside(http_group, read_and_end) == 0
     assert said == ["tool calls: hermes"]
+
+
+def test_the_start_of_an_engine_is_told_and_why_it_fails(listening_socket: socket.socket) -> None:
+    phases: list[str] = []
+    http_group = HttpGroup("broken engine", ServerOptions(), listening_socket, 2, phases.append)
+    with pytest.raises(EngineStartError, match=r"^model='x\.y': a folder$"):
+        http_group.run(lambda: None)
+    assert set(phases) <= {"load ..weights"}  # told by the first process, which may not be the first to fail
 
 
 def test_processes_that_are_lost_too_often_end_the_group_with_the_cause(

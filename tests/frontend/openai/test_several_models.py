@@ -57,6 +57,20 @@ def run(scenario: Callable[[Site], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+def test_a_model_answers_to_each_of_its_names_by_the_first() -> None:
+    async def scenario(site: Site) -> None:
+        site.llms["chat"] = FakeLLM(served_model_name="chat", served_model_aliases=("best",))
+        site.arrive("chat")
+        for name in ("chat", "best"):
+            answer = await site.client.post(COMPLETIONS, {"model": name, "prompt": "a"})
+            assert (answer.status, answer.json["model"]) == (200, "chat")
+            assert (await site.client.get(f"/v1/models/{name}")).json["id"] == name
+        listed = (await site.client.get("/v1/models")).json
+        assert [card["id"] for card in listed["data"]] == ["chat", "best", "vectors"]
+
+    run(scenario)
+
+
 def test_a_request_goes_to_the_engine_of_its_model() -> None:
     async def scenario(site: Site) -> None:
         for name, llm in site.llms.items():
