@@ -347,7 +347,11 @@ def _make_sequences(template: EngineCoreRequest, scores: bool, vocab_size: int) 
         if index:  # one copy of the prompt's logprobs is enough
             own.prompt_logprobs = None
         name = template.request_id if params.num_sequences == 1 else f"{index}_{template.request_id}"
-        sequences.append(msgspec.structs.replace(template, request_id=name, sampling_params=own))
+        count = 0 if index else params.num_sequences
+        sequence = msgspec.structs.replace(
+            template, request_id=name, sampling_params=own, num_sequences=count
+        )
+        sequences.append(sequence)
     return sequences
 
 

@@ -125,3 +125,4 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     finished_by_kind_total: dict[str, int] = {}  # RequestKind of core/scheduling/request.py -> requests
     tool_parse_errors_total: int = 0  # as frontends have counted them
     reasoning_tokens_total: int = 0  # likewise
+    cache_config: dict[str, str] = {}  # how the KV cache was made; vLLM's labels of cache_config_info

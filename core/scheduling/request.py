@@ -126,6 +126,7 @@ class Request:
     purpose: Purpose = ""  # as in the message
     pooling_params: PoolingParams | None = None  # likewise: it ends with its prompt
     type_start: int | None = None  # likewise
+    num_sequences: int = 1  # likewise
     answer_bytes: int = 0  # part of its price: what is pooled of it
     num_pooled_tokens: int = 0  # of a token-wise task, those whose vectors were delivered
     scheduled_time: float | None = None
@@ -189,6 +190,7 @@ class Request:
             group=group,
             purpose=message.purpose,
             pooling_params=message.pooling_params,
+            num_sequences=message.num_sequences,
             type_start=message.type_start,
             answer_bytes=answer_bytes,
         )

@@ -35,6 +35,7 @@ _LATENCY_BOUNDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_NUM_SEQUENCES_BOUNDS = (1, 2, 5, 10, 20)
 _STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -159,6 +160,9 @@ class Observations:
             "request_inference_time_seconds": _LATENCY_BOUNDS,
             "request_prompt_tokens": lengths,
             "request_generation_tokens": lengths,
+            "request_max_num_generation_tokens": lengths,
+            "request_params_max_tokens": lengths,
+            "request_params_n": _NUM_SEQUENCES_BOUNDS,
             "iteration_tokens_total": _STEP_TOKEN_BOUNDS,
         }
         self._histograms = {name: HistogramCounts(values) for name, values in bounds.items()}
@@ -191,6 +195,11 @@ class Observations:
             "request_prompt_tokens": request.num_prompt_tokens,
             "request_generation_tokens": request.num_output_tokens,
         }
+        if request.pooling_params is None and request.group is None:
+            observed["request_max_num_generation_tokens"] = request.num_output_tokens
+            observed["request_params_max_tokens"] = request.max_total_tokens - request.num_prompt_tokens
+        if request.num_sequences:
+            observed["request_params_n"] = request.num_sequences
         scheduled, first, last = request.scheduled_time, request.first_token_time, request.last_token_time
         if scheduled is not None and first is not None:
             observed |= {

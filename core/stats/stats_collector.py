@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from ...ipc.config import EngineConfig
 from ...ipc.engine_views import ClientView, EngineMetrics, EngineSnapshot, RequestView, SchedulerStats
 from ..kv.block_pool import BlockPool
@@ -98,7 +100,12 @@ class StatsCollector:
             finished_by_kind_total=self.observations.finished_by_kind_total,
             tool_parse_errors_total=self.observations.tool_parse_errors_total,
             reasoning_tokens_total=self.observations.reasoning_tokens_total,
+            cache_config=self._describe_cache(),
         )
+
+    def _describe_cache(self) -> dict[str, str]:
+        found = {name: str(value) for name, value in msgspec.structs.asdict(self._config.cache).items()}
+        return found | {"num_gpu_blocks": str(self._pool.num_blocks), "cache_dtype": self._config.model.dtype}
 
     def snapshot(
         self, surroundings: Surroundings, ids_of: Mapping[bytes, Collection[str]], now: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from importlib.metadata import version
@@ -16,9 +17,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
 
 from ...ipc.errors import QuireError
 from ...ipc.messages import MAX_REQUEST_ID_LENGTH
+from .access.http_counts import OTHER, HttpCounts
 from .bodies.chat_answers import ChatCompletion, ChatCompletionChunk
 from .bodies.docs_page import CONTENT_SECURITY_POLICY, render_docs
 from .bodies.messages import CountTokensRequest, Message, MessageEvent, MessagesRequest, TokenCount
@@ -77,6 +80,7 @@ from .pooling.tasks import check_task, find_task
 from .pooling.tei import add_routes as add_tei_routes
 from .pooling.tei import create_similarity, create_tei_embedding
 from .responses.create import create_response
+from .responses.peers import PeerSockets
 from .responses.stored import add_routes as add_stored_responses_routes
 from .server_info import add_routes as add_server_info_routes
 from .serving import Caller, Serving
@@ -91,8 +95,11 @@ Handler = Callable[[R, Caller], Coroutine[Any, Any, Response]]
 ModelHandler = Callable[[Serving, T, Caller], Coroutine[Any, Any, Response]]
 
 
-def create_app(models: ServedModels) -> DirectRoutes:
-    """All routes: the API's, those that say how the server is, and those that show the engine."""
+def create_app(models: ServedModels, peers: PeerSockets | None = None) -> DirectRoutes:
+    """All routes: the API's, those that say how the server is, and those that show the engine.
+
+    peers: of a group, whose processes count requests together.
+    """
     app = FastAPI(
         title="Quire",
         version=version("quire"),
@@ -109,7 +116,7 @@ def create_app(models: ServedModels) -> DirectRoutes:
     endpoints = _add_post_routes(routes, models)
     add_tei_routes(routes, models)
     add_stored_responses_routes(routes, models, _find_caller)
-    add_metrics_routes(routes, models)
+    add_metrics_routes(routes, models, lambda: counts.read())
     add_live_routes(app, routes, models)
     add_server_info_routes(routes, models)
 
@@ -119,7 +126,10 @@ def create_app(models: ServedModels) -> DirectRoutes:
 
     app.openapi = lambda: routes.document
     app.add_api_route("/docs", show_docs, include_in_schema=False, response_class=HTMLResponse)
-    return DirectRoutes(app, endpoints)
+    found = [route for route in app.routes if isinstance(route, Route)]
+    paths = [(method, route.path) for route in found for method in route.methods or ()]
+    counts = HttpCounts(paths) if peers is None else HttpCounts(paths, peers.counts_fd, peers.place)
+    return DirectRoutes(app, endpoints, counts)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -146,20 +156,38 @@ class DirectRoutes:
     it lasts: 1,000 at once took 40 MB, 30 MB without it.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: dict[str, Endpoint]) -> None:
+    def __init__(self, app: ASGIApp, endpoints: dict[str, Endpoint], counts: HttpCounts) -> None:
         self._app = app
         self._endpoints = endpoints
+        self._counts = counts
         self.body_paths = frozenset(endpoints)  # where a POST has a body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
         endpoint = None
-        if scope["type"] == "http" and scope["method"] == "POST":
+        if scope["method"] == "POST":
             endpoint = self._endpoints.get(scope["path"])
         if endpoint is None:
-            await self._app(scope, receive, send)
-            return
-        response = await endpoint(Request(scope, receive))
-        await response(scope, receive, send)
+            path, status = await self._call_app(scope, receive, send)
+        else:
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+            path, status = scope["path"], response.status_code
+        self._counts.note(scope["method"], path, status, time.monotonic() - began)
+
+    async def _call_app(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
+        """The route's path and the answer's status."""
+        status = _CLIENT_GONE
+
+        def send_and_note(message: AsgiMessage) -> Awaitable[None]:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            return send(message)
+
+        await self._app(scope, receive, send_and_note)
+        route = scope.get("route")
+        return getattr(route, "path", OTHER), status
 
 
 def _add_post_routes(routes: Routes, models: ServedModels) -> dict[str, Endpoint]:

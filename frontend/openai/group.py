@@ -8,6 +8,7 @@ after a silence: one that is stopped or hangs is killed, and then lost as one th
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -22,6 +23,7 @@ from ...ipc.processes.managed_child import ManagedChild
 from ...ipc.processes.process import EXIT_OK, ChildProcess, catch_signals
 from ...ipc.processes.restarts import RestartBudget
 from ..client.remote_daemon import Attachment
+from .access.http_counts import make_counts_memory
 from .engines.daemon_model import DaemonModel
 from .options import ServerOptions
 from .responses.peers import PeerSockets, listen_for_peers
@@ -137,7 +139,8 @@ class HttpProcess:
                 control_fd=its_end.fileno(),
                 peers=self._peers,
             )
-            fds = (args.listening_fd, args.control_fd, self._peers.listening_fd)
+            fds = [args.listening_fd, args.control_fd, self._peers.listening_fd]
+            fds += [] if self._peers.counts_fd is None else [self._peers.counts_fd]
             return ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(args), pass_fds=fds)
 
 
@@ -159,10 +162,15 @@ class HttpGroup:
         self._has_been_ready = False
         budget = RestartBudget(options.max_http_restarts)  # of all of them
         self._listeners = [listen_for_peers() for _ in range(num_processes)]
+        self._counts_fd = make_counts_memory(num_processes)
         names = [listener.getsockname() for listener in self._listeners]
         self._processes = [
             HttpProcess(
-                attach, options, listening_socket, budget, PeerSockets(place, listener.fileno(), names)
+                attach,
+                options,
+                listening_socket,
+                budget,
+                PeerSockets(place, listener.fileno(), names, self._counts_fd),
             )
             for place, listener in enumerate(self._listeners)
         ]
@@ -194,6 +202,7 @@ class HttpGroup:
                 process.stop(_STOP_GRACE_S)
             for listener in self._listeners:
                 listener.close()
+            os.close(self._counts_fd)
 
     @property
     def formats(self) -> str:

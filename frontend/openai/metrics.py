@@ -1,15 +1,16 @@
 """/metrics: the engine's counts in Prometheus' text format, with the names that vLLM's users know.
 
-The engine counts, not this process: any of N HTTP processes over one engine gives the same `quire:` series.
+The engine counts, not this process: any of N HTTP processes over one engine gives the same `quire:` series
+(`--metrics-prefix` names them otherwise).
 Of several models each has series of its own, told apart by model_name, and of several engines that share a
 model's requests each, told apart by engine. A model that does not answer has none but `quire:engine_up`. Only
-the `process_` and `python_` series are of the process that answers.
+the `process_` and `python_` series are of the process that answers; `http_` series are of all HTTP processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import (
@@ -26,11 +27,13 @@ from starlette.responses import Response
 
 from ...ipc.engine_views import EngineMetrics, Histogram
 from ...ipc.errors import QuireError
+from .access.http_counts import BOUNDS_S, STATUSES, RouteCounts
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
 from .health import ANSWER_S
+from .options import DEFAULT_METRICS_PREFIX
 
-PREFIX = "quire:"
+PREFIX = DEFAULT_METRICS_PREFIX
 
 EnginesMetrics = Mapping[int, EngineMetrics]  # of one model, by the number of the engine: vLLM's label
 
@@ -44,12 +47,18 @@ _HELP_OF_HISTOGRAM = {
     "request_inference_time_seconds": "From the first step to the last token.",
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Generated tokens of a request.",
+    "request_max_num_generation_tokens": "Generated tokens of a request's sequence.",
+    "request_params_max_tokens": "Tokens that a request might generate.",
+    "request_params_n": "Sequences that a request asked for.",
     "iteration_tokens_total": "Tokens computed in a step.",
 }
 
 
-def add_routes(routes: Routes, models: ServedModels) -> None:
+def add_routes(
+    routes: Routes, models: ServedModels, read_counts: Callable[[], Sequence[RouteCounts]]
+) -> None:
     """Serve /metrics. The only engine, when it is gone, raises EngineDeadError, for the app to answer."""
+    prefix = models.parts.options.metrics_prefix
     own = CollectorRegistry()
     ProcessCollector(registry=own)
     PlatformCollector(registry=own)
@@ -61,7 +70,8 @@ def add_routes(routes: Routes, models: ServedModels) -> None:
         else:
             found = [await models.only.llm.metrics_by_engine()]
         names = [model.name for model in models.models]
-        body = format_metrics(dict(zip(names, found, strict=True))) + generate_latest(own)
+        body = format_metrics(dict(zip(names, found, strict=True)), prefix)
+        body += format_http_counts(read_counts()) + generate_latest(own)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
     routes.add("/metrics", show_metrics, "Prometheus metrics", "text/plain")
@@ -78,31 +88,62 @@ async def _ask(model: ServedModel) -> EnginesMetrics | None:
         return None
 
 
-def format_metrics(found: Mapping[str, EnginesMetrics | None]) -> bytes:
+def format_metrics(found: Mapping[str, EnginesMetrics | None], prefix: str = PREFIX) -> bytes:
     """The series of each model's engines in the text format; None: of a model that does not answer."""
+    return _format(_EnginesCollector(found, prefix))
+
+
+def format_http_counts(counts: Sequence[RouteCounts]) -> bytes:
+    """Requests by route, with the names of prometheus_fastapi_instrumentator, which vLLM uses."""
+    return _format(_HttpCollector(counts))
+
+
+def _format(collector: Collector) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_EnginesCollector(found))
+    registry.register(collector)
     return generate_latest(registry)
+
+
+class _HttpCollector(Collector):
+    """What the HTTP processes have counted together."""
+
+    def __init__(self, counts: Sequence[RouteCounts]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        names = ["method", "handler"]
+        total = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=[*names, "status"])
+        text = "From an HTTP request's head to the end of its answer."
+        times = HistogramMetricFamily("http_request_duration_seconds", text, labels=names)
+        bounds = [*map(str, BOUNDS_S), "+Inf"]
+        for route in self._counts:
+            for status, value in zip(STATUSES, route.by_status, strict=True):
+                if value:
+                    total.add_metric([route.method, route.path, status], value)
+            buckets = list(zip(bounds, accumulate(route.buckets), strict=True))
+            times.add_metric([route.method, route.path], buckets, route.sum_s)
+        return (total, times)
 
 
 class _EnginesCollector(Collector):
     """One scrape's answer, in which a name stands once with the series of all engines."""
 
-    def __init__(self, found: Mapping[str, EnginesMetrics | None]) -> None:
+    def __init__(self, found: Mapping[str, EnginesMetrics | None], prefix: str) -> None:
         self._found = found
+        self._prefix = prefix
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for name, engines in self._found.items():
             for index, metrics in (engines or {}).items():
-                for family in _EngineCollector(metrics, name, str(index)).collect():
+                for family in _EngineCollector(metrics, name, str(index), self._prefix).collect():
                     families.setdefault(family.name, family)
                     if families[family.name] is not family:
                         families[family.name].samples += family.samples
         if len(self._found) > 1:
             text = "Whether the engine answers, of a server with several."
             up = families["engine_up"] = GaugeMetricFamily(
-                f"{PREFIX}engine_up", text, labels=["model_name", "engine"]
+                f"{self._prefix}engine_up", text, labels=["model_name", "engine"]
             )
             for name, engines in self._found.items():
                 for index in engines or (0,):
@@ -113,11 +154,13 @@ class _EnginesCollector(Collector):
 class _EngineCollector(Collector):
     """What one engine has counted."""
 
-    def __init__(self, metrics: EngineMetrics, model_name: str, engine: str) -> None:
+    def __init__(self, metrics: EngineMetrics, model_name: str, engine: str, prefix: str) -> None:
+        self._prefix = prefix
         self._metrics = metrics
         self._labels = {"model_name": model_name, "engine": engine}
 
     def collect(self) -> Iterable[Metric]:
+        yield self._tell_cache_config()
         stats = self._metrics.stats
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         for name, text, value in (
@@ -175,6 +218,13 @@ class _EngineCollector(Collector):
         for name, histogram in self._metrics.histograms.items():
             yield self._histogram(name, histogram)
 
+    def _tell_cache_config(self) -> Metric:
+        config = self._metrics.cache_config
+        text = "How the KV cache was made, as labels; the value is 1."
+        family = GaugeMetricFamily(f"{self._prefix}cache_config_info", text, labels=[*self._labels, *config])
+        family.add_metric([*self._labels.values(), *config.values()], 1)
+        return family
+
     def _fill(
         self,
         kind: type[GaugeMetricFamily | CounterMetricFamily],
@@ -184,7 +234,7 @@ class _EngineCollector(Collector):
         label: str | None = None,
     ) -> Metric:
         """A family with a series for each value of `label`, or one without it."""
-        family = kind(PREFIX + name, text, labels=[*self._labels, *([label] if label else ())])
+        family = kind(self._prefix + name, text, labels=[*self._labels, *([label] if label else ())])
         for part, value in values.items():
             family.add_metric([*self._labels.values(), *([part] if label else ())], value)
         return family
@@ -193,7 +243,7 @@ class _EngineCollector(Collector):
         # As prometheus_client writes bounds in its own histograms: 1.0, not 1.
         bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
         text = _HELP_OF_HISTOGRAM.get(name, name)
-        family = HistogramMetricFamily(PREFIX + name, text, labels=list(self._labels))
+        family = HistogramMetricFamily(self._prefix + name, text, labels=list(self._labels))
         buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
         family.add_metric(list(self._labels.values()), buckets, histogram.sum)
         return family

@@ -17,6 +17,7 @@ UnknownFields = Literal["refuse", "ignore"]
 HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+DEFAULT_METRICS_PREFIX = "quire:"
 DEFAULT_STALL_S = 30.0
 _MAX_GRPC_CONNECTIONS = 1024  # of a process; a client needs one, however many calls it makes
 
@@ -87,3 +88,4 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_force_include_usage: bool = False
     unknown_fields: UnknownFields = "refuse"
     enable_tokenizer_info_endpoint: bool = False
+    metrics_prefix: str = DEFAULT_METRICS_PREFIX  # of the engine's series

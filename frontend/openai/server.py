@@ -163,7 +163,7 @@ class Server:
 
     def _make_factory(self) -> Callable[[], asyncio.Protocol]:
         options = self._options
-        routes = create_app(self._models)
+        routes = create_app(self._models, self._peers)
         app = wrap_routes(routes, options)
         if self._tracing is not None:
             app = self._tracing.wrap(app, self._models.parts)

@@ -121,6 +121,7 @@ class EventStream(Response):
             error = _error_of(pump)
             if error is not None and not writer.has_started:
                 response = make_error_response(error, scope["path"])
+                self.status_code = response.status_code
                 if self.asked_as is not None:
                     echo_request_id(response, self.asked_as)
                 await response(scope, receive, send)

@@ -105,10 +105,18 @@ def _add_proxy_options(parser: Parser) -> None:
     add("--enable-request-id-headers", action="store_true", help=text)
 
 
+def _check_prefix(prefix: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", prefix):
+        raise ConfigError("metrics_prefix", prefix, "letters, digits, '_' and ':', as in 'vllm:'")
+    return prefix
+
+
 def _add_log_options(parser: Parser) -> None:
     add = parser.add_argument_group("log options").add_argument
     text = "no line for each request (they are there down to --log-level INFO; refusals to WARNING)"
     add("--disable-access-log", "--disable-uvicorn-access-log", action="store_true", help=text)
+    text = "what names of the engine's metrics begin with (quire:); vllm: for dashboards that you have"
+    add("--metrics-prefix", default="quire:", metavar="TEXT", help=text)
     text = "no line for successes of these paths, as /health,/metrics"
     add("--disable-access-log-for-endpoints", default="", metavar="PATHS", help=text)
 
@@ -152,6 +160,7 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         "enable_request_id_headers": options.enable_request_id_headers,
         "has_access_log": not options.disable_access_log,
         "unlogged_paths": tuple(filter(None, options.disable_access_log_for_endpoints.split(","))),
+        "metrics_prefix": _check_prefix(options.metrics_prefix),
         "log_level": options.log_level.upper(),
         "log_format": options.log_format,
     }

@@ -26,11 +26,15 @@ _MAX_ASKING = 256  # connections that are being answered; more are closed
 
 
 class PeerSockets(msgspec.Struct, frozen=True):
-    """Where the processes of a group are asked: this one's place among them, its socket, everybody's name."""
+    """Where the processes of a group are asked: this one's place among them, its socket, everybody's name.
+
+    counts_fd: of the memory in which they count HTTP requests.
+    """
 
     place: int
     listening_fd: int
     names: list[bytes]
+    counts_fd: int | None = None
 
 
 class Ask(msgspec.Struct, frozen=True):
