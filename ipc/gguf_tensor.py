@@ -1,0 +1,52 @@
+"""GgufTensor: where a tensor lies in a GGUF file, in which of ggml's types, and what the model calls it.
+
+The frontend makes the table of a file's header; the worker reads these places and knows no header.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+import msgspec
+
+GgmlType = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+
+# Numbers of a block, and its bytes (ggml-common.h).
+BLOCKS: dict[GgmlType, tuple[int, int]] = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+
+
+def count_row_bytes(type_: GgmlType, width: int) -> int:
+    """Bytes of a row of `width` numbers, which is a multiple of the type's block."""
+    numbers, size_bytes = BLOCKS[type_]
+    return width // numbers * size_bytes
+
+
+class GgufTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in torch's order of dimensions. A `name` with {} is that of many, stacked by the first one."""
+
+    name: str
+    type: GgmlType
+    shape: tuple[int, ...]
+    file: int  # which of the model's weight files
+    offset: int  # bytes from the file's beginning
+    # Rows of each of so many heads lie in pairs (0, half, 1, half + 1 ...), as llama.cpp turns them; 0: not.
+    num_paired_heads: int = 0
+    has_added_one: bool = False  # 1 more is stored than the model's norm holds
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it takes in the file."""
+        return prod(self.shape[:-1]) * count_row_bytes(self.type, self.shape[-1])

@@ -1,0 +1,37 @@
+"""Makes gguf_blocks.npz: blocks of every type and the numbers that llama.cpp's own package makes of them.
+
+    pip install gguf==0.19.0 && python tests/worker/quantization/make_gguf_blocks.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+def main() -> None:
+    """Three rows of two superblocks a type: random bytes, and every float16 scale finite."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray] = {}
+    for name in TYPES:
+        type_ = GGMLQuantizationType[name]
+        numbers, size_bytes = GGML_QUANT_SIZES[type_]
+        blocks = rng.integers(0, 256, (3 * 512 // numbers, size_bytes), dtype=np.uint8)
+        for place in _SCALES.get(name, (0,)):
+            scales = rng.normal(0, 0.3, len(blocks)).astype(np.float16)
+            scales[:2] = 0, 6e-8  # nothing, and the smallest number
+            blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
+        rows = blocks.reshape(3, -1)
+        arrays[name] = rows
+        arrays[f"{name} numbers"] = gguf.dequantize(rows, type_)
+    np.savez_compressed(Path(__file__).with_name("gguf_blocks.npz"), **arrays)
+
+
+if __name__ == "__main__":
+    main()
