@@ -1,6 +1,6 @@
-"""Makes gguf_blocks.npz: blocks of every type and the numbers that llama.cpp's own package makes of them.
+"""Makes gguf_blocks.safetensors: blocks of every type, and what llama.cpp's own package makes of them.
 
-    pip install gguf==0.19.0 && python tests/worker/quantization/make_gguf_blocks.py
+pip install gguf==0.19.0 && python tests/worker/quantization/make_gguf_blocks.py
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from safetensors.numpy import save_file
 
 TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -30,7 +31,7 @@ def main() -> None:
         rows = blocks.reshape(3, -1)
         arrays[name] = rows
         arrays[f"{name} numbers"] = gguf.dequantize(rows, type_)
-    np.savez_compressed(Path(__file__).with_name("gguf_blocks.npz"), **arrays)
+    save_file(arrays, Path(__file__).with_name("gguf_blocks.safetensors"))
 
 
 if __name__ == "__main__":

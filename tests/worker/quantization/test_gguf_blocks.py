@@ -5,23 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from quire.ipc.gguf_tensor import BLOCKS
 from quire.worker.quantization.gguf_blocks import read_blocks
 from quire.worker.quantization.integer_weight import dequantize, unpack_codes
+from safetensors.torch import load_file
 
-GOLDEN = Path(__file__).with_name("gguf_blocks.npz")
+GOLDEN = Path(__file__).with_name("gguf_blocks.safetensors")
 QUANTIZED = [name for name, (numbers, _) in BLOCKS.items() if numbers > 1]
 
 
 @pytest.mark.parametrize("type_", QUANTIZED)
 def test_numbers_are_those_of_the_library_bit_for_bit(type_: Any):
-    with np.load(GOLDEN) as arrays:
-        data, numbers = torch.from_numpy(arrays[type_]), arrays[f"{type_} numbers"]
-    weight = read_blocks(data, type_)
-    assert np.array_equal(dequantize(weight).numpy().view(np.uint32), numbers.view(np.uint32))
+    golden = load_file(GOLDEN)
+    weight = read_blocks(golden[type_], type_)
+    assert torch.equal(dequantize(weight).view(torch.int32), golden[f"{type_} numbers"].view(torch.int32))
 
 
 @pytest.mark.parametrize(
