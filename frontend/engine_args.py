@@ -37,9 +37,16 @@ from ..ipc.processes.log_lines import LOG_FORMATS
 from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSES
 from ..ipc.weight_format import HeadQuantization, Quantization
 from .families import read_model_spec
+from .gguf.files import find_gguf_files
 from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
-from .models.model_folder import POCKET, ModelFolder, find_model_folder, inspect_model_folder
+from .models.model_folder import (
+    POCKET,
+    ModelFolder,
+    find_model_folder,
+    inspect_gguf,
+    inspect_model_folder,
+)
 from .models.pooling_head import Convert, HeadChoice, Runner, choose_heads
 from .models.sentence_transformers import find_transformer_folder, read_text_encoding
 from .text.chosen_template import read_chosen_template
@@ -93,7 +100,9 @@ class EngineArgs:
     `tokenizer` may be given as a path object; they are kept as text.
     """
 
-    model: str = _arg(POCKET, "model", "a folder, a hub name, 'pocket' or 'pocket-encoder': Quire's")
+    model: str = _arg(
+        POCKET, "model", "a folder, .gguf file or hub name; or Quire's 'pocket', 'pocket-encoder'"
+    )
     served_model_name: str | Sequence[str] | None = _arg(
         None, "model", "the name shown to clients; more of them are taken in requests; default: the model's"
     )
@@ -237,8 +246,7 @@ class EngineArgs:
         """
         self._check_choices()
         self._check_parsers()
-        root = find_model_folder(self.model, self.revision)
-        folder = inspect_model_folder(find_transformer_folder(root), load_weights=self.load_format != "dummy")
+        root, folder = self._find_model()
         model = self._create_model_config(root, folder)
         scheduler = self._create_scheduler_config(model)
         processors = name_logits_processors(self.logits_processors)
@@ -321,6 +329,15 @@ class EngineArgs:
 
             check_parsers(self.tool_call_parser, self.reasoning_parser)
 
+    def _find_model(self) -> tuple[Path, ModelFolder]:
+        """The model's folder, and the one within it that has config.json and weights."""
+        if files := find_gguf_files(self.model, self.revision):
+            folder = inspect_gguf(files, self.tokenizer is None and not self.skip_tokenizer_init)
+            return folder.path, folder
+        root = find_model_folder(self.model, self.revision)
+        load_weights = self.load_format != "dummy"
+        return root, inspect_model_folder(find_transformer_folder(root), load_weights)
+
     def _create_model_config(self, root: Path, folder: ModelFolder) -> ModelConfig:
         spec = self._create_model_spec(root, folder)
         names = self._list_names() or [self.model]
@@ -344,7 +361,8 @@ class EngineArgs:
             spec=spec,
             dtype=dtype,
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
-            weight_files=tuple(str(file.relative_to(root)) for file in folder.weight_files),
+            weight_files=tuple(_name_within(root, file) for file in folder.weight_files),
+            gguf_tensors=folder.gguf_tensors,
             seed=seed,
             eos_token_ids=_read_ends(folder, spec),
         )
@@ -399,6 +417,10 @@ def parse_size_bytes(name: str, value: int | str | None) -> int | None:
         raise ConfigError(name, value, "bytes, or a number with a unit such as 512MiB or 2GiB")
     number = match.group(1)
     return int(float(number) * unit) if "." in number else int(number) * unit
+
+
+def _name_within(root: Path, file: Path) -> str:
+    return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
 def _read_ends(folder: ModelFolder, spec: ModelSpec) -> tuple[int, ...]:

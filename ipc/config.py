@@ -13,6 +13,7 @@ import msgspec
 
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
+from .gguf_tensor import GgufTensor
 from .model_spec import Dtype, ModelSpec
 from .param_fields import MAX_INT
 from .processes.core_losses import CoreLosses
@@ -65,7 +66,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     dtype: Dtype = "float32"
     max_model_len: int = 2048
     load_format: LoadFormat = "auto"
-    weight_files: tuple[str, ...] = ()  # names within the folder, found by the frontend; none for "dummy"
+    # Found by the frontend, none for "dummy": names within the folder, or whole paths of GGUF files.
+    weight_files: tuple[str, ...] = ()
     quantization: Quantization | None = None
     seed: int = 0  # dummy weights; requests without a seed draw from the system's entropy
     max_logprobs: int = 20
@@ -78,6 +80,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     lm_head_quantization: HeadQuantization | None = None
     chat_template: str | None = None  # for frontends: its text, in place of the tokenizer's own
     served_model_aliases: tuple[str, ...] = ()  # likewise: names beside served_model_name
+    gguf_tensors: tuple[GgufTensor, ...] = ()  # where they lie in weight_files that are GGUF; () for others
 
     def __post_init__(self) -> None:
         _check_range("max_model_len", self.max_model_len, 1)

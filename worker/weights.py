@@ -20,7 +20,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..ipc.config import ModelConfig
 from ..ipc.errors import ModelError
 from ..ipc.weight_format import WeightFormat
 from .quantization.integer_weight import NarrowWeight
@@ -56,15 +55,20 @@ class Cut:
 
     def find_pieces(self, stack: Sequence[Tensor]) -> list[Tensor]:
         """The part as views, in its order, of tensors that lie one after the other."""
-        ends = list(accumulate(len(tensor) for tensor in stack))
-        pieces = [
-            tensor[max(0, rows.start - end + len(tensor)) : rows.stop - end + len(tensor)]
-            for rows in self.rows or (range(ends[-1]),)
-            for tensor, end in zip(stack, ends, strict=True)
-            if rows.start < end and rows.stop > end - len(tensor)
-        ]
+        runs = self.find_runs([len(tensor) for tensor in stack])
+        pieces = [stack[index][rows.start : rows.stop] for index, rows in runs]
         columns = self.columns
         return pieces if columns is None else [piece[:, columns.start : columns.stop] for piece in pieces]
+
+    def find_runs(self, sizes: Sequence[int]) -> list[tuple[int, range]]:
+        """In its order: which of tensors with so many rows, one after the other, and which rows of it."""
+        ends = list(accumulate(sizes))
+        return [
+            (index, range(max(0, rows.start - end + size), min(size, rows.stop - end + size)))
+            for rows in self.rows or (range(ends[-1]),)
+            for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+            if rows.start < end and rows.stop > end - size
+        ]
 
 
 WHOLE = Cut()
@@ -208,14 +212,6 @@ class DummySource(WeightSource):
             part = flat[start : start + _DUMMY_POOL]
             part.copy_(pool[: part.numel()])
         return out
-
-
-def open_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightSource:
-    """The source that `model.load_format` names. ModelError when the folder has no usable weights."""
-    if model.load_format == "dummy":
-        return DummySource(model.seed, dtype, device)
-    naming = model.spec.optional_prefix, model.spec.unused_tensors
-    return SafetensorsSource(Path(model.model), model.weight_files, dtype, device, *naming)
 
 
 def _open_files(paths: Sequence[Path], files: dict[Path, Any]) -> dict[str, Path]:

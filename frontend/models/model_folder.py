@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from ...ipc.errors import ModelError
+from ...ipc.gguf_tensor import GgufTensor
+from ..gguf.files import find_gguf_files
+from ..gguf.folder import open_gguf
+from .hub import download
 from .model_files import MAX_INDEX_BYTES, open_regular, read_json, read_json_as
 
 POCKET, POCKET_ENCODER = "pocket", "pocket-encoder"
 _ALLOWED_MODEL = (
-    "an existing folder, 'pocket', 'pocket-encoder', or a Hugging Face hub name such as 'org/name'"
+    "an existing folder or .gguf file, 'pocket', 'pocket-encoder', or a Hugging Face hub name such as "
+    "'org/name' or, of a GGUF file, 'org/name:Q4_K_M'"
 )
 _POCKET_FOLDER = Path(__file__).resolve().parents[2] / "tools" / "pocket"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"]
 _MODEL_FILES = ["*.safetensors", "*.json", *_TOKENIZER_FILES]
-_IGNORED_FILES = ["original/*", "consolidated*", "onnx/*"]  # second copies of the same weights
 _FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
 _MAX_HEADER_BYTES = 32 << 20  # 100,000 tensors take 10 MB; the format itself allows 100
 _FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -43,6 +48,7 @@ class ModelFolder:
     generation_config: dict[str, Any]
     weight_files: tuple[Path, ...] = ()
     stored_dtype: str | None = None
+    gguf_tensors: tuple[GgufTensor, ...] = ()  # where the tensors lie in GGUF files
 
 
 class _Index(msgspec.Struct):
@@ -72,8 +78,11 @@ def pocket_encoder_folder() -> Path:
 def find_model_folder(model: str, revision: str | None = None, field_name: str = "model") -> Path:
     """Turn a folder, a packaged model's name or a hub name into a local folder; hub models are downloaded.
 
-    Raises ModelError when there is no such folder, or the hub has no such model or cannot be reached.
+    Of a GGUF file it is the one that open_gguf makes. Raises ModelError when there is no such folder, or the
+    hub has no such model or cannot be reached.
     """
+    if files := find_gguf_files(model, revision, field_name):
+        return open_gguf(files).folder
     if model in (POCKET, POCKET_ENCODER):
         folder = pocket_folder() if model == POCKET else pocket_encoder_folder()
         if not folder.is_dir():
@@ -90,7 +99,16 @@ def find_model_folder(model: str, revision: str | None = None, field_name: str =
         raise ModelError(field_name, model, f"a file, but expected {_ALLOWED_MODEL}")
     if not _HUB_NAME.fullmatch(model) or model.startswith("."):
         raise ModelError(field_name, model, f"no such folder; expected {_ALLOWED_MODEL}")
-    return _download(model, revision, field_name)
+    patterns = _MODEL_FILES if field_name == "model" else ["*.json", *_TOKENIZER_FILES]
+    return download(model, revision, field_name, patterns, _ALLOWED_MODEL)
+
+
+def inspect_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> ModelFolder:
+    """The folder that stands for GGUF files. Raises as `open_gguf`."""
+    model = open_gguf(files, with_tokenizer)
+    folder = inspect_model_folder(model.folder, load_weights=False)
+    stored = {"weight_files": model.files, "stored_dtype": model.stored_dtype, "gguf_tensors": model.tensors}
+    return replace(folder, **stored)
 
 
 def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
@@ -115,26 +133,6 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
         weight_files=tuple(files),
         stored_dtype=floats[0] if floats else None,
     )
-
-
-def _download(model: str, revision: str | None, field_name: str) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
-
-    patterns = _MODEL_FILES if field_name == "model" else ["*.json", *_TOKENIZER_FILES]
-    try:
-        folder = huggingface_hub.snapshot_download(
-            model, revision=revision, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES
-        )
-    except RepositoryNotFoundError as error:
-        raise ModelError(field_name, model, f"not on the hub; expected {_ALLOWED_MODEL}") from error
-    except LocalEntryNotFoundError as error:
-        reason = "not in the local cache, and the hub cannot be reached"
-        raise ModelError(field_name, model, f"{reason}; expected {_ALLOWED_MODEL}") from error
-    except Exception as error:  # the hub client raises what its HTTP library does; to us it is all one
-        reason = f"the hub answered: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        raise ModelError(field_name, model, f"{reason}; expected {_ALLOWED_MODEL}") from error
-    return Path(folder)
 
 
 def _find_weight_files(path: Path) -> list[Path]:

@@ -39,7 +39,8 @@ from ..quantization.integer_weight import NarrowWeight
 from ..quantization.layer_weights import take_narrow_stacked
 from ..quantization.online import quantize
 from ..threads import MAX_SINGLE_THREAD_WEIGHT_BYTES
-from ..weights import WHOLE, Cut, WeightSource, open_weights
+from ..weight_files import open_weights
+from ..weights import WHOLE, Cut, WeightSource
 from .coverage import check_covered
 from .decoder import Decoder, DecoderLayer, Layer, Norm, SumNormLayer
 from .native_forward import make_native_forward

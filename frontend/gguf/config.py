@@ -1,0 +1,268 @@
+"""What a GGUF file's metadata says of the model, as config.json and generation_config.json say it.
+
+`families` reads the result as it reads those files. A key below the architecture's name that nothing here
+knows is refused by name: it may change every token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+from ...ipc.errors import ModelError
+from ..families.config_fields import ConfigFields
+from .header import GgufHeader
+from .vocabulary import find_end_ids
+
+Config = dict[str, Any]
+
+# Below the architecture's name: what is read here, and what decides nothing.
+_READ = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_used_count",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
+_HARMLESS = ("pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size")
+# What has one value in the models that are read; another one is refused.
+_NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "expert_gating_func": 1,  # softmax
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": 0,
+    "expert_weights_norm": True,
+    "expert_weights_scale": (0.0, 1.0),
+    "interleave_moe_layer_step": (0, 1),
+    "leading_dense_block_count": 0,
+    "nextn_predict_layers": 0,
+}
+# llama.cpp writes Llama 3's scaling as a table of divisors. All published models have these settings.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+ROPE_TABLE = "rope_freqs.weight"
+
+
+def read_config(header: GgufHeader) -> Config:
+    """The model as config.json has it; ModelError with the file, the key, its value and what is allowed."""
+    fields = ConfigFields(header.metadata, file=header.file.name)
+    architecture = fields.get("general.architecture")
+    reader = _ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
+    if reader is None:
+        raise fields.error("general.architecture", architecture, f"one of {', '.join(_ARCHITECTURES)}")
+    keys = _Keys(header, cast(str, architecture))
+    config = _read_common(header, keys) | reader(header, keys)
+    keys.check_rest()
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def read_generation_config(header: GgufHeader) -> Config:
+    """Which tokens end an output."""
+    ends = find_end_ids(header)
+    return {"eos_token_id": ends} if ends else {}
+
+
+class _Keys(ConfigFields):
+    """The metadata below the architecture's name."""
+
+    def __init__(self, header: GgufHeader, architecture: str) -> None:
+        prefix = f"{architecture}."
+        values = {
+            key.removeprefix(prefix): _flatten(value)
+            for key, value in header.metadata.items()
+            if key.startswith(prefix)
+        }
+        super().__init__(values, prefix, header.file.name)
+        self._names = dict.fromkeys((*_READ, *_HARMLESS))
+        self.architecture = architecture
+        self._own = values
+
+    def family_number(self, key: str, default: float | None = None) -> float | None:
+        """A number that only some families have."""
+        self._names[key] = None
+        return self.number(key, default) if key in self or default is not None else None
+
+    def family_integer(self, key: str, default: int | None = None) -> int:
+        """Likewise an integer."""
+        self._names[key] = None
+        return self.integer(key, default)
+
+    def check_rest(self, owner: str = "") -> None:
+        """ModelError for the first key that nobody reads."""
+        for key, value in self._own.items():
+            neutral = _NEUTRAL.get(key)
+            allowed = neutral if isinstance(neutral, tuple) else (neutral,)
+            if key == "attention.value_length":
+                allowed = (self.get("attention.key_length", value),)
+            if key not in self._names and value not in allowed:
+                known = f"{' or '.join(map(str, allowed))}" if key in _NEUTRAL or "value" in key else "absent"
+                text = f"{known}: {owner or self.architecture} is computed without it here"
+                raise self.error(key, value, text)
+
+
+def _flatten(value: Any) -> Any:
+    """A list with an entry a layer, all of them equal, is that entry."""
+    if isinstance(value, list) and value and all(each == value[0] for each in cast(list[Any], value)):
+        return cast(list[Any], value)[0]
+    return value
+
+
+def _read_common(header: GgufHeader, keys: _Keys) -> Config:
+    table = header.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        shape = None if table is None else list(table.shape)
+        raise ModelError(f"{header.file.name} tensor token_embd.weight", shape, "a table [tokens, numbers]")
+    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
+    return {
+        "vocab_size": table.shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": _read_width(keys),
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "rope_theta": keys.number("rope.freq_base", 10000.0, low=1.0),
+        "rope_scaling": _read_scaling(header, keys, head_dim),
+        "partial_rotary_factor": _read_rotated(keys, head_dim),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+
+
+def _read_width(keys: _Keys) -> int | None:
+    """Of the feed-forward part; a model of experts alone may have none."""
+    has_width = "feed_forward_length" in keys and keys.get("feed_forward_length") != 0
+    return keys.integer("feed_forward_length") if has_width or "expert_count" not in keys else None
+
+
+def _read_rotated(keys: _Keys, head_dim: int) -> float | None:
+    rotated = keys.integer("rope.dimension_count", head_dim)
+    return None if rotated == head_dim else rotated / head_dim
+
+
+def _read_scaling(header: GgufHeader, keys: _Keys, head_dim: int) -> Config | None:
+    if ROPE_TABLE in header.tensors:
+        return _read_llama3(header, keys, head_dim)
+    kind = keys.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise keys.error("rope.scaling.type", kind, "one of none, linear, yarn")
+    scaling: Config = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    if kind == "yarn":
+        original = keys.integer("rope.scaling.original_context_length")
+        scaling["original_max_position_embeddings"] = original
+        names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+        for name, key in names.items():
+            if f"rope.scaling.{key}" in keys:
+                scaling[name] = keys.number(f"rope.scaling.{key}")
+        for key in ("attn_factor", "yarn_attn_factor"):  # multiplies what yarn itself computes
+            if keys.number(f"rope.scaling.{key}", 1.0) != 1.0:
+                raise keys.error(f"rope.scaling.{key}", keys.get(f"rope.scaling.{key}"), "1")
+    return scaling
+
+
+def _read_llama3(header: GgufHeader, keys: _Keys, head_dim: int) -> Config:
+    """The settings that a table of divisors was made with."""
+    table = header.tensors[ROPE_TABLE]
+    field, size = f"{header.file.name} tensor {ROPE_TABLE}", head_dim // 2
+    if table.type != "F32" or table.shape != (size,):
+        raise ModelError(field, f"{table.type} {list(table.shape)}", f"F32 {[size]}")
+    stored = header.read_floats(table)
+    scaling: Config = {"rope_type": "llama3", "factor": max(stored), **_LLAMA3}
+    theta = keys.number("rope.freq_base", 10000.0, low=1.0)
+    made = _make_llama3_table(scaling, theta, head_dim)
+    if not all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(stored, made, strict=True)):
+        raise ModelError(field, list(stored), f"Llama 3's divisors, of factor {scaling['factor']:g} {made}")
+    return scaling
+
+
+def _make_llama3_table(scaling: Config, theta: float, head_dim: int) -> list[float]:
+    """As llama.cpp's converter makes it of config.json's rope_scaling."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    divisors: list[float] = []
+    for index in range(0, head_dim, 2):
+        turns = original / (2 * math.pi * theta ** (index / head_dim))  # within the trained length
+        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+        divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return divisors
+
+
+def _read_llama(header: GgufHeader, keys: _Keys) -> Config:
+    """Llama and, under the same name, Mistral; with experts it is Mixtral."""
+    if keys.get("expert_count", 0) == 0:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        }
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+def _read_qwen2(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+def _read_qwen3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+
+
+def _read_qwen3_moe(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # llama.cpp always scales them
+    }
+
+
+def _read_gemma2(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
+    is_27b = keys.integer("block_count") == 46  # alone scales by another number, which no key tells
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "query_pre_attn_scalar": hidden_size // num_heads if is_27b else head_dim,
+        "attn_logit_softcapping": keys.family_number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.family_number("final_logit_softcapping", 30.0),
+        "sliding_window": keys.family_integer("attention.sliding_window", 4096),
+    }
+
+
+_ARCHITECTURES: dict[str, Callable[[GgufHeader, _Keys], Config]] = {
+    "gemma2": _read_gemma2,
+    "llama": _read_llama,
+    "qwen2": _read_qwen2,
+    "qwen3": _read_qwen3,
+    "qwen3moe": _read_qwen3_moe,
+}

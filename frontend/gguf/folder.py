@@ -1,0 +1,133 @@
+"""Puts what a GGUF file's header says into a model folder of the usual files, in which no weights lie.
+
+The folder is a cache named by the header's content. So what reads config.json, tokenizer.json and the rest
+(families, tokenizers, grammars, clients of a daemon) knows nothing of GGUF.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...ipc.errors import ModelError
+from ...ipc.gguf_tensor import GgufTensor
+from .config import read_config, read_generation_config
+from .header import GgufHeader, read_header
+from .tensors import name_tensors
+from .vocabulary import TOKENS, Vocabulary, make_tokenizer, make_tokenizer_config
+
+_VERSION = b"1"  # of what is written; another one makes other folders
+_CHUNK_BYTES = 1 << 20
+
+
+class GgufModel(msgspec.Struct, frozen=True):
+    """The folder of a GGUF model, and where its weights lie."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    tensors: tuple[GgufTensor, ...]
+    stored_dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+def cache_folder() -> Path:
+    """Where these folders are kept: $XDG_CACHE_HOME/quire/gguf or ~/.cache/quire/gguf."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "quire" / "gguf"
+
+
+def open_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> GgufModel:
+    """Read the headers and find or make the folder. `files` are the parts of one model in order.
+
+    Raises ModelError: a header that is corrupt, a model or vocabulary that is not read here, and a cache that
+    cannot be written.
+    """
+    headers = [read_header(file) for file in files]
+    first = headers[0]
+    _check_parts(headers)
+    config = read_config(first if len(headers) == 1 else _join(headers))
+    tensors = name_tensors(headers, config)
+    target = cache_folder() / f"{_shorten(files[0].stem)}-{_hash(headers)}"
+    has_tokenizer = with_tokenizer and TOKENS in first.metadata
+    if not (target / ("tokenizer.json" if has_tokenizer else "config.json")).is_file():
+        contents = {"config.json": config}
+        if has_tokenizer:
+            vocabulary = Vocabulary(first)
+            contents["tokenizer.json"] = make_tokenizer(vocabulary)
+            contents["tokenizer_config.json"] = make_tokenizer_config(vocabulary)
+            contents["generation_config.json"] = read_generation_config(first)
+        _write(target, contents)
+    return GgufModel(target, tuple(files), tensors, _find_dtype(tensors))
+
+
+def _join(headers: Sequence[GgufHeader]) -> GgufHeader:
+    """The first part's metadata with the tensors of all."""
+    first = headers[0]
+    tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+    return GgufHeader(first.file, first.metadata, tensors, first.size_bytes)
+
+
+def _check_parts(headers: Sequence[GgufHeader]) -> None:
+    first, count = headers[0], sum(len(header.tensors) for header in headers)
+    declared = first.metadata.get("split.count", 1)
+    if declared not in (0, len(headers)):
+        field = f"{first.file.name} split.count"
+        raise ModelError(field, declared, f"{len(headers)}: parts are named -00001-of-{len(headers):05}.gguf")
+    declared = first.metadata.get("split.tensors.count", count)
+    if declared != count:
+        raise ModelError(f"{first.file.name} split.tensors.count", declared, f"{count}, which the parts hold")
+
+
+def _find_dtype(tensors: Sequence[GgufTensor]) -> str:
+    """Of the type that most bytes have; what is quantized is served in bfloat16."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
+    largest = max(sizes, key=lambda name: sizes[name], default="BF16")
+    return {"F32": "float32", "F16": "float16"}.get(largest, "bfloat16")
+
+
+def _hash(headers: Sequence[GgufHeader]) -> str:
+    digest = hashlib.sha256(_VERSION)
+    for header in headers:
+        with header.file.open("rb") as stream:
+            left = header.size_bytes
+            while left > 0 and (chunk := stream.read(min(left, _CHUNK_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+    return digest.hexdigest()[:16]
+
+
+def _shorten(stem: str) -> str:
+    return re.sub(r"[^\w.-]", "_", stem)[:48].lstrip(".") or "model"
+
+
+def _write(target: Path, contents: dict[str, dict[str, Any]]) -> None:
+    """All at once: another process sees none of it or the whole."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        made = Path(tempfile.mkdtemp(dir=target.parent, prefix="new-"))
+        try:
+            for name, content in contents.items():
+                (made / name).write_bytes(msgspec.json.encode(content))
+            shutil.rmtree(target, ignore_errors=True)  # one without a tokenizer, or half removed
+            made.rename(target)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            if not (target / "config.json").is_file():  # else another process has been quicker
+                raise
+    except OSError as error:
+        allowed = f"a folder that can be written, for a GGUF file's tokenizer ({error.strerror})"
+        raise ModelError("XDG_CACHE_HOME", str(target.parent), allowed) from error

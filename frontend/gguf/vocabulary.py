@@ -1,0 +1,266 @@
+"""The vocabulary in a GGUF file's metadata as tokenizer.json and tokenizer_config.json.
+
+Two kinds: "gpt2", byte-level BPE with merges, and "llama", a SentencePiece vocabulary whose merges follow
+from scores. What comes out equals what transformers makes of the same file.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, cast
+
+from ...ipc.messages import MAX_EOS_TOKEN_IDS
+from ..families.config_fields import ConfigFields
+from .header import GgufHeader
+from .pre_tokenizers import EXPRESSIONS, TAKES_WORDS
+
+Json = dict[str, Any]
+
+_PREFIX = "tokenizer.ggml."
+TOKENS = f"{_PREFIX}tokens"
+_SPACE = "\u2581"  # how SentencePiece writes one
+_CONTROL, _USER_DEFINED = 3, 4  # of token_type
+_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_ENDS = ("eos", "eot", "eom")
+# Control tokens that end a turn or a text in any model that has them; llama.cpp looks for these too.
+_END_TEXTS = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+)
+# Merges are looked for in every place of every token: 262,144 tokens of Gemma have 2,000,000 characters.
+MAX_MERGED_CHARACTERS = 16 << 20
+MAX_MERGED_TOKEN = 1024
+
+
+class Vocabulary:
+    """The metadata's lists, checked against each other."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        values = {
+            key.removeprefix(_PREFIX): value
+            for key, value in header.metadata.items()
+            if key.startswith(_PREFIX)
+        }
+        self.fields = ConfigFields(values, _PREFIX, header.file.name)
+        self.architecture: str = header.metadata["general.architecture"]
+        self.templates = {
+            key.removeprefix("tokenizer.chat_template").removeprefix("."): value
+            for key, value in header.metadata.items()
+            if key.startswith("tokenizer.chat_template") and isinstance(value, str)
+        }
+        self.tokens: list[str] = self._list("tokens", str)
+        self.types: list[int] = self._list("token_type", int, len(self.tokens))
+        self.kind = self.fields.get("model")
+        if self.kind not in ("gpt2", "llama"):
+            raise self.fields.error("model", self.kind, "gpt2 (byte-level BPE) or llama (SentencePiece)")
+
+    def _list(self, key: str, type_: type, length: int | None = None) -> list[Any]:
+        """Entries of one type, one a token; no such key: none."""
+        value = self.fields.get(key)
+        if value is None and length is not None:
+            return []
+        is_list = isinstance(value, list) and all(type(each) is type_ for each in cast(list[Any], value))
+        if not is_list or not value or (length is not None and len(cast(list[Any], value)) != length):
+            shown = f"{len(cast(list[Any], value))} entries" if is_list else value
+            allowed = f"a list of {type_.__name__}, one a token" + (f": {length}" if length else "")
+            raise self.fields.error(key, shown, allowed)
+        return cast(list[Any], value)
+
+    def read_scores(self) -> list[float]:
+        """A score for each token."""
+        scores = self._list("scores", float, len(self.tokens))
+        if not scores:
+            raise self.fields.error("scores", None, "a list of a number a token")
+        return scores
+
+    def read_merges(self) -> list[tuple[str, str]] | None:
+        """Pairs of texts in their order; None without the key."""
+        merges = self.fields.get("merges")
+        if merges is None:
+            return None
+        pairs: list[tuple[str, str]] = []
+        for merge in self._list("merges", str):
+            split = cast(str, merge).find(" ", 1)  # the first text may begin with one
+            if split < 0 or split == len(merge) - 1:
+                raise self.fields.error("merges", merge, "two texts with a space between them")
+            pairs.append((merge[:split], merge[split + 1 :]))
+        return pairs
+
+    def find_token_id(self, name: str) -> int | None:
+        """The token that a key names; ModelError when there is no such token."""
+        key = f"{name}_token_id"
+        if key not in self.fields:
+            return None
+        return self.fields.integer(key, low=0, high=len(self.tokens) - 1)
+
+    def find_token(self, name: str) -> str | None:
+        """The same as a text."""
+        token_id = self.find_token_id(name)
+        return None if token_id is None else self.tokens[token_id]
+
+    def list_added(self) -> list[Json]:
+        """Tokens that are found in a text before it is cut into words."""
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        return [
+            {"id": index, "content": token, **flags, "special": kind == _CONTROL}
+            for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=False))
+            if kind in (_CONTROL, _USER_DEFINED) and token
+        ]
+
+
+def find_end_ids(header: GgufHeader) -> list[int]:
+    """Tokens that end an output: the named ones, and control tokens whose text says so."""
+    vocabulary = Vocabulary(header)
+    ends = [token_id for name in _ENDS if (token_id := vocabulary.find_token_id(name)) is not None]
+    pairs = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=False))
+    ends += [index for index, (token, kind) in pairs if kind == _CONTROL and token in _END_TEXTS]
+    return list(dict.fromkeys(ends))[:MAX_EOS_TOKEN_IDS]
+
+
+def make_tokenizer(vocabulary: Vocabulary) -> Json:
+    """tokenizer.json of it."""
+    make = _make_byte_level if vocabulary.kind == "gpt2" else _make_sentence_piece
+    added = {"added_tokens": vocabulary.list_added(), "post_processor": _make_ends(vocabulary)}
+    return {"version": "1.0", "truncation": None, "padding": None, **added, **make(vocabulary)}
+
+
+def make_tokenizer_config(vocabulary: Vocabulary) -> Json:
+    """tokenizer_config.json of it: names of special tokens, and the chat templates."""
+    config: Json = {name: vocabulary.find_token(key) for name, key in _NAMED.items()}
+    templates = vocabulary.templates
+    if set(templates) == {""}:
+        config["chat_template"] = templates[""]
+    elif templates:
+        config["chat_template"] = [
+            {"name": name or "default", "template": text} for name, text in templates.items()
+        ]
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _make_byte_level(vocabulary: Vocabulary) -> Json:
+    pre = vocabulary.fields.get("pre", "default")
+    if not isinstance(pre, str) or pre not in EXPRESSIONS:
+        raise vocabulary.fields.error("pre", pre, f"one of {', '.join(EXPRESSIONS)}")
+    merges = vocabulary.read_merges()
+    if merges is None:
+        raise vocabulary.fields.error("merges", None, "a list of pairs of texts")
+    # Text of control tokens is plain; a word is spelled in an alphabet that has a letter for each byte.
+    letters = _spell_bytes()
+    known = frozenset(letters)
+    plain = {_CONTROL, _USER_DEFINED}
+    types = vocabulary.types or [1] * len(vocabulary.tokens)
+    vocab = {
+        token if kind in plain or known.issuperset(token) else _spell(token, letters): index
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, types, strict=True))
+    }
+    model = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "ignore_merges": pre in TAKES_WORDS}
+    split = [
+        {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}
+        for text in EXPRESSIONS[pre]
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*split, byte_level]},
+        "decoder": byte_level,
+        "model": _make_bpe(vocab, merges, **model),
+    }
+
+
+def _make_sentence_piece(vocabulary: Vocabulary) -> Json:
+    is_gemma = vocabulary.architecture.startswith("gemma")
+    tokens = vocabulary.tokens
+    if is_gemma:  # its tokens of several spaces are stored as such, and merged in the vocabulary's order
+        tokens = [_SPACE * len(each) if each and not each.strip(" ") else each for each in tokens]
+    merges = vocabulary.read_merges()
+    if merges is None:
+        scores = [-float(index) for index in range(len(tokens))] if is_gemma else vocabulary.read_scores()
+        merges = _find_merges(vocabulary, tokens, scores)
+    vocab = {token: index for index, token in enumerate(tokens)}
+    unknown = {"unk_token": vocabulary.find_token("unknown"), "fuse_unk": True, "byte_fallback": True}
+    has_prefix = vocabulary.fields.boolean("add_space_prefix", not is_gemma)
+    steps: list[Json] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if has_prefix:
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    made: Json = {
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": _SPACE,
+            "prepend_scheme": "first" if has_prefix else "never",
+            "split": False,
+        },
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": _make_bpe(vocab, merges, **unknown),
+    }
+    if is_gemma:
+        made["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        made["pre_tokenizer"] = None
+    return made
+
+
+def _find_merges(vocabulary: Vocabulary, tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, the one with the best score first."""
+    longest = max(map(len, tokens))
+    if longest > MAX_MERGED_TOKEN or sum(map(len, tokens)) > MAX_MERGED_CHARACTERS:
+        allowed = f"at most {MAX_MERGED_TOKEN} characters a token, and {MAX_MERGED_CHARACTERS} together"
+        raise vocabulary.fields.error("tokens", f"one of {longest} characters", allowed)
+    ids = {token: index for index, token in enumerate(tokens)}
+    found: list[tuple[float, str, str]] = []
+    for token, score in dict(zip(tokens, scores, strict=True)).items():
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        found += [(score, left, right) for left, right in pairs]
+    found.sort(key=lambda each: (each[0], len(each[1]), len(each[2])), reverse=True)
+    return [(left, right) for _, left, right in found]
+
+
+def _make_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **settings: Any) -> Json:
+    rest: Json = {"dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
+    return {"type": "BPE", **rest, **settings, "vocab": vocab, "merges": merges}
+
+
+def _make_ends(vocabulary: Vocabulary) -> Json | None:
+    """What puts BOS before a text and EOS behind it."""
+    is_piece, pre = vocabulary.kind == "llama", vocabulary.fields.get("pre")
+    adds_bos = vocabulary.fields.boolean("add_bos_token", is_piece or pre in TAKES_WORDS)
+    adds_eos = vocabulary.fields.boolean("add_eos_token", False)
+    first = vocabulary.find_token_id("bos") if adds_bos else None
+    last = vocabulary.find_token_id("eos") if adds_eos else None
+    if first is None and last is None:
+        return None
+
+    def wrap(letter: str, type_id: int) -> list[Json]:
+        parts = [first, letter, last]
+        return [
+            {"Sequence": {"id": part, "type_id": type_id}}
+            if isinstance(part, str)
+            else {"SpecialToken": {"id": vocabulary.tokens[part], "type_id": type_id}}
+            for part in parts
+            if part is not None
+        ]
+
+    named = {vocabulary.tokens[each]: each for each in (first, last) if each is not None}
+    special = {token: {"id": token, "ids": [each], "tokens": [token]} for token, each in named.items()}
+    return {
+        "type": "TemplateProcessing",
+        "single": wrap("A", 0),
+        "pair": wrap("A", 0) + wrap("B", 1),
+        "special_tokens": special,
+    }
+
+
+def _spell(text: str, letters: list[str]) -> str:
+    return "".join(letters[byte] for byte in text.encode())
+
+
+@cache
+def _spell_bytes() -> list[str]:
+    """GPT-2's letter for each byte: itself where it is printed, else one from 256 on."""
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printed else next(others)) for byte in range(256)]

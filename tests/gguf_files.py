@@ -1,0 +1,183 @@
+"""Writes GGUF files for tests: any header, and tiny checkpoints as llama.cpp's converter names them.
+
+Blocks of quantized types are made by no library: random bytes are valid ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from quire.ipc.gguf_tensor import BLOCKS, GgmlType
+from safetensors.torch import load_file
+
+TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13}
+TYPE_IDS |= {"Q6_K": 14, "BF16": 30}
+
+
+@dataclass
+class GgufWriter:
+    """Metadata and tensors (type, shape in torch's order, bytes), in their order."""
+
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = field(
+        default_factory=dict[str, tuple[str, tuple[int, ...], bytes]]
+    )
+    alignment: int = 32
+
+    def add(self, name: str, tensor: torch.Tensor, type_: str = "F32") -> None:
+        """A tensor of floats."""
+        dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        data = tensor.to(dtypes[type_]).contiguous().view(torch.uint8).numpy().tobytes()
+        self.tensors[name] = type_, tuple(tensor.shape), data
+
+    def add_blocks(self, name: str, type_: GgmlType, shape: tuple[int, ...], seed: int = 0) -> None:
+        """A tensor of random blocks whose scales are finite and small."""
+        self.tensors[name] = type_, shape, make_blocks(type_, prod(shape), seed)
+
+    def encode(self) -> bytes:
+        """The file."""
+        head = b"GGUF" + struct.pack("<IQQ", 3, len(self.tensors), len(self.metadata))
+        head += b"".join(_text(key) + _value(value) for key, value in self.metadata.items())
+        offset, data = 0, b""
+        for name, (type_, shape, content) in self.tensors.items():
+            head += _text(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
+            head += struct.pack("<IQ", TYPE_IDS[type_], offset)
+            data += content + bytes(-len(content) % self.alignment)
+            offset = len(data)
+        return head + bytes(-len(head) % self.alignment) + data
+
+    def write(self, file: Path) -> Path:
+        """The same into a file."""
+        file.write_bytes(self.encode())
+        return file
+
+
+def make_blocks(type_: GgmlType, count: int, seed: int = 0) -> bytes:
+    """Random blocks of `count` numbers; their float16 scales are from -0.5 to 0.5."""
+    numbers, size_bytes = BLOCKS[type_]
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (count // numbers, size_bytes), generator=generator, dtype=torch.uint8)
+    places = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    for place in places.get(type_, (0,)):
+        scales = (torch.rand(len(blocks), generator=generator) - 0.5).half()
+        blocks[:, place : place + 2] = scales.view(torch.uint8).view(-1, 2)
+    return blocks.numpy().tobytes()
+
+
+def _text(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<Ii", 5, value) if value < 0 else struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    kinds = {int: (5, "i"), float: (6, "f")}
+    head = struct.pack("<I", 9)
+    if value and isinstance(value[0], str):
+        return head + struct.pack("<IQ", 8, len(value)) + b"".join(map(_text, value))
+    kind, letter = kinds[type(value[0])]
+    return head + struct.pack(f"<IQ{len(value)}{letter}", kind, len(value), *value)
+
+
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "mistral": "llama"}
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_GEMMA2 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+
+
+def convert_checkpoint(folder: Path, type_: str = "F32") -> GgufWriter:
+    """A folder of transformers' as llama.cpp's converter writes it; `type_` is that of its matrices."""
+    config = json.loads((folder / "config.json").read_text())
+    weights = {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
+    writer = GgufWriter(_make_metadata(config))
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in weights.items():
+        if match := re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight", name):
+            stacked = f"blk.{match[1]}.ffn_{_EXPERTS[match[3]]}_exps.weight"
+            experts.setdefault(stacked, {})[int(match[2])] = tensor
+        elif name != "lm_head.weight" or not config["tie_word_embeddings"]:
+            renamed, tensor = _convert(name, tensor, config)
+            writer.add(renamed, tensor, type_ if tensor.ndim > 1 and "inp" not in renamed else "F32")
+    for name, parts in experts.items():
+        writer.add(name, torch.stack([parts[index] for index in sorted(parts)]), type_)
+    return writer
+
+
+def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
+    kind = config["model_type"]
+    if kind == "gemma2" and "norm" in name:
+        tensor = tensor + 1
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    part, suffix = name.rsplit(".", 1)
+    if part in whole:
+        return f"{whole[part]}.{suffix}", tensor
+    _, _, layer, part = part.split(".", 3)
+    parts = _PARTS | _GEMMA2 if kind == "gemma2" else _PARTS
+    heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
+    if part in heads and kind in ("llama", "mistral", "mixtral"):  # as convert_hf_to_gguf.py permutes
+        shape = (config[heads[part]], 2, -1, *tensor.shape[1:])
+        tensor = tensor.view(shape).swapaxes(1, 2).reshape(tensor.shape)
+    return f"blk.{layer}.{parts[part]}.{suffix}", tensor
+
+
+def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    kind = config["model_type"]
+    architecture = _ARCHITECTURES.get(kind, kind)
+    rope = config.get("rope_parameters") or {}
+    keys = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "rope.dimension_count": config["head_dim"],
+        "rope.freq_base": rope.get("rope_theta", 10000.0),
+        "vocab_size": config["vocab_size"],
+    }
+    if kind in ("mixtral", "qwen3_moe"):
+        keys["expert_count"] = config.get("num_local_experts") or config["num_experts"]
+        keys["expert_used_count"] = config["num_experts_per_tok"]
+    if kind == "qwen3_moe":
+        keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if kind == "gemma2":
+        keys |= {name: config[name] for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+        keys["attention.sliding_window"] = config["sliding_window"]
+    values = {f"{architecture}.{key}": value for key, value in keys.items() if value is not None}
+    return {"general.architecture": architecture, "general.name": "tiny", **values}

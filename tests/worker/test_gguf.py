@@ -1,0 +1,117 @@
+"""Tensors of GGUF files against the checkpoint that they were converted from, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from quire.frontend.engine_args import EngineArgs
+from quire.ipc.config import EngineConfig
+from quire.ipc.errors import ModelError
+from quire.worker.gguf import GgufSource
+from quire.worker.quantization.gguf_blocks import read_blocks
+from quire.worker.quantization.integer_weight import dequantize
+from quire.worker.weight_files import open_weights
+from quire.worker.weights import WHOLE, Cut
+
+from ..checkpoints import Recipe, make_checkpoint
+from ..gguf_files import GgufWriter, convert_checkpoint
+
+CPU = torch.device("cpu")
+FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2")
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def read(path: Path, **args: Any) -> EngineConfig:
+    """The config of a folder or file, without a tokenizer."""
+    return EngineArgs(model=str(path), skip_tokenizer_init=True, **args).create_engine_config()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_is_the_model_that_it_was_converted_from(family: str, tmp_path: Path):
+    folder = tmp_path / family
+    window = {"sliding_window": 13} if family == "gemma2" else {}
+    make_checkpoint(
+        folder, Recipe(family=family, tied=family in ("gemma2", "qwen2"), hidden_size=64, **window)
+    )
+    theirs = read(folder).model
+    ours = read(convert_checkpoint(folder).write(tmp_path / "model.gguf")).model
+    spec = replace(ours.spec, norm_eps=theirs.spec.norm_eps)  # which is a float32 in the file
+    if family == "gemma2":  # whose scale is in no key
+        layers = [replace(layer, attention=replace(layer.attention, scale=24**-0.5)) for layer in spec.layers]
+        spec = replace(spec, layers=tuple(layers))
+    assert spec == theirs.spec
+    assert ours.dtype == "float32"
+    judge, source = (open_weights(model, torch.float32, CPU) for model in (theirs, ours))
+    assert isinstance(source, GgufSource)
+    for name, shape in _list_tensors(folder):
+        expected, got = judge.take(name, shape), source.take(name, shape)
+        if family == "gemma2" and "norm" in name:  # stored as 1 + w, so the last bits of a small w are gone
+            assert torch.allclose(got, expected, rtol=0, atol=2**-23)
+        else:
+            assert torch.equal(got, expected), name
+    source.finish()
+
+
+def _list_tensors(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        names = [name for name in file.keys() if name != "lm_head.weight"]  # noqa: SIM118
+        has_head = "lm_head.weight" in file.keys()  # noqa: SIM118
+        names += ["lm_head.weight"] if has_head else []
+        return [(name, tuple(file.get_slice(name).get_shape())) for name in names]
+
+
+def make_quantized(folder: Path, type_: Any) -> tuple[EngineConfig, GgufWriter]:
+    """A Llama whose matrices are random blocks, and what was written."""
+    make_checkpoint(folder / "plain", Recipe(head_size=64, hidden_size=256, intermediate_size=256))
+    writer = convert_checkpoint(folder / "plain")
+    for seed, (name, (_, shape, _)) in enumerate(list(writer.tensors.items())):
+        if len(shape) == 2:
+            writer.add_blocks(name, type_, shape, seed)
+    return read(writer.write(folder / "model.gguf")), writer
+
+
+def _dequantize(writer: GgufWriter, name: str) -> torch.Tensor:
+    type_, shape, data = writer.tensors[name]
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape[0], -1)
+    return dequantize(read_blocks(rows, type_))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("type_", ["Q4_0", "Q6_K"])
+@pytest.mark.parametrize(
+    "cut", [WHOLE, Cut(rows=(range(64, 96), range(200, 260))), Cut(columns=range(32, 96))]
+)
+def test_a_quantized_tensor_comes_as_numbers_whole_and_cut(type_: Any, cut: Cut, tmp_path: Path):
+    config, writer = make_quantized(tmp_path, type_)
+    source = open_weights(config.model, torch.bfloat16, CPU)
+    names = [f"model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up")]
+    got = source.take_stacked(names, (256, 256), 256, cut)
+    whole = torch.cat([_dequantize(writer, f"blk.1.ffn_{part}.weight") for part in ("gate", "up")])
+    assert torch.equal(got, torch.cat(cut.find_pieces([whole])).bfloat16())
+    assert config.model.dtype == "bfloat16"
+
+
+def test_rows_of_queries_and_keys_are_put_back_in_their_order(tmp_path: Path):
+    config, writer = make_quantized(tmp_path, "Q4_K")
+    source = open_weights(config.model, torch.float32, CPU)
+    got = source.take("model.layers.0.self_attn.k_proj.weight", (128, 256))
+    paired = _dequantize(writer, "blk.0.attn_k.weight")  # of 2 heads of 64
+    assert torch.equal(got[64:96], paired[64:128:2])
+    assert torch.equal(got[96:128], paired[65:128:2])
+
+
+def test_a_file_that_has_become_shorter_is_refused(tmp_path: Path):
+    config, writer = make_quantized(tmp_path, "Q8_0")
+    (tmp_path / "model.gguf").write_bytes(writer.encode()[:-512])
+    source = open_weights(config.model, torch.float32, CPU)
+    with pytest.raises(ModelError, match="as when its header was read"):
+        source.take("model.norm.weight", (256,))
