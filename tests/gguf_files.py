@@ -39,7 +39,7 @@ class GgufWriter:
         self.tensors[name] = type_, tuple(tensor.shape), data
 
     def add_blocks(self, name: str, type_: GgmlType, shape: tuple[int, ...], seed: int = 0) -> None:
-        """A tensor of random blocks whose scales are finite and small."""
+        """A tensor of random blocks, whose numbers are small."""
         self.tensors[name] = type_, shape, make_blocks(type_, prod(shape), seed)
 
     def encode(self) -> bytes:
@@ -60,14 +60,26 @@ class GgufWriter:
         return file
 
 
+# Where a block's float16 scales are, and how large they may be so that its numbers are those of a weight.
+_SCALES: dict[str, dict[int, float]] = {
+    "Q8_0": {0: 1e-3},
+    "Q4_0": {0: 1e-2},
+    "Q4_1": {0: 1e-2, 2: 0.1},
+    "Q5_0": {0: 5e-3},
+    "Q5_1": {0: 5e-3, 2: 0.1},
+    "Q4_K": {0: 3e-4, 2: 2e-3},
+    "Q5_K": {0: 2e-4, 2: 2e-3},
+    "Q6_K": {208: 5e-5},
+}
+
+
 def make_blocks(type_: GgmlType, count: int, seed: int = 0) -> bytes:
-    """Random blocks of `count` numbers; their float16 scales are from -0.5 to 0.5."""
+    """Random blocks of `count` numbers, most of them from -0.2 to 0.2."""
     numbers, size_bytes = BLOCKS[type_]
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randint(0, 256, (count // numbers, size_bytes), generator=generator, dtype=torch.uint8)
-    places = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-    for place in places.get(type_, (0,)):
-        scales = (torch.rand(len(blocks), generator=generator) - 0.5).half()
+    for place, most in _SCALES[type_].items():
+        scales = ((torch.rand(len(blocks), generator=generator) * 2 - 1) * most).half()
         blocks[:, place : place + 2] = scales.view(torch.uint8).view(-1, 2)
     return blocks.numpy().tobytes()
 

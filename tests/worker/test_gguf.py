@@ -9,6 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from quire.frontend.engine_args import EngineArgs
+from quire.frontend.gguf import folder as gguf_folder
 from quire.ipc.config import EngineConfig
 from quire.ipc.errors import ModelError
 from quire.worker.gguf import GgufSource
@@ -26,7 +27,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2")
 
 @pytest.fixture(autouse=True)
 def _cache(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache")
 
 
 def read(path: Path, **args: Any) -> EngineConfig:

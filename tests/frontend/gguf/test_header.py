@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quire.frontend.gguf import folder
 from quire.frontend.gguf.folder import open_gguf
 from quire.frontend.gguf.header import MAX_ELEMENTS, read_header
 from quire.frontend.text.tokenizer import load_tokenizer
@@ -141,7 +142,7 @@ def _fuzz(folder: Path, count: int) -> list[str]:
 
 @pytest.fixture
 def bounded_memory(monkeypatch: Any, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path / "cache")
     tracemalloc.start()
     yield
     _, most = tracemalloc.get_traced_memory()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from quire.frontend.gguf import folder
 from quire.frontend.gguf.folder import open_gguf
 from quire.frontend.gguf.pre_tokenizers import EXPRESSIONS
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
@@ -29,7 +30,7 @@ TEXTS = [
 
 @pytest.fixture(autouse=True)
 def _cache(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path / "cache")
 
 
 def load(tmp_path: Path, **changes: object) -> tuple[Tokenizer, tokenizers.Tokenizer]:
