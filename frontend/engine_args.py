@@ -38,6 +38,7 @@ from ..ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES, MAX_WORKER_LOSSE
 from ..ipc.weight_format import HeadQuantization, Quantization
 from .families import read_model_spec
 from .gguf.files import find_gguf_files
+from .gguf.formats import make_formats
 from .logits_processor_names import find_module_folders, name_logits_processors
 from .models.hf_config import compute_max_model_len, read_default_sampling, read_dtype, read_eos_token_ids
 from .models.model_folder import (
@@ -371,7 +372,10 @@ class EngineArgs:
         pooler = _read_object("pooler_config", self.pooler_config)
         config = {**folder.config, **_read_object("hf_overrides", self.hf_overrides)}
         choice = HeadChoice(cast(Runner, self.runner), cast(Convert, self.convert), pooler)
-        return choose_heads(read_model_spec(config), choice, root, config, self.load_format != "dummy")
+        spec = choose_heads(read_model_spec(config), choice, root, config, self.load_format != "dummy")
+        if folder.gguf_tensors:
+            spec = msgspec.structs.replace(spec, weight_formats=make_formats(folder.gguf_tensors, spec))
+        return spec
 
     def _find_tokenizer(self, model_folder: Path) -> str:
         """The tokenizer's folder, '' when there shall be none."""

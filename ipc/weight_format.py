@@ -60,7 +60,8 @@ class WeightFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class WeightFormats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The formats of a model's linear layers, by the names of their tensors without ".weight".
 
-    None stands for the model's type. Embeddings, norms and routers of experts are in none of these.
+    None stands for the model's type. Norms, routers of experts and tables that are looked up are in none of
+    these; an exception of the embedding's name is the form in which a table that is tied is multiplied.
     """
 
     default: WeightFormat | None = None

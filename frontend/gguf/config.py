@@ -23,6 +23,7 @@ _READ = (
     "attention.head_count_kv",
     "attention.key_length",
     "attention.layer_norm_rms_epsilon",
+    "attention.value_length",
     "block_count",
     "context_length",
     "embedding_length",
@@ -55,7 +56,8 @@ _NEUTRAL: dict[str, Any] = {
     "nextn_predict_layers": 0,
 }
 # llama.cpp writes Llama 3's scaling as a table of divisors. All published models have these settings.
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_ORIGINAL = 8192
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
 ROPE_TABLE = "rope_freqs.weight"
 
 
@@ -108,10 +110,8 @@ class _Keys(ConfigFields):
         for key, value in self._own.items():
             neutral = _NEUTRAL.get(key)
             allowed = neutral if isinstance(neutral, tuple) else (neutral,)
-            if key == "attention.value_length":
-                allowed = (self.get("attention.key_length", value),)
             if key not in self._names and value not in allowed:
-                known = f"{' or '.join(map(str, allowed))}" if key in _NEUTRAL or "value" in key else "absent"
+                known = " or ".join(map(str, allowed)) if key in _NEUTRAL else "absent"
                 text = f"{known}: {owner or self.architecture} is computed without it here"
                 raise self.error(key, value, text)
 
@@ -130,6 +130,8 @@ def _read_common(header: GgufHeader, keys: _Keys) -> Config:
         raise ModelError(f"{header.file.name} tensor token_embd.weight", shape, "a table [tokens, numbers]")
     hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
+    if (value_size := keys.integer("attention.value_length", head_dim)) != head_dim:
+        raise keys.error("attention.value_length", value_size, f"{head_dim}, as keys have")
     return {
         "vocab_size": table.shape[0],
         "hidden_size": hidden_size,
@@ -189,23 +191,22 @@ def _read_llama3(header: GgufHeader, keys: _Keys, head_dim: int) -> Config:
     if table.type != "F32" or table.shape != (size,):
         raise ModelError(field, f"{table.type} {list(table.shape)}", f"F32 {[size]}")
     stored = header.read_floats(table)
-    scaling: Config = {"rope_type": "llama3", "factor": max(stored), **_LLAMA3}
-    theta = keys.number("rope.freq_base", 10000.0, low=1.0)
-    made = _make_llama3_table(scaling, theta, head_dim)
-    if not all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(stored, made, strict=True)):
-        raise ModelError(field, list(stored), f"Llama 3's divisors, of factor {scaling['factor']:g} {made}")
-    return scaling
+    factor, theta = max(stored), keys.number("rope.freq_base", 10000.0, low=1.0)
+    made = make_llama3_divisors(factor, theta, head_dim) if 1 <= factor < math.inf else []
+    is_same = (math.isclose(one, other, rel_tol=1e-4) for one, other in zip(stored, made, strict=False))
+    if not made or not all(is_same):
+        raise ModelError(field, list(stored), f"Llama 3's divisors, trained for {_ORIGINAL} tokens")
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
-def _make_llama3_table(scaling: Config, theta: float, head_dim: int) -> list[float]:
-    """As llama.cpp's converter makes it of config.json's rope_scaling."""
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+def make_llama3_divisors(factor: float, theta: float, head_dim: int) -> list[float]:
+    """As llama.cpp's converter makes them of a Llama 3's rope_scaling."""
+    low, high, original = _LLAMA3.values()
     divisors: list[float] = []
     for index in range(0, head_dim, 2):
         turns = original / (2 * math.pi * theta ** (index / head_dim))  # within the trained length
-        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-        divisors.append(1 / ((1 - smooth) / factor + smooth))
+        kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+        divisors.append(1 / ((1 - kept) / factor + kept))
     return divisors
 
 

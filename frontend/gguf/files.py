@@ -31,10 +31,10 @@ def find_gguf_files(model: str, revision: str | None = None, field_name: str = "
     except (OSError, RuntimeError):  # find_model_folder says what is wrong with it
         return ()
     if is_file:
-        return _complete(path.resolve(), field_name) if path.suffix.lower() == SUFFIX else ()
+        return _complete(path.absolute(), field_name) if path.suffix.lower() == SUFFIX else ()
     if is_folder:
         has_config = (path / "config.json").exists() or any(path.glob("*.safetensors"))
-        return () if has_config else _choose(path.resolve(), None, model, field_name)
+        return () if has_config else _choose(path.absolute(), None, model, field_name)
     match = _TAGGED.fullmatch(model)
     if match is None:
         return ()

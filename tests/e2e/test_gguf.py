@@ -15,8 +15,8 @@ from quire.frontend.gguf import folder
 
 pytest.importorskip("gguf", reason="transformers reads GGUF files with it")
 
-# Where transformers does not read a size of the file, it is its default here. mixtral is missing: transformers
-# does not read its files (tests/worker/test_gguf.py compares its tensors).
+# Where transformers does not read a size of the file, it is its default here. mixtral is missing: its files
+# transformers does not read at all (tests/worker/test_gguf.py compares its tensors).
 _WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {**_WIDE, "head_size": 64},

@@ -359,7 +359,14 @@ class _Builder:
         """
         name, format = f"{LM_HEAD}.weight", self._formats.find(LM_HEAD)
         size, hidden = self._spec.vocab_size, self._spec.hidden_size
-        if self._spec.tie_word_embeddings:
+        tokens = self._spec.embedding.tokens
+        tied = self._formats.exceptions.get(tokens)
+        if self._spec.tie_word_embeddings and tied is not None:  # multiplied in the form that it is stored in
+            self._weights.skip(name)
+            linear = self._make_linear(
+                take_narrow_stacked(self._weights, [tokens], [tied], (size,), hidden, cut)
+            )
+        elif self._spec.tie_word_embeddings:
             self._weights.skip(name)
             linear = self._make_linear(table, format=None if format is None or format.layout else format)
         elif format is not None and format.layout is not None:

@@ -10,6 +10,7 @@ import functools
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
@@ -204,7 +205,12 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
     size = options.tensor_parallel_size or 1
     config = EngineArgs(**given, tensor_parallel_size=size).create_engine_config().model
     spec = config.spec
-    yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}, in {config.model}", spec.tasks)
+    place = ", ".join(config.weight_files) if config.gguf_tensors else config.model
+    yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}, in {place}", spec.tasks)
+    if config.gguf_tensors:
+        counts = Counter(tensor.type for tensor in config.gguf_tensors)
+        shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        yield Check("gguf", Status.OK, f"{shown}; its other files are in {config.model}")
     if not spec.has_logits:
         return
     tokenizer = load_tokenizer(config.tokenizer)
