@@ -148,6 +148,55 @@ def convert_checkpoint(folder: Path, type_: str = "F32") -> GgufWriter:
     return writer
 
 
+# As in files of llama.cpp's mixed types: each is in every layer, beside others.
+MIXED: dict[str, GgmlType] = {
+    "token_embd": "Q6_K",
+    "output.": "Q5_0",
+    "attn_q.": "Q4_K",
+    "attn_k.": "Q4_K",
+    "attn_v.": "Q6_K",
+    "attn_output": "Q5_K",
+    "ffn_gate": "Q4_0",
+    "ffn_up": "Q4_1",
+    "ffn_down": "Q8_0",
+}
+
+
+def fill_with_blocks(writer: GgufWriter) -> GgufWriter:
+    """Random blocks of mixed types in the place of its matrices, whose widths 256 divides."""
+    for seed, (name, (_, shape, _)) in enumerate(list(writer.tensors.items())):
+        type_ = next((type_ for part, type_ in MIXED.items() if part in name), None)
+        if type_ is not None and len(shape) > 1 and "inp" not in name:
+            writer.add_blocks(name, type_, shape, seed)
+    return writer
+
+
+def add_vocabulary(writer: GgufWriter, folder: Path) -> GgufWriter:
+    """That of a folder's tokenizer.json, which is byte-level BPE, and its chat template."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    size = next(shape[0] for name, (_, shape, _) in writer.tensors.items() if name == "token_embd.weight")
+    tokens, types = [f"[PAD{index}]" for index in range(size)], [5] * size
+    for token, index in tokenizer["model"]["vocab"].items():
+        tokens[index], types[index] = token, 1
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]], types[added["id"]] = added["content"], 3 if added["special"] else 4
+    merges = [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
+    eos = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
+    writer.metadata |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": tokens.index(eos),
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        writer.metadata["tokenizer.chat_template"] = template.read_text()
+    return writer
+
+
 def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
     kind = config["model_type"]
     if kind == "gemma2" and "norm" in name:

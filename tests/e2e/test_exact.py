@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import RECIPES, make_checkpoint
+from checkpoints import RECIPES, Recipe, make_checkpoint
 from crowd import NUM_NEIGHBOURS, PROCESSORS, Answer, Ask, answer, answer_alone, answer_through, list_asks
+from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams
 from quire.frontend.models.model_folder import POCKET, pocket_folder
 from quire.ipc.errors import ConfigError
@@ -33,9 +34,13 @@ DTYPES = {
     "olmo2": "bfloat16",
     "qwen3-moe": "float32",
 }
+GGUF = "gguf"  # blocks of mixed types; slow, for its layers are those of other quantized models
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")
     for name, usual in DTYPES.items()
+    for dtype in ("float32", "bfloat16")
+] + [
+    pytest.param((GGUF, dtype), marks=pytest.mark.slow, id=f"{GGUF}-{dtype}")
     for dtype in ("float32", "bfloat16")
 ]
 
@@ -56,9 +61,17 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if name == POCKET:
         return name, dtype
     folder = tmp_path_factory.mktemp(name) / name
+    if name == GGUF:
+        return str(make_gguf(folder)), dtype
     make_checkpoint(folder, replace(RECIPES[name], vocab_size=2048, rope="default"))
     shutil.copy(pocket_folder() / "tokenizer.json", folder)
     return str(folder), dtype
+
+
+def make_gguf(folder: Path) -> Path:
+    make_checkpoint(folder, Recipe(hidden_size=256, intermediate_size=512, head_size=64, vocab_size=2048))
+    writer = add_vocabulary(fill_with_blocks(convert_checkpoint(folder)), pocket_folder())
+    return writer.write(folder.with_suffix(".gguf"))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +126,7 @@ def test_preemptions_change_no_bit(model: Model, asks: list[Ask], alone: dict[st
     "model",
     [
         pytest.param(model, marks=[] if model[0] == POCKET else [pytest.mark.slow], id=model[0])
-        for model in DTYPES.items()
+        for model in [*DTYPES.items(), (GGUF, "bfloat16")]
     ],
     indirect=True,
 )

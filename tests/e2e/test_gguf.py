@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,10 @@ import pytest
 import torch
 import transformers
 from checkpoints import Recipe, make_checkpoint
-from gguf_files import GgufWriter, convert_checkpoint
-from quire import LLM, SamplingParams
+from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
+from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.gguf import folder
-
-pytest.importorskip("gguf", reason="transformers reads GGUF files with it")
+from quire.frontend.models.model_folder import POCKET, pocket_folder
 
 # Where transformers does not read a size of the file, it is its default here. mixtral is missing: its files
 # transformers does not read at all (tests/worker/test_gguf.py compares its tensors).
@@ -25,29 +26,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"hidden_size": 256, "intermediate_size": 1536, "head_size": 64},  # half of it an expert's
     "gemma2": {**_WIDE, "head_size": 256, "tied": True, "sliding_window": 13},
 }
-# As in files of llama.cpp's mixed types: each of them is in every layer, next to others.
-TYPES: dict[str, Any] = {
-    "token_embd": "Q6_K",
-    "output.": "Q5_0",
-    "attn_q.": "Q4_K",
-    "attn_k.": "Q4_K",
-    "attn_v.": "Q6_K",
-    "attn_output": "Q5_K",
-    "ffn_gate": "Q4_0",
-    "ffn_up": "Q4_1",
-    "ffn_down": "Q8_0",
-}
 PROMPTS = [[5, 9, 100, 3, 77], list(range(10, 60)), [7]]
 NUM_TOKENS = 24
 
 
-def quantize(writer: GgufWriter) -> GgufWriter:
-    """Random blocks in the place of its matrices."""
-    for seed, (name, (_, shape, _)) in enumerate(list(writer.tensors.items())):
-        type_ = next((type_ for part, type_ in TYPES.items() if part in name), None)
-        if type_ is not None and len(shape) > 1 and "norm" not in name and "inp" not in name:
-            writer.add_blocks(name, type_, shape, seed)
-    return writer
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path / "cache")
 
 
 def generate_with_transformers(file: Path) -> list[list[int]]:
@@ -65,10 +50,11 @@ def generate_with_transformers(file: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_tokens_are_those_of_transformers(family: str, tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr(folder, "cache_folder", lambda: tmp_path / "cache")
+def test_tokens_are_those_of_transformers(family: str, tmp_path: Path):
+    for library in ("gguf", "accelerate"):
+        pytest.importorskip(library, reason="transformers reads GGUF files with it")
     make_checkpoint(tmp_path / "plain", Recipe(family=family, vocab_size=512, **SIZES[family]))
-    writer = quantize(convert_checkpoint(tmp_path / "plain"))
+    writer = fill_with_blocks(convert_checkpoint(tmp_path / "plain"))
     if family == "gemma2":
         writer.metadata |= {"gemma2.attn_logit_softcapping": 50.0, "gemma2.final_logit_softcapping": 30.0}
     file = writer.write(tmp_path / "model.gguf")
@@ -77,3 +63,23 @@ def test_tokens_are_those_of_transformers(family: str, tmp_path: Path, monkeypat
     with LLM(str(file), distributed_executor_backend="uni", **arguments) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == generate_with_transformers(file)
+
+
+def test_a_file_with_its_vocabulary_is_all_that_is_needed(tmp_path: Path):
+    """Through all processes: text, chat template, a grammar, and a worker that is lost."""
+    writer = add_vocabulary(convert_checkpoint(pocket_folder(), "BF16"), pocket_folder())
+    file = writer.write(tmp_path / "pocket.gguf")
+    question = [{"role": "user", "content": "Who are you?"}]
+    schema = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}})
+    greedy = SamplingParams(temperature=0, max_tokens=12)
+    constrained = SamplingParams(temperature=0, max_tokens=24, structured_outputs=schema)
+    answers: list[list[str]] = []
+    for model, backend in ((str(file), "mp"), (POCKET, "uni")):
+        with LLM(model, dtype="bfloat16", max_model_len=256, distributed_executor_backend=backend) as llm:
+            outputs = llm.chat(question, constrained, use_tqdm=False)
+            if backend == "mp":
+                os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
+            outputs += llm.generate(["Once upon"], greedy, use_tqdm=False)
+            answers.append([output.outputs[0].text for output in outputs])
+    assert answers[0] == answers[1]
+    assert all(answers[0])
