@@ -50,6 +50,7 @@ from .models.model_folder import (
 )
 from .models.pooling_head import Convert, HeadChoice, Runner, choose_heads
 from .models.sentence_transformers import find_transformer_folder, read_text_encoding
+from .quantization import read_weight_formats
 from .text.chosen_template import read_chosen_template
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -373,9 +374,12 @@ class EngineArgs:
         config = {**folder.config, **_read_object("hf_overrides", self.hf_overrides)}
         choice = HeadChoice(cast(Runner, self.runner), cast(Convert, self.convert), pooler)
         spec = choose_heads(read_model_spec(config), choice, root, config, self.load_format != "dummy")
-        if folder.gguf_tensors:
-            spec = msgspec.structs.replace(spec, weight_formats=make_formats(folder.gguf_tensors, spec))
-        return spec
+        formats = (
+            make_formats(folder.gguf_tensors, spec)
+            if folder.gguf_tensors
+            else read_weight_formats(config, spec)
+        )
+        return msgspec.structs.replace(spec, weight_formats=formats)
 
     def _find_tokenizer(self, model_folder: Path) -> str:
         """The tokenizer's folder, '' when there shall be none."""

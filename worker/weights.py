@@ -23,10 +23,21 @@ from torch import Tensor
 from ..ipc.errors import ModelError
 from ..ipc.weight_format import WeightFormat
 from .quantization.integer_weight import NarrowWeight
+from .quantization.readers import read_weight
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-# Older exports store tables that every loader computes for itself.
-_HARMLESS_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "kv_scale", "output_scale")
+# Older exports store tables that every loader computes itself, quantized ones scales of a narrow KV cache.
+_HARMLESS_SUFFIXES = (
+    ".rotary_emb.inv_freq",
+    ".masked_bias",
+    ".attn.bias",
+    *(
+        f"{part}.{end}"
+        for part in ("self_attn", "attn", "q_proj", "k_proj", "v_proj")
+        for end in _CACHE_SCALES
+    ),
+)
 _DUMMY_STD = 0.02  # transformers' usual initializer_range: activations stay finite at any depth
 _DUMMY_POOL = (1 << 20) - 3  # prime to any row length that is a power of two, so rows differ
 
@@ -139,6 +150,9 @@ class SafetensorsSource(WeightSource):
             part.copy_(piece)
         return out
 
+    def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:
+        return read_weight(self._find_stored, name, format, shape)
+
     def skip(self, name: str) -> None:
         self._left.discard(self._stored_name(name))
 
@@ -157,17 +171,23 @@ class SafetensorsSource(WeightSource):
                 f"the first is {unexpected[0]!r}",
             )
 
-    def _read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The file's own tensor, a view of its mapping."""
+    def _find_stored(self, name: str, *, is_read: bool) -> Tensor | None:
+        """The file's own tensor, a view of its mapping; None where there is none."""
         stored_name = self._stored_name(name)
         path = self._file_of.get(stored_name)
         if path is None:
-            raise ModelError("model", str(self._folder), f"its weights must hold the tensor {name!r}")
-        self._left.discard(stored_name)
+            return None
+        if is_read:
+            self._left.discard(stored_name)
         try:
-            tensor: Tensor = self._files[path].get_tensor(stored_name)
+            return self._files[path].get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
+
+    def _read(self, name: str, shape: Sequence[int]) -> Tensor:
+        tensor = self._find_stored(name, is_read=True)
+        if tensor is None:
+            raise ModelError("model", str(self._folder), f"its weights must hold the tensor {name!r}")
         if tuple(tensor.shape) != tuple(shape):
             raise ModelError(
                 name, list(tensor.shape), f"the shape {list(shape)}, which config.json calls for"

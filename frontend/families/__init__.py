@@ -55,10 +55,6 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
     `has_logits` says if the checkpoint has a language head, `pooling` what classifier it has.
     """
     architecture = _read_architecture(config)
-    if config.get("quantization_config") is not None:
-        raise ModelError(
-            "config.json quantization_config", config["quantization_config"], "none (weights in float)"
-        )
     fields = ConfigFields(config)
     spec = replace(_FAMILIES[architecture][1](fields), architecture=architecture)
     if not fields.boolean("is_causal", True) and spec.is_causal:

@@ -121,6 +121,8 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     if not config_file.is_file():
         raise ModelError("model", str(path), "a folder with a config.json")
     config, generation_config = read_json(config_file), read_json(path / "generation_config.json")
+    if config.get("quantization_config") is None:
+        config |= _read_old_quantization(path)
     if not load_weights:
         return ModelFolder(path, config, generation_config)
     files = _find_weight_files(path)
@@ -133,6 +135,15 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
         weight_files=tuple(files),
         stored_dtype=floats[0] if floats else None,
     )
+
+
+def _read_old_quantization(path: Path) -> dict[str, Any]:
+    """What GPTQ's and AWQ's tools wrote into a file of their own before config.json had a place for it."""
+    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        values = read_json(path / name)
+        if values:
+            return {"quantization_config": {"quant_method": method, **values}}
+    return {}
 
 
 def _find_weight_files(path: Path) -> list[Path]:

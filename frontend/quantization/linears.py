@@ -1,0 +1,57 @@
+"""The linear layers of a model by the names of their tensors: a checkpoint's rules of formats go by these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, ModelSpec
+from ...ipc.weight_format import LM_HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A weight [num_out, num_in] and its name, without ".weight"."""
+
+    name: str
+    num_out: int
+    num_in: int
+
+
+def list_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
+    """All of them, those that are multiplied together in one tuple. Routers of experts are none."""
+    hidden = spec.hidden_size
+    for index, layer in enumerate(spec.layers):
+        prefix = f"{spec.layer_prefix.format(index)}."
+        yield from _list_attention(prefix, layer.attention, hidden)
+        if isinstance(layer.ffn, DenseSpec):
+            yield from _list_dense(prefix, layer.ffn, hidden)
+        else:
+            yield from _list_experts(prefix, layer.ffn, hidden)
+    if spec.has_logits and not spec.tie_word_embeddings:
+        yield (LinearShape(LM_HEAD, spec.vocab_size, hidden),)
+
+
+def _list_attention(prefix: str, spec: AttentionSpec, hidden: int) -> Iterator[tuple[LinearShape, ...]]:
+    sizes = (spec.query_size, spec.kv_size, spec.kv_size) if len(spec.qkv) == 3 else (spec.qkv_size,)
+    pairs = zip(spec.qkv, sizes, strict=True)
+    yield tuple(LinearShape(prefix + name, size, hidden) for name, size in pairs)
+    yield (LinearShape(prefix + spec.out, hidden, spec.query_size),)
+
+
+def _list_dense(prefix: str, spec: DenseSpec, hidden: int) -> Iterator[tuple[LinearShape, ...]]:
+    width = spec.intermediate_size
+    if spec.fused is not None:
+        yield (LinearShape(prefix + spec.gate, 2 * width, hidden),)
+    else:
+        names = (spec.gate, spec.up) if spec.is_gated else (spec.up,)
+        yield tuple(LinearShape(prefix + name, width, hidden) for name in names)
+    yield (LinearShape(prefix + spec.down, hidden, width),)
+
+
+def _list_experts(prefix: str, spec: ExpertsSpec, hidden: int) -> Iterator[tuple[LinearShape, ...]]:
+    width = spec.intermediate_size
+    for expert in range(spec.num_experts):
+        gate, up, down = (prefix + name.format(expert) for name in (spec.gate, spec.up, spec.down))
+        yield LinearShape(gate, width, hidden), LinearShape(up, width, hidden)
+        yield (LinearShape(down, hidden, width),)

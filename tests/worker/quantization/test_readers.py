@@ -1,0 +1,55 @@
+"""Readers against files that the formats' own libraries made: the same bits in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from golden_weights import FOLDER, GOLDEN_NAMES, GoldenWeight, load_golden
+from quire.worker.quantization.integer_weight import check_weight, dequantize
+from quire.worker.quantization.readers.mxfp4 import make_mxfp4_weight
+from quire.worker.quantization.readers.packed_bits import count_words, sort_by_group, unpack_words
+
+# The library rounds code * largest, then that * 1/127; here largest * 1/127 is the scale: four roundings.
+ROUNDINGS = {"bnb_int8": 4}
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_a_reader_gives_the_librarys_numbers(name: str) -> None:
+    golden = GoldenWeight(name)
+    weight = golden.read()
+    check_weight("linear", weight, golden.format, *golden.shape)
+    bound = ROUNDINGS.get(name, 0) * 2.0**-24
+    torch.testing.assert_close(dequantize(weight), golden.expected, rtol=bound, atol=0)
+    assert golden.unread == set()
+
+
+def test_blocks_of_gpt_oss_are_the_librarys_numbers() -> None:
+    tensors = load_golden("gpt_oss_blocks")
+    weight = make_mxfp4_weight(tensors["linear.weight_blocks"].flatten(1), tensors["linear.weight_scales"])
+    assert torch.equal(dequantize(weight), tensors["expected"])
+
+
+def test_golden_files_stay_small() -> None:
+    assert all(path.stat().st_size < 100_000 for path in FOLDER.iterdir())
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("count", [8, 40, 67])
+def test_numbers_of_any_bits_come_out_of_words(bits: int, count: int) -> None:
+    numbers = torch.randint(0, 1 << bits, (3, count), generator=torch.Generator().manual_seed(bits))
+    rows = [sum(int(number) << bits * place for place, number in enumerate(row)) for row in numbers]
+    num_bytes = 4 * count_words(count, bits)
+    words = torch.stack(
+        [torch.frombuffer(bytearray(row.to_bytes(num_bytes, "little")), dtype=torch.int32) for row in rows]
+    )
+    assert torch.equal(unpack_words(words, bits, count).long(), numbers)
+
+
+def test_inputs_are_sorted_by_group_and_a_group_of_another_size_is_refused() -> None:
+    assert sort_by_group(torch.tensor([0, 0, 1, 1, 2]), 2) is None
+    order = sort_by_group(torch.tensor([1, 0, 2, 0, 1]), 2)
+    assert order is not None
+    assert order.tolist() == [1, 3, 0, 4, 2]
+    for groups in ([0, 0, 0, 1, 2], [0, 0, 1, 1, 3], [-1, 0, 1, 1, 2]):
+        with pytest.raises(ValueError, match="2 inputs of each group from 0 to 2"):
+            sort_by_group(torch.tensor(groups), 2)

@@ -1,0 +1,89 @@
+"""compressed-tensors' integer formats and mxfp4. What is kept of activations, which stay plain, is skipped.
+
+Source: the compressors of compressed-tensors 0.20.0. Words run along the inputs, those of zeros along the
+outputs, and both hold value + 2^(bits - 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ....ipc.weight_format import WeightFormat
+from ..integer_weight import IntegerWeight
+from .mxfp4 import make_mxfp4_weight
+from .packed_bits import count_words, make_weight, sort_by_group, unpack_words
+from .stored_tensors import StoredTensors
+
+ACTIVATION_PARTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
+
+
+def read_pack_quantized(
+    tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]
+) -> IntegerWeight:
+    """The layout is "pack-quantized/bits"."""
+    bits, (num_out, num_in) = int((weight_format.layout or "").partition("/")[2]), shape
+    groups = weight_format.count_groups(num_in)
+    words = tensors.take("weight_packed", [torch.int32], (num_out, count_words(num_in, bits)))
+    scales = _take_scales(tensors, num_out, groups)
+    stored_shape = tensors.find("weight_shape", [torch.int64, torch.int32], (2,))
+    if stored_shape is not None and stored_shape.tolist() != [num_out, num_in]:
+        raise tensors.error("weight_shape", stored_shape.tolist(), f"{[num_out, num_in]} by config.json")
+    zeros = None
+    if weight_format.has_offsets:
+        packed = tensors.take("weight_zero_point", [torch.int32], (count_words(num_out, bits), groups))
+        zeros = unpack_words(packed.T, bits, num_out).T.contiguous().float()
+    codes, permutation = unpack_words(words, bits, num_in), None
+    if weight_format.has_permutation:
+        group_of = tensors.take("weight_g_idx", [torch.int32, torch.int64], (num_in,))
+        try:
+            permutation = sort_by_group(group_of, weight_format.group_size)
+        except ValueError as error:
+            raise tensors.error("weight_g_idx", "other groups", str(error)) from None
+        codes = codes if permutation is None else codes[:, permutation]
+    tensors.skip("weight_g_idx", "weight_zero_point", *ACTIVATION_PARTS)
+    return make_weight(codes, scales, bits, weight_format.group_size, zeros, permutation)
+
+
+def read_int_quantized(
+    tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]
+) -> IntegerWeight:
+    """int8, a value of up to 8 bits in each."""
+    num_out, num_in = shape
+    groups = weight_format.count_groups(num_in)
+    codes = to_unsigned(tensors.take("weight", [torch.int8], shape))
+    scales, zeros = _take_scales(tensors, num_out, groups), None
+    if weight_format.has_offsets:
+        point = tensors.take("weight_zero_point", [torch.int8], *_shapes(num_out, groups))
+        zeros = point.reshape(-1, groups).expand(num_out, groups).float() + 128
+    tensors.skip("weight_zero_point", *ACTIVATION_PARTS)
+    return make_weight(codes, scales, 8, weight_format.group_size, zeros)
+
+
+def read_mxfp4(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]) -> IntegerWeight:
+    """e2m1 numbers, two in a byte, and an exponent for each 32."""
+    num_out, num_in = shape
+    packed = tensors.take("weight_packed", [torch.uint8], (num_out, num_in // 2))
+    exponents = tensors.take("weight_scale", [torch.uint8], (num_out, weight_format.count_groups(num_in)))
+    tensors.skip(*ACTIVATION_PARTS)
+    if bool((exponents == 255).any()):
+        raise tensors.error("weight_scale", 255, "exponents below 255, which is not a number")
+    return make_mxfp4_weight(packed, exponents)
+
+
+def to_unsigned(values: Tensor) -> Tensor:
+    """int8 as uint8, 128 more."""
+    return values.contiguous().view(torch.uint8) ^ 128
+
+
+def _take_scales(tensors: StoredTensors, num_out: int, groups: int) -> Tensor:
+    scales = tensors.take_scales("weight_scale", *_shapes(num_out, groups))
+    return scales.reshape(-1, groups).expand(num_out, groups).contiguous()
+
+
+def _shapes(num_out: int, groups: int) -> list[Sequence[int]]:
+    """Of numbers of groups, or of one of each output, or of all."""
+    whole: list[Sequence[int]] = [(num_out,), (1, 1), (1,), ()] if groups == 1 else []
+    return [(num_out, groups), *whole]

@@ -1,0 +1,56 @@
+"""float8 e4m3 with a scale for the whole weight, each output, or each block; activations stay as they are.
+
+Sources: transformers' finegrained_fp8 (weight_scale_inv is multiplied with, name notwithstanding), vLLM's
+fp8 and fbgemm_fp8, compressed-tensors' float-quantized.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....ipc.weight_format import WeightFormat
+from ..integer_weight import ScaledFp8Weight
+from .compressed_tensors import ACTIVATION_PARTS
+from .stored_tensors import StoredTensors
+
+_EXPONENTS = (torch.float8_e8m0fnu, torch.uint8)  # of scales that are powers of two
+
+
+def read_fp8(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]) -> ScaledFp8Weight:
+    """Blocks have `weight_scale_inv`, the rest `weight_scale`."""
+    is_block = weight_format.group_rows != 1 or weight_format.group_size != 0
+    tensors.skip("input_scale", "input_scale_ub", "activation_scale")
+    return _read(tensors, weight_format, shape, "weight_scale_inv" if is_block else "weight_scale")
+
+
+def read_compressed_fp8(
+    tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int]
+) -> ScaledFp8Weight:
+    """All have `weight_scale`."""
+    tensors.skip("weight_zero_point", *ACTIVATION_PARTS)
+    return _read(tensors, weight_format, shape, "weight_scale")
+
+
+def _read(
+    tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[int, int], part: str
+) -> ScaledFp8Weight:
+    num_out, num_in = shape
+    values = tensors.take("weight", [torch.float8_e4m3fn], shape)
+    rows = -(-num_out // (weight_format.group_rows or num_out))
+    grid = (rows, weight_format.count_groups(num_in))
+    scales = _take_scales(tensors, part, grid)
+    return ScaledFp8Weight(values, scales, weight_format.group_rows, weight_format.group_size)
+
+
+def _take_scales(tensors: StoredTensors, part: str, grid: tuple[int, int]) -> Tensor:
+    """float32 of the shape `grid`; one scale for all stands for each of one column."""
+    shapes = [grid, *([grid[:1], (1, 1), (1,), ()] if grid[1] == 1 else [])]
+    exponents = tensors.peek(part, _EXPONENTS, *shapes)
+    if exponents is None:
+        return tensors.take_scales(part, *shapes).reshape(-1, grid[1]).expand(grid).contiguous()
+    tensors.skip(part)
+    numbers = exponents.contiguous().view(torch.uint8)
+    if bool((numbers == 255).any()):
+        raise tensors.error(part, 255, "exponents below 255, which is not a number")
+    return torch.exp2(numbers.float() - 127).reshape(-1, grid[1]).expand(grid).contiguous()
