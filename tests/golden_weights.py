@@ -40,9 +40,13 @@ class GoldenWeight:
     @property
     def format(self) -> WeightFormat:
         """By config.json."""
-        found = read_rule(self.config)(LinearShape(LAYER, *self.shape))
+        found = self.find_format()
         assert found is not None
         return found
+
+    def find_format(self) -> WeightFormat | None:
+        """None where config.json leaves the layer out."""
+        return read_rule(self.config)(LinearShape(LAYER, *self.shape))
 
     def find(self, name: str, *, is_read: bool) -> torch.Tensor | None:
         """A TensorFinder."""

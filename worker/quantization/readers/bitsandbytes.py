@@ -6,8 +6,6 @@ quantized themselves, to 8 bits by a table of 256, with a scale for each 256 and
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import torch
 from torch import Tensor
@@ -76,9 +74,10 @@ def _read_absmax(tensors: StoredTensors, state: _State, count: int) -> Tensor:
     if nested is None:
         return tensors.take_scales("weight.absmax", (count,)).contiguous()
     tensors.skip("weight.absmax")
-    size: Any = state.nested_blocksize
+    size = state.nested_blocksize
     if not 1 <= size <= 1 << 20:
         raise tensors.error("weight.quant_state nested_blocksize", size, "from 1 to 1048576")
     table = tensors.take_scales("weight.nested_quant_map", (256,))
     outer = tensors.take_scales("weight.nested_absmax", (-(-count // size),))
-    return table[nested.int()] * outer.repeat_interleave(size)[:count] + state.nested_offset
+    absmax = table[nested.int()] * outer.repeat_interleave(size)[:count] + state.nested_offset
+    return tensors.check_scales("weight.absmax", absmax)

@@ -68,9 +68,7 @@ def read_mxfp4(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple
     packed = tensors.take("weight_packed", [torch.uint8], (num_out, num_in // 2))
     exponents = tensors.take("weight_scale", [torch.uint8], (num_out, weight_format.count_groups(num_in)))
     tensors.skip(*ACTIVATION_PARTS)
-    if bool((exponents == 255).any()):
-        raise tensors.error("weight_scale", 255, "exponents below 255, which is not a number")
-    return make_mxfp4_weight(packed, exponents)
+    return make_mxfp4_weight(packed, tensors.read_exponents("weight_scale", exponents))
 
 
 def to_unsigned(values: Tensor) -> Tensor:

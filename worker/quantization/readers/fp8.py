@@ -50,7 +50,4 @@ def _take_scales(tensors: StoredTensors, part: str, grid: tuple[int, int]) -> Te
     if exponents is None:
         return tensors.take_scales(part, *shapes).reshape(-1, grid[1]).expand(grid).contiguous()
     tensors.skip(part)
-    numbers = exponents.contiguous().view(torch.uint8)
-    if bool((numbers == 255).any()):
-        raise tensors.error(part, 255, "exponents below 255, which is not a number")
-    return torch.exp2(numbers.float() - 127).reshape(-1, grid[1]).expand(grid).contiguous()
+    return tensors.read_exponents(part, exponents).reshape(-1, grid[1]).expand(grid).contiguous()

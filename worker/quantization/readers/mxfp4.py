@@ -11,9 +11,8 @@ GROUP_SIZE = 32
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def make_mxfp4_weight(packed: Tensor, exponents: Tensor) -> IntegerWeight:
-    """Of bytes [out, in / 2] and exponents uint8 [out, in / 32]; all scales are bfloat16 numbers."""
+def make_mxfp4_weight(packed: Tensor, scales: Tensor) -> IntegerWeight:
+    """Of bytes [out, in / 2] and powers of two [out, in / 32], which bfloat16 holds."""
     codebook = torch.tensor([*_NUMBERS, *(-number for number in _NUMBERS)])
-    scales = torch.exp2(exponents.double() - 127).bfloat16()
     num_in = 2 * packed.shape[1]
-    return IntegerWeight(packed.contiguous(), scales, 4, num_in, GROUP_SIZE, codebook=codebook)
+    return IntegerWeight(packed.contiguous(), scales.bfloat16(), 4, num_in, GROUP_SIZE, codebook=codebook)

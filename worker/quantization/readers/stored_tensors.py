@@ -21,6 +21,7 @@ class TensorFinder(Protocol):
         ...
 
 
+_MAX_SCALE = 1e18  # that of a product of two with a code is finite in float32
 _SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -75,11 +76,20 @@ class StoredTensors:
         return bytes(tensor.tolist())
 
     def take_scales(self, part: str, *shapes: Sequence[int]) -> Tensor:
-        """Finite numbers in float32."""
-        scales = self.take(part, _SCALE_TYPES, *shapes).float()
-        if not bool(scales.isfinite().all()):
-            raise self.error(part, "inf or nan", "finite numbers")
+        """Numbers in float32 of which none is nan or too large for a product of two."""
+        return self.check_scales(part, self.take(part, _SCALE_TYPES, *shapes).float())
+
+    def check_scales(self, part: str, scales: Tensor) -> Tensor:
+        """The same tensor."""
+        if not bool((scales.abs() <= _MAX_SCALE).all()):  # of nan it is false
+            raise self.error(part, "inf, nan or too large", f"numbers up to {_MAX_SCALE:g}")
         return scales
+
+    def read_exponents(self, part: str, exponents: Tensor) -> Tensor:
+        """2^(e - 127) in float32 of uint8, or of float8_e8m0fnu, which is the same."""
+        return self.check_scales(
+            part, torch.exp2(exponents.contiguous().view(torch.uint8).double() - 127).float()
+        )
 
     def skip(self, *parts: str) -> None:
         """Count tensors as read that the computation does without, such as scales of activations."""
