@@ -40,11 +40,9 @@ def change_tensor(tensor: torch.Tensor, random_: random.Random) -> torch.Tensor 
     if kind == 4 and tensor.dim():
         axis = random_.randrange(tensor.dim())
         return tensor.repeat_interleave(2, axis) if random_.random() < 0.5 else tensor.narrow(axis, 0, 0)
-    flat = (
-        tensor.clone().contiguous().view(torch.uint8).flatten()
-        if tensor.dim()
-        else tensor.reshape(1).view(torch.uint8)
-    )
+    flat = tensor.reshape(-1).clone().view(torch.uint8)
+    if not len(flat):
+        return tensor
     for _ in range(random_.choice((1, 4, 64))):
         flat[random_.randrange(len(flat))] = random_.randrange(256)
     return flat.view(tensor.dtype).reshape(tensor.shape)

@@ -31,9 +31,10 @@ def read_torchao(tensors: StoredTensors, weight_format: WeightFormat, shape: tup
     if bits < 8 and bool(((values < -middle) | (values >= middle)).any()):
         raise tensors.error("_weight_qdata", "larger values", f"from {-middle} to {middle - 1}")
     codes = to_unsigned(values) if bits == 8 else (values + middle).view(torch.uint8)
-    point, zeros = tensors.find("_weight_zero_point", _ZERO_TYPES, *shapes), None
+    find = tensors.take if weight_format.has_offsets else tensors.find
+    point, zeros = find("_weight_zero_point", _ZERO_TYPES, *shapes), None
     if point is not None and weight_format.has_offsets:
-        zeros = point.float().reshape(-1, grid[1]).expand(grid) + middle
+        zeros = tensors.check_scales("_weight_zero_point", point.float()).reshape(-1, grid[1]).expand(grid) + middle
     elif point is not None and bool(point.any()):
         raise tensors.error("_weight_zero_point", "another zero", "0 as config.json says")
     return make_weight(codes, scales, bits, weight_format.group_size, zeros)
