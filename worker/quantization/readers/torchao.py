@@ -34,7 +34,8 @@ def read_torchao(tensors: StoredTensors, weight_format: WeightFormat, shape: tup
     find = tensors.take if weight_format.has_offsets else tensors.find
     point, zeros = find("_weight_zero_point", _ZERO_TYPES, *shapes), None
     if point is not None and weight_format.has_offsets:
-        zeros = tensors.check_scales("_weight_zero_point", point.float()).reshape(-1, grid[1]).expand(grid) + middle
+        point = tensors.check_scales("_weight_zero_point", point.float())
+        zeros = point.reshape(-1, grid[1]).expand(grid) + middle
     elif point is not None and bool(point.any()):
         raise tensors.error("_weight_zero_point", "another zero", "0 as config.json says")
     return make_weight(codes, scales, bits, weight_format.group_size, zeros)
