@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ....ipc.weight_format import WeightFormat
-from ..integer_weight import IntegerWeight
-from .packed_bits import make_weight, unpack_words
+from ..integer_weight import IntegerWeight, unpack_nibbles
+from .packed_bits import make_packed
 from .stored_tensors import StoredTensors
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word
@@ -20,13 +20,17 @@ def read_awq(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[i
     """4 bits with zeros."""
     num_out, num_in = shape
     groups = weight_format.count_groups(num_in)
-    codes = _unpack(tensors.take("qweight", [torch.int32], (num_in, num_out // 8)))
-    zeros = _unpack(tensors.take("qzeros", [torch.int32], (groups, num_out // 8)))
+    words = tensors.take("qweight", [torch.int32], (num_in, num_out // 8))
+    zeros = tensors.take("qzeros", [torch.int32], (groups, num_out // 8))
     scales = tensors.take_scales("scales", (groups, num_out)).T.contiguous()
-    return make_weight(codes, scales, 4, weight_format.group_size, zeros.contiguous().float())
+    size, shifts = weight_format.group_size, unpack_nibbles(_turn(zeros), groups).float()
+    return make_packed(_turn(words), scales, 4, num_in, size, shifts)
 
 
-def _unpack(words: Tensor) -> Tensor:
-    """Words [rows, out / 8] as [out, rows]."""
-    nibbles = unpack_words(words, 4, 8 * words.shape[1]).view(len(words), -1, 8)
-    return nibbles[:, :, _PLACES].flatten(1).T
+def _turn(words: Tensor) -> Tensor:
+    """Words [rows, out / 8] as nibbles [out, rows / 2] in order; made of pairs of rows, a byte of each."""
+    if len(words) % 2:
+        words = torch.nn.functional.pad(words, (0, 0, 0, 1))
+    pairs = words.contiguous().view(torch.uint8).T.contiguous().view(torch.int16)  # [out / 2, rows / 2]
+    halves = torch.stack((pairs & 0x0F | pairs >> 4 & 0xF0, pairs >> 4 & 0x0F | pairs >> 8 & 0xF0), 1)
+    return halves.to(torch.uint8).view(-1, 8, pairs.shape[1])[:, _PLACES].flatten(0, 1)

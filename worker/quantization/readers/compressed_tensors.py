@@ -14,7 +14,7 @@ from torch import Tensor
 from ....ipc.weight_format import WeightFormat
 from ..integer_weight import IntegerWeight
 from .mxfp4 import make_mxfp4_weight
-from .packed_bits import count_words, make_weight, sort_by_group, unpack_words
+from .packed_bits import count_words, make_weight, make_weight_of_words, sort_by_group, unpack_words
 from .stored_tensors import StoredTensors
 
 ACTIVATION_PARTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
@@ -35,16 +35,16 @@ def read_pack_quantized(
     if weight_format.has_offsets:
         packed = tensors.take("weight_zero_point", [torch.int32], (count_words(num_out, bits), groups))
         zeros = unpack_words(packed.T, bits, num_out).T.contiguous().float()
-    codes, permutation = unpack_words(words, bits, num_in), None
+    permutation = None
     if weight_format.has_permutation:
         group_of = tensors.take("weight_g_idx", [torch.int32, torch.int64], (num_in,))
         try:
             permutation = sort_by_group(group_of, weight_format.group_size)
         except ValueError as error:
             raise tensors.error("weight_g_idx", "other groups", str(error)) from None
-        codes = codes if permutation is None else codes[:, permutation]
     tensors.skip("weight_g_idx", "weight_zero_point", *ACTIVATION_PARTS)
-    return make_weight(codes, scales, bits, weight_format.group_size, zeros, permutation)
+    size = weight_format.group_size
+    return make_weight_of_words(words, scales, bits, num_in, size, zeros, permutation)
 
 
 def read_int_quantized(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....ipc.weight_format import WeightFormat
 from ..integer_weight import IntegerWeight
-from .packed_bits import count_words, make_weight, sort_by_group, unpack_words
+from .packed_bits import count_words, make_weight_of_words, sort_by_group, unpack_words
 from .stored_tensors import StoredTensors
 
 
@@ -27,11 +27,9 @@ def read_gptq(tensors: StoredTensors, weight_format: WeightFormat, shape: tuple[
         raise tensors.error("qzeros", "another zero", f"{1 << bits - 1} as sym=true in config.json says")
     permutation = _read_order(tensors, weight_format, num_in)
     _skip_empty_bias(tensors, num_out)
-    codes = unpack_words(words.T, bits, num_in)
-    if permutation is not None:
-        codes = codes[:, permutation]
-    offset_by = zeros.T.contiguous().float() if weight_format.has_offsets else None
-    return make_weight(codes, scales, bits, weight_format.group_size, offset_by, permutation)
+    shifts = zeros.T.contiguous().float() if weight_format.has_offsets else None
+    size = weight_format.group_size
+    return make_weight_of_words(words.T, scales, bits, num_in, size, shifts, permutation)
 
 
 def _read_zeros(tensors: StoredTensors, bits: int, groups: int, num_out: int) -> Tensor:

@@ -5,6 +5,8 @@ The numbers of a row follow each other from the low bits of its first word on, a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -34,12 +36,7 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def make_weight(
-    codes: Tensor,
-    scales: Tensor,
-    bits: int,
-    group_size: int,
-    zeros: Tensor | None = None,
-    permutation: Tensor | None = None,
+    codes: Tensor, scales: Tensor, bits: int, group_size: int, zeros: Tensor | None = None
 ) -> IntegerWeight:
     """Of codes uint8 [out, in] of so many bits: value = (code - zero) * scale; zeros: float32 [out, groups].
 
@@ -48,9 +45,36 @@ def make_weight(
     wide = 4 if bits <= 4 else 8
     if zeros is None and bits != wide:
         codes = codes + ((1 << wide - 1) - (1 << bits - 1))
-    packed = codes.contiguous() if wide == 8 else pack_nibbles(codes)
+    packed = codes if wide == 8 else pack_nibbles(codes)
+    return make_packed(packed, scales, wide, codes.shape[1], group_size, zeros)
+
+
+def make_packed(
+    packed: Tensor, scales: Tensor, bits: int, num_in: int, group_size: int, zeros: Tensor | None = None
+) -> IntegerWeight:
+    """As `make_weight`, of codes of 8 bits or, two in a byte, of 4."""
     offsets = None if zeros is None else zeros * scales
-    return IntegerWeight(packed, scales, wide, codes.shape[1], group_size, offsets, permutation)
+    return IntegerWeight(packed.contiguous(), scales, bits, num_in, group_size, offsets)
+
+
+def make_weight_of_words(
+    words: Tensor,
+    scales: Tensor,
+    bits: int,
+    num_in: int,
+    group_size: int,
+    zeros: Tensor | None = None,
+    permutation: Tensor | None = None,
+) -> IntegerWeight:
+    """As `make_weight`, of words int32 [out, words], whose inputs are taken in the order of `permutation`."""
+    if permutation is None and bits in (4, 8):  # as they are in memory too
+        packed = words.contiguous().view(torch.uint8)[:, : -(-num_in * bits // 8)]
+        return make_packed(packed, scales, bits, num_in, group_size, zeros)
+    codes = unpack_words(words, bits, num_in)
+    if permutation is None:
+        return make_weight(codes, scales, bits, group_size, zeros)
+    weight = make_weight(codes.index_select(1, permutation), scales, bits, group_size, zeros)
+    return replace(weight, permutation=permutation)
 
 
 def sort_by_group(group_of: Tensor, group_size: int) -> Tensor | None:
