@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..ipc.errors import ModelError
 from ..ipc.weight_format import WeightFormat
+from .quantization.dummy import make_dummy_weight
 from .quantization.integer_weight import NarrowWeight
 from .quantization.readers import read_weight
 
@@ -211,6 +212,7 @@ class DummySource(WeightSource):
     """
 
     def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._seed = seed % (1 << 62)
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_DUMMY_POOL, generator=generator) * _DUMMY_STD
         self._pool = pool.to(dtype=dtype, device=device)
@@ -220,6 +222,9 @@ class DummySource(WeightSource):
     ) -> Tensor:
         whole = self._make_stacked(names, sizes, width)
         return whole if cut == WHOLE else torch.cat(cut.find_pieces([whole]))
+
+    def take_narrow(self, name: str, format: WeightFormat, shape: tuple[int, int]) -> NarrowWeight:
+        return make_dummy_weight(format, shape, _DUMMY_STD, self._seed + zlib.crc32(name.encode()))
 
     def _make_stacked(self, names: Sequence[str], sizes: Sequence[int], width: int | None) -> Tensor:
         shape = (sum(sizes),) if width is None else (sum(sizes), width)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,45 @@ import torch
 from checkpoints import Recipe, make_checkpoint
 from paged import PagedRun
 from quantized_checkpoints import FORMATS, quantize_checkpoint
+from quire import LLM, SamplingParams
 from quire.frontend.engine_args import EngineArgs
+from quire.ipc.config import EngineConfig
+from quire.ipc.errors import ModelError
+from quire.kernels.shared_group import SharedGroup
 from quire.worker.models import load_model
+from ranks import run_ranks, with_ranks
+from safetensors.torch import load_file, save_file
 
+CPU = torch.device("cpu")
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "head_size": 16}
 DENSE = Recipe(family="qwen3", num_layers=2, **SIZES)
 EXPERTS = Recipe(family="qwen3_moe", num_layers=1, num_experts=4, num_experts_per_tok=2, **SIZES)
 TIED = Recipe(family="qwen2", num_layers=1, tied=True, attention_bias=True, **SIZES)
 
 
-def logits_of(folder: Path, **arguments: Any) -> torch.Tensor:
+def read_config(folder: Path, **arguments: Any) -> EngineConfig:
     args = EngineArgs(str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=64, **arguments)
-    config = args.create_engine_config()
-    run = PagedRun(load_model(config, torch.device("cpu")), config)
-    run.add("a", [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
-    return run.run("a")
+    return args.create_engine_config()
+
+
+def logits_of(folder: Path, num_ranks: int = 1, **arguments: Any) -> torch.Tensor:
+    config = with_ranks(read_config(folder, **arguments), num_ranks)
+
+    def compute(group: SharedGroup | None) -> torch.Tensor:
+        run = PagedRun(load_model(config, CPU, group), config.for_rank())
+        run.add("a", PROMPT)
+        return run.run("a")
+
+    return compute(None) if num_ranks == 1 else run_ranks(num_ranks, compute)[0]
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    path.unlink()
+    save_file(tensors, path)
 
 
 def quantize(tmp_path: Path, recipe: Recipe, name: str, **config: Any) -> tuple[Path, Path]:
@@ -35,8 +61,8 @@ def quantize(tmp_path: Path, recipe: Recipe, name: str, **config: Any) -> tuple[
     return checkpoint.folder, folder
 
 
-def assert_same(plain: Path, quantized: Path) -> None:
-    expected, found = logits_of(plain), logits_of(quantized)
+def assert_same(plain: Path, quantized: Path, num_ranks: int = 1) -> None:
+    expected, found = logits_of(plain), logits_of(quantized, num_ranks)
     bound = 1e-4 * float(expected.abs().max())  # both round sums of some hundred terms in float32
     torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
@@ -54,3 +80,88 @@ def test_experts_are_read_one_by_one(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["awq", "nf4"])
 def test_a_tied_table_stays_plain_and_biases_are_added(tmp_path: Path, name: str) -> None:
     assert_same(*quantize(tmp_path, TIED, name))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "fp8-block", "w8a8", "nf4"])
+def test_ranks_share_packed_weights_where_their_groups_divide(tmp_path: Path, name: str) -> None:
+    assert_same(*quantize(tmp_path, DENSE, name), num_ranks=2)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "reason"),
+    [("mxfp4", 4, "divides its groups"), ("gptq-4-act-order", 2, "another order")],
+)
+def test_a_weight_that_ranks_cannot_share_is_named(
+    tmp_path: Path, name: str, num_ranks: int, reason: str
+) -> None:
+    _, folder = quantize(tmp_path, DENSE, name)
+    with pytest.raises(ModelError, match=f"o_proj.*{reason}"):
+        logits_of(folder, num_ranks)
+
+
+def test_an_engine_says_the_tokens_of_the_same_numbers(tmp_path: Path) -> None:
+    said: list[list[int]] = []
+    for folder in quantize(tmp_path, DENSE, "gptq-4-act-order"):
+        llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, distributed_executor_backend="uni")
+        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+        said.append(llm.generate({"prompt_token_ids": PROMPT}, params)[0].outputs[0].token_ids)
+        llm.close()
+    assert len(said[0]) == 16
+    assert said[0] == said[1]
+
+
+def test_layers_that_config_leaves_out_are_read_plain(tmp_path: Path) -> None:
+    checkpoint, folder = make_checkpoint(tmp_path / "plain", DENSE), tmp_path / "quantized"
+    values, writer = FORMATS["fp8-block"]
+    left_out = ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj")
+    config = {**values, "modules_to_not_convert": list(left_out)}
+    quantize_checkpoint(checkpoint.folder, folder, checkpoint.spec, config, writer, left_out)
+    assert_same(checkpoint.folder, folder)
+
+
+def test_scales_of_activations_and_caches_and_a_bias_of_zeros_are_passed_over(tmp_path: Path) -> None:
+    plain, folder = quantize(tmp_path, DENSE, "gptq-4")
+    layer = "model.layers.0.self_attn"
+    rewrite(
+        folder,
+        lambda tensors: tensors.update(
+            {f"{layer}.q_proj.bias": torch.zeros(64), f"{layer}.k_scale": torch.ones(1)}
+        ),
+    )
+    assert_same(plain, folder)
+    rewrite(folder, lambda tensors: tensors.update({f"{layer}.q_proj.bias": torch.ones(64)}))
+    with pytest.raises(ModelError, match=r"does not have, the first is .*q_proj.bias"):
+        logits_of(folder)
+
+
+def test_an_older_file_of_the_quantization_counts(tmp_path: Path) -> None:
+    plain, folder = quantize(tmp_path, DENSE, "gptq-4")
+    config = json.loads((folder / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    quantization.pop("quant_method")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "quantize_config.json").write_text(json.dumps(quantization))
+    assert_same(plain, folder)
+
+
+def test_a_missing_tensor_is_named_with_its_layer(tmp_path: Path) -> None:
+    _, folder = quantize(tmp_path, DENSE, "gptq-4")
+    rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.scales"))
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.scales.*missing"):
+        logits_of(folder)
+
+
+@pytest.mark.parametrize("name", ["gptq-4-act-order", "w8a16-asymmetric", "fp8-block", "nf4"])
+def test_dummy_weights_have_the_formats_width_and_give_finite_logits(tmp_path: Path, name: str) -> None:
+    _, folder = quantize(tmp_path, DENSE, name)
+    stored, dummy = (load_model(read_config(folder, load_format=kind), CPU) for kind in ("auto", "dummy"))
+    assert dummy.weight_bytes == stored.weight_bytes
+    assert bool(logits_of(folder, load_format="dummy").isfinite().all())
+
+
+def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
+    _, folder = quantize(tmp_path, DENSE, "gptq-4")
+    with pytest.raises(ValueError, match=r"quantization.*int8"):
+        read_config(folder, quantization="int8")
