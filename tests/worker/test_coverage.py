@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from checkpoints import Recipe, make_spec
 from quire.ipc.errors import ModelError
-from quire.ipc.model_spec import AttentionSpec, DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec
+from quire.ipc.model_spec import AttentionSpec, DenseSpec, EmbeddingSpec, LayerSpec, ModelSpec, StageSpec
 from quire.ipc.weight_format import WeightFormat, WeightFormats
 from quire.worker.models import coverage
 
@@ -20,6 +20,7 @@ OTHER_VALUES: dict[type, Any] = {
     type(None): 7,
     tuple: ("another",),
     EmbeddingSpec: EmbeddingSpec(norm="another"),
+    StageSpec: StageSpec(first_layer=1),
     WeightFormats: WeightFormats(default=WeightFormat()),
 }
 FIELDS = [
