@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from quire.frontend.cli.commands.doctor import Check, Status
 from quire.frontend.models.model_folder import pocket_encoder_folder, pocket_folder
 from quire.ipc.cpu_cores import CpuCore
 from quire.ipc.daemon.daemon_state import DaemonState
+from quire.tools.bench import machine
 from tool_template import PLAIN_TEMPLATE, TEMPLATE
 
 
@@ -149,3 +151,21 @@ def test_of_a_model_that_makes_vectors_it_says_so(
     report = json.loads(capsys.readouterr().out)
     assert not report["can_generate"]
     assert report["checks"][0]["tasks"] == ["embed", "token_embed", "score"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "text"),
+    [
+        ("", Status.OK, "1 nodes: 127.0.0.1 has CPU 64, GPU 0; free in all: CPU 64, GPU 0"),
+        ("alone", Status.NOTE, "a Ray cluster that this machine belongs to (Could not find any running Ray"),
+    ],
+)
+def test_the_cluster_of_ray_is_asked_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, fault: str, status: Status, text: str
+) -> None:
+    monkeypatch.setattr(machine, "find_version", lambda _name: "2.60.0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "fake_ray"), prepend=os.pathsep)
+    monkeypatch.setenv("FAKE_RAY", fault)
+    (check,) = doctor.check_ray()
+    assert check.status is status
+    assert check.detail.startswith(text)

@@ -55,7 +55,9 @@ OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
     "matplotlib": "the picture of `quire bench serve --plot`",
     "grpcio": "`quire serve --grpc-port`",
+    "ray": "distributed_executor_backend=ray",
 }
+_RAY_TIMEOUT_S = 60.0
 _PROBE_TIMEOUT_S = 300.0  # the native kernel may be compiled on the way
 
 
@@ -160,6 +162,19 @@ def check_torch() -> Iterator[Check]:
     yield Check("triton", Status.OK if is_well else Status.NOTE, triton["detail"])
 
 
+def check_ray() -> Iterator[Check]:
+    """Which cluster this machine belongs to, and what its nodes have. It is asked in a child process."""
+    from ....tools.bench.machine import find_version
+
+    if find_version("ray") is None:
+        return
+    command = [sys.executable, "-P", "-m", "quire.core.placement.probe"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_RAY_TIMEOUT_S)
+    lines = done.stdout.strip().splitlines()
+    detail = lines[-1] if lines else f"ended with code {done.returncode}"
+    yield Check("ray cluster", Status.OK if done.returncode == 0 else Status.NOTE, detail)
+
+
 def check_pocket_models() -> Iterator[Check]:
     """The models that ship with Quire."""
     for name, path in (("pocket model", pocket_folder()), ("pocket encoder", pocket_encoder_folder())):
@@ -222,6 +237,7 @@ _PARTS: dict[str, Callable[[], Iterator[Check]]] = {
     "system": check_system,
     "packages": check_packages,
     "torch": check_torch,
+    "ray": check_ray,
     "pocket models": check_pocket_models,
     "run directory": check_run_directory,
     "daemons": check_daemons,
