@@ -129,6 +129,16 @@ def test_a_seed_gives_the_same_load_and_another_seed_another():
     assert [int(kill.due_s / 2.0) for kill in kills] == list(range(20))
 
 
+def test_what_is_rays_is_killed_and_counts_as_a_workers_death():
+    kills = draw_kills(1, ("actor", "node"), METHODS, 2.0, 40.0)
+    assert {(kill.role, kill.method) for kill in kills} == {("actor", "KILL"), ("node", "KILL")}
+    pace = KillPace(RecoveryConfig())
+    for at, role in enumerate(("actor", "node", "worker")):
+        assert pace.find_delay_s(role, float(at)) == 0.0
+        pace.note(role, float(at), is_core_ready=True)
+    assert pace.find_delay_s("node", 3.0) == pace.find_delay_s("worker", 3.0) > 50.0
+
+
 def test_every_arrival_goes_to_one_client_and_an_endless_plan_numbers_on():
     arrivals = draw_arrivals(3, 5.0, 20.0, 8, 0.5)
     shares = deal(arrivals, ("http", "async", "llm"))

@@ -38,12 +38,14 @@ def run(argv: Sequence[str]) -> int:
     _check_positive(options, "duration", "rate", "kill_interval", "max_tokens")
     if options.hostile:
         return _run_hostile(options)
-    from .kills import METHODS, ROLES
+    from .kills import METHODS, RAY_ROLES, ROLES
     from .stress import StressOptions, run_reproduction, run_stress
 
+    has_ray = options.distributed_executor_backend == "ray"
+    allowed = (*ROLES, *(RAY_ROLES if has_ray else ()), _SUPERVISOR)
     if options.kills is None:
-        options.kills = "http,client" if options.attach else ",".join((*ROLES, _SUPERVISOR))
-    names = _parse_names("kills", options.kills, (*ROLES, _SUPERVISOR))
+        options.kills = "http,client" if options.attach else ",".join(allowed)
+    names = _parse_names("kills", options.kills, allowed)
     roles = tuple(name for name in names if name != _SUPERVISOR)
     methods = _parse_names("signals", options.signals, METHODS)
     if options.reproduce is not None:
@@ -51,6 +53,8 @@ def run(argv: Sequence[str]) -> int:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
         if options.tensor_parallel_size != 1:
             raise InputError("tensor_parallel_size", options.tensor_parallel_size, "1 with --reproduce")
+        if has_ray:
+            raise InputError("distributed_executor_backend", "ray", "not given with --reproduce")
         return run_reproduction(options.reproduce, options.max_tokens, options.seed, options.warm_spare)
     if options.attach is not None:
         if options.warm_spare:
@@ -62,6 +66,8 @@ def run(argv: Sequence[str]) -> int:
             raise InputError("engines", options.engines, "not given with --attach: the daemon has its own")
         if options.network:
             raise InputError("network", True, "not given with --attach, which may be an address itself")
+        if has_ray:
+            raise InputError("distributed_executor_backend", "ray", "not given with --attach")
         _check_victims_of_others(options, set(names))
     if options.plot is not None:
         from ..bench.serve_plot import check_plot
@@ -83,6 +89,7 @@ def run(argv: Sequence[str]) -> int:
             num_ranks=options.tensor_parallel_size,
             num_engines=options.engines,
             has_network=options.network,
+            has_ray=has_ray,
             json_path=options.json,
             plot_path=options.plot,
         )
@@ -101,9 +108,18 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
 
 def _run_hostile(options: argparse.Namespace) -> int:
     """Its daemon and server are its own, since it takes all that they have and deletes their files."""
-    for field in ("attach", "reproduce", "kills", "plot", "warm_spare", "tensor_parallel_size", "network"):
+    for field in (
+        "attach",
+        "reproduce",
+        "kills",
+        "plot",
+        "warm_spare",
+        "tensor_parallel_size",
+        "network",
+        "distributed_executor_backend",
+    ):
         value = getattr(options, field)
-        if value not in (None, False, 1):
+        if value not in (None, False, 1, "mp"):
             raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
     from .hostile.attacks import ATTACKS
     from .hostile.run import HostileOptions, run_hostile
@@ -173,6 +189,8 @@ def _make_parser() -> Parser:
     add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
     text = "ranks of the engine, each of which may be the worker that is killed (1)"
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help=text)
+    text = "ray: its workers are on nodes of a Ray that this machine plays, where actor and node die too (mp)"
+    add("--distributed-executor-backend", choices=("mp", "ray"), default="mp", help=text)
     add(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
     )

@@ -15,9 +15,10 @@ from typing import Literal
 from ...ipc.config import RecoveryConfig
 from ...ipc.processes.restarts import LOSS_WINDOW_S, MAX_LOSSES
 
-Role = Literal["core", "worker", "http", "client"]
+Role = Literal["core", "worker", "http", "client", "actor", "node"]
 SITE_ROLES: tuple[Role, ...] = ("core", "worker", "http")
 ROLES: tuple[Role, ...] = (*SITE_ROLES, "client")
+RAY_ROLES: tuple[Role, ...] = ("actor", "node")  # of a run on Ray; each takes a worker along
 Method = Literal["KILL", "TERM", "STOP", "STOP+CONT"]
 METHODS: tuple[Method, ...] = ("KILL", "TERM", "STOP", "STOP+CONT")
 _MAX_STOP_S = 2.0
@@ -75,6 +76,7 @@ class KillPace:
 
     def note(self, role: Role, now: float, is_core_ready: bool) -> None:
         """One was killed. A new core counts its workers' deaths from none."""
+        role = "worker" if role in RAY_ROLES else role
         self._at.setdefault(role, []).append(now)
         if role == "worker" and not is_core_ready:
             self._at.setdefault("core", []).append(now)
@@ -94,7 +96,7 @@ class KillPace:
         match role:
             case "core":
                 return recovery.max_core_restarts, recovery.restart_window_s
-            case "worker":
+            case "worker" | "actor" | "node":
                 return recovery.max_worker_restarts, recovery.restart_window_s
             case "http":
                 return MAX_LOSSES, LOSS_WINDOW_S
@@ -104,15 +106,20 @@ class KillPace:
 
 def _list_counted(role: Role) -> tuple[Role, ...]:
     """As what a death of this role may count: a worker that dies before its core is ready ends that too."""
-    return ("worker", "core") if role == "worker" else (role,)
+    return ("worker", "core") if role in ("worker", *RAY_ROLES) else (role,)
 
 
 def draw_kills(
     seed: int, roles: Sequence[Role], methods: Sequence[Method], interval_s: float, duration_s: float
 ) -> list[Kill]:
-    """One kill in each interval, at any moment of it; roles and methods take turns in a drawn order."""
+    """One kill in each interval, at any moment of it; roles and methods take turns in a drawn order.
+
+    What is Ray's is killed, and not stopped: what it does then is not ours.
+    """
     rng = random.Random(f"kills/{seed}")
-    pairs: list[tuple[Role, Method]] = [(role, method) for role in roles for method in methods]
+    pairs: list[tuple[Role, Method]] = [
+        (role, method) for role in roles for method in methods if role not in RAY_ROLES or method == "KILL"
+    ]
     kills: list[Kill] = []
     while pairs and (len(kills) + 1) * interval_s <= duration_s:
         if len(kills) % len(pairs) == 0:

@@ -98,6 +98,7 @@ class Killer:
                 if kill.method == "STOP+CONT":
                     select.select([], [], [], kill.stop_s)  # the length of the stop is the point
                     _send_signal(pid, signal.SIGCONT)
+                self._site.note_killed(kill.role, pid)
                 return strike
         raise QuireError(f"there was no {kill.role} process to kill for {_FIND_TIMEOUT_S:g} s")
 

@@ -29,8 +29,9 @@ from ...ipc.sampling_params import SamplingParams
 from .answers import answer_all
 from .asks import Ask
 from .chats import list_chats
-from .kills import SITE_ROLES, Role
+from .kills import RAY_ROLES, SITE_ROLES, Role
 from .open_files import OpenFiles, count_open_files, find_abandoned_shm, find_shm_segments
+from .ray_nodes import RayNodes
 from .record import Golden
 from .server import NUM_HTTP_PROCESSES, Server
 
@@ -56,9 +57,13 @@ class Site:
         api_keys: Sequence[str] = (),
         command_prefix: Sequence[str] = (),
         remote: RemoteDaemon | None = None,
+        ray: RayNodes | None = None,
     ) -> None:
-        """remote: the same daemon, as clients and the server are to come to it over the network."""
+        """remote: the same daemon, as clients and the server are to come to it over the network. ray: where
+        its workers are.
+        """
         self.daemon = daemon
+        self._ray = ray
         self.attachment: Attachment = daemon if remote is None else remote
         self.config = config
         self.supervisor = psutil.Process(find_daemon(daemon))
@@ -78,6 +83,8 @@ class Site:
 
     def find_pids(self, role: Role) -> list[int]:
         """The processes of this role that run now; may be none for a moment."""
+        if self._ray is not None and role in ("worker", *RAY_ROLES):
+            return self._ray.find_pids(role)
         with contextlib.suppress(psutil.NoSuchProcess):
             if role == "http":
                 return _find_children(self.server.pid, "http")
@@ -87,6 +94,11 @@ class Site:
             workers = [pid for core_pid in core_pids for pid in _find_workers(core_pid)]
             return workers or self._find_adopted_workers()
         return []
+
+    def note_killed(self, role: Role, pid: int) -> None:
+        """A process of this role was killed."""
+        if self._ray is not None and role == "node":
+            self._ray.replace(pid)
 
     @property
     def num_engines(self) -> int:
@@ -235,11 +247,12 @@ def open_site(
     num_engines: int = 1,
     *,
     has_network: bool = False,
+    ray: RayNodes | None = None,
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
     `recovery`, `num_ranks` and `num_engines` are the own daemon's; None takes the defaults. has_network: its
-    clients come over TCP.
+    clients come over TCP. ray: its workers are there.
     """
     if attach is not None:
         with contextlib.closing(Site(attach)) as site:
@@ -256,16 +269,20 @@ def open_site(
             convert="embed",
             tensor_parallel_size=num_ranks,
             data_parallel_size=num_engines,
+            distributed_executor_backend=None if ray is None else "ray",
         )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         remote = start_own_daemon(config, folder if has_network else None)
         try:
-            with contextlib.closing(Site(OWN_NAME, config, remote=remote)) as site:
+            with contextlib.closing(Site(OWN_NAME, config, remote=remote, ray=ray)) as site:
                 yield site
         finally:
             with contextlib.suppress(QuireError):  # it has ended already, which the checks have seen
                 stop_daemon(OWN_NAME)
         broken += find_leftovers(folder)
+        if ray is not None:
+            wait_until(lambda: not ray.find_left(), _LEFTOVER_TIMEOUT_S)
+            broken += ray.find_left()
         broken += [f"shared memory is left: {name}" for name in find_abandoned_shm(shm_before)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from .kills import Kill, KillPace, Method, Role, draw_kills
 from .last_kill import kill_supervisor
 from .measures import find_gaps, find_recoveries
 from .plot import plot_timeline
+from .ray_nodes import open_ray
 from .record import Golden
 from .report import BROKEN_EXIT_CODE, format_broken, format_run, summarize, write_run
 from .run import StressResult, run_load
@@ -66,9 +68,9 @@ class StressOptions:
     has_noise: bool
     warm_spare: bool  # of its own engine
     num_ranks: int  # likewise
-    has_network: bool  # whether its clients come over TCP
     num_engines: int  # likewise
     has_network: bool  # whether its clients come over TCP
+    has_ray: bool  # whether its workers are on nodes of a Ray
     json_path: str | None
     plot_path: str | None
 
@@ -84,7 +86,10 @@ def run_stress(options: StressOptions) -> int:
     left: list[str] = []
     recovery = RecoveryConfig(warm_spare=options.warm_spare)
     sizes = options.num_ranks, options.num_engines
-    with open_site(options.attach, left, recovery, *sizes, has_network=options.has_network) as site:
+    with (
+        open_ray(options.num_engines) if options.has_ray else contextlib.nullcontext() as ray,
+        open_site(options.attach, left, recovery, *sizes, has_network=options.has_network, ray=ray) as site,
+    ):
         check_kills(options.roles, site.recovery)
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
         pool = add_odd(pool, options.seed, site.has_processor)
