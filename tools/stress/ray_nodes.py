@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from .kills import Role
 
 _STORE_BYTES = 80 << 20
 _CPUS_OF_NODE = 4
+_OWNER = "XDG_RUNTIME_DIR"  # by which a run finds what its daemon has left
 _ACTOR, _WORKER = "ray::NodeGroup", "quire.worker"
 
 
@@ -33,6 +34,7 @@ class RayNodes:
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         self._cluster: Any = utils.Cluster(initialize_head=True, head_node_args=head)
         self.address = str(self._cluster.address)
+        self._folder = os.environ.get(_OWNER)  # nodes that come later are not of the daemon's folder either
         self._raylets: list[int] = []
         for _ in range(max(2, num_nodes)):
             self._add()
@@ -62,26 +64,38 @@ class RayNodes:
         self._cluster.shutdown()
 
     def _add(self) -> None:
-        node = self._cluster.add_node(num_cpus=_CPUS_OF_NODE, object_store_memory=_STORE_BYTES)
+        with _set_environment({_OWNER: self._folder}):
+            node = self._cluster.add_node(num_cpus=_CPUS_OF_NODE, object_store_memory=_STORE_BYTES)
         self._raylets.append(node.all_processes["raylet"][0].process.pid)
 
 
 @contextlib.contextmanager
 def open_ray(num_nodes: int) -> Generator[RayNodes]:
     """A cluster that engines started in this block find, and whose nodes find this Quire."""
-    added = {"PYTHONPATH": os.pathsep.join([str(Path(PACKAGE_DIR).parent), os.environ.get("PYTHONPATH", "")])}
-    before = {name: os.environ.get(name) for name in (*added, "RAY_ADDRESS")}
-    os.environ |= added
-    nodes = RayNodes(num_nodes)
-    os.environ["RAY_ADDRESS"] = nodes.address
-    try:
+    path = os.pathsep.join([str(Path(PACKAGE_DIR).parent), os.environ.get("PYTHONPATH", "")])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_set_environment({"PYTHONPATH": path, "RAY_ADDRESS": None}))
+        nodes = stack.enter_context(contextlib.closing(RayNodes(num_nodes)))
+        os.environ["RAY_ADDRESS"] = nodes.address
         yield nodes
+
+
+@contextlib.contextmanager
+def _set_environment(values: Mapping[str, str | None]) -> Generator[None]:
+    """For a while; None: without it."""
+    before = {name: os.environ.get(name) for name in values}
+    _update_environment(values)
+    try:
+        yield
     finally:
-        nodes.close()
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        _update_environment(before)
+
+
+def _update_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _find_children(pid: int, name: str) -> list[int]:
