@@ -18,6 +18,7 @@ from ...ipc.config import EngineConfig
 from ...ipc.errors import ModelError, QuireError
 from ...ipc.file_samples import hash_samples
 from ...ipc.network.keys import ClientKeys
+from ...ipc.network.tcp_address import parse_tcp_address
 from ...ipc.processes.child_args import WorkerArgs
 from ...ipc.processes.liveness import MAX_LOOKS_STOPPED, STOPPED_LOOK_INTERVAL_S
 from ...ipc.processes.process import EXIT_PARENT_LOST, ChildProcess, ProcessHandle
@@ -26,6 +27,7 @@ from .local_place import make_worker_env
 from .source_digest import compute_source_digest
 
 _SHOWN = 12  # characters of a hash
+_REACH_TIMEOUT_S = 5.0
 
 
 class NodeArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,29 +97,34 @@ class NodeGroup:
 
 
 def _check_node(payload: bytes) -> None:
-    """Raises QuireError, naming what differs."""
+    """Raises QuireError, naming what differs or is missing."""
     sources = compute_source_digest()
     try:
         args = msgspec.msgpack.decode(payload, type=NodeArgs)
     except msgspec.MsgspecError:  # another version's
         args = None
     if args is None or args.sources != sources:
-        there = "another" if args is None else args.sources
-        raise QuireError(
-            f"this node runs other sources of Quire ({sources}) than the engine's machine ({there})"
-        )
-    folder = Path(args.config.model.model)
-    for name, there in args.weights.items():
+        there = "unknown" if args is None else args.sources
+        raise QuireError(f"its sources of Quire ({sources}) are not those of the engine's machine ({there})")
+    _check_weights(Path(args.config.model.model), args.weights)
+    try:
+        place = parse_tcp_address("address", args.address)
+        socket.create_connection((place.host, place.port), timeout=_REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise QuireError(f"it does not reach the engine at {args.address}: {error}") from None
+
+
+def _check_weights(folder: Path, weights: dict[str, str]) -> None:
+    for name, there in weights.items():
         try:
             here = hash_samples(folder / name)
         except OSError as error:
-            raise ModelError(
-                "model", str(folder), f"a folder that all nodes have; {name}: {error.strerror}"
-            ) from None
+            allowed = f"a folder that all nodes have; {name}: {error.strerror}"
+            raise ModelError("model", str(folder), allowed) from None
         if here != there:
             sums = f"{here[:_SHOWN]} here, {there[:_SHOWN]} on the engine's machine"
-            text = f"a folder with the same weights on all nodes; {name} is {sums}"
-            raise ModelError("model", str(folder), text)
+            allowed = f"a folder with the same weights on all nodes; {name} is {sums}"
+            raise ModelError("model", str(folder), allowed)
 
 
 def _start_rank(args: NodeArgs, rank: int, fd: int | None) -> ProcessHandle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from quire.core.placement.node_group import NodeArgs, NodeGroup, NodeReport
 from quire.core.placement.source_digest import compute_source_digest
 from quire.ipc.file_samples import hash_samples
 from quire.ipc.network.keys import make_key_pairs
+from quire.ipc.network.tcp_address import TcpAddress
 
 
 def check(folder: Path, **changes: object) -> NodeReport:
@@ -20,15 +22,17 @@ def check(folder: Path, **changes: object) -> NodeReport:
     config = make_config()
     config = replace(config, model=replace(config.model, model=str(folder)))
     args = NodeArgs(
-        address="tcp://127.0.0.1:1",
+        address="",
         keys=make_key_pairs()[1],
         config=config,
         module="none",
         sources=compute_source_digest(),
         weights={"weights": hash_samples(folder / "weights")},
     )
-    group = NodeGroup(msgspec.msgpack.encode(replace(args, **changes)))
-    return msgspec.msgpack.decode(group.check(), type=NodeReport)
+    with socket.create_server(("127.0.0.1", 0)) as core:
+        args = replace(args, address=str(TcpAddress("127.0.0.1", core.getsockname()[1])))
+        group = NodeGroup(msgspec.msgpack.encode(replace(args, **changes)))
+        return msgspec.msgpack.decode(group.check(), type=NodeReport)
 
 
 def test_the_same_quire_with_the_same_weights_is_well(tmp_path: Path) -> None:
@@ -38,8 +42,9 @@ def test_the_same_quire_with_the_same_weights_is_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "text"),
     [
-        ({"sources": "older"}, "QuireError", "this node runs other sources of Quire ("),
+        ({"sources": "older"}, "QuireError", "its sources of Quire ("),
         ({"weights": {"weights": "00" * 32}}, "ModelError", "the same weights on all nodes; weights is "),
+        ({"address": "tcp://127.0.0.1:1"}, "QuireError", "does not reach the engine at tcp://127.0.0.1:1: "),
         ({"weights": {"more": "0"}}, "ModelError", "a folder that all nodes have; more: No such file"),
     ],
 )
@@ -51,4 +56,4 @@ def test_what_differs_is_named(tmp_path: Path, changes: dict[str, object], kind:
 
 def test_the_arguments_of_another_quire_are_refused_as_its() -> None:
     report = msgspec.msgpack.decode(NodeGroup(msgspec.msgpack.encode({"port": 1})).check(), type=NodeReport)
-    assert "other sources of Quire" in report.error
+    assert "its sources of Quire" in report.error
