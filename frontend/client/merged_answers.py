@@ -52,6 +52,7 @@ def merge_metrics(parts: Sequence[EngineMetrics]) -> EngineMetrics:
         finished_by_kind_total=_add_counts(part.finished_by_kind_total for part in parts),
         tool_parse_errors_total=sum(part.tool_parse_errors_total for part in parts),
         reasoning_tokens_total=sum(part.reasoning_tokens_total for part in parts),
+        cache_config=parts[0].cache_config,
     )
 
 

@@ -164,16 +164,11 @@ class HttpGroup:
         self._listeners = [listen_for_peers() for _ in range(num_processes)]
         self._counts_fd = make_counts_memory(num_processes)
         names = [listener.getsockname() for listener in self._listeners]
-        self._processes = [
-            HttpProcess(
-                attach,
-                options,
-                listening_socket,
-                budget,
-                PeerSockets(place, listener.fileno(), names, self._counts_fd),
-            )
+        places = [
+            PeerSockets(place, listener.fileno(), names, self._counts_fd)
             for place, listener in enumerate(self._listeners)
         ]
+        self._processes = [HttpProcess(attach, options, listening_socket, budget, one) for one in places]
         self._poller = select.poll()
         self._ends_at: float | None = None  # while it drains: when what is left is killed
 

@@ -137,6 +137,9 @@ def test_times_of_a_request_are_those_of_its_life():
         "request_inference_time_seconds": 0.44,
         "request_prompt_tokens": 3,
         "request_generation_tokens": 3,
+        "request_max_num_generation_tokens": 3,
+        "request_params_max_tokens": 3,
+        "request_params_n": 1,
     }
     found = engine.core.metrics().histograms
     assert {name: found[name].sum for name in expected} == pytest.approx(expected)

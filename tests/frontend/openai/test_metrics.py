@@ -119,3 +119,10 @@ def test_each_engine_of_a_model_has_series_of_its_own_and_a_name_stands_once():
     assert text.count("# TYPE quire:kv_blocks gauge") == 1
     assert 'quire:kv_blocks{engine="0",model_name="a"} 80.0' in text
     assert 'quire:kv_blocks{engine="3",model_name="a"} 90.0' in text
+
+
+def test_series_have_another_prefix_where_dashboards_want_one() -> None:
+    text = format_metrics({"a": {0: make_metrics()}, "away": None}, "vllm:").decode()
+    names = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert {"vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket", "vllm:engine_up"} <= names
+    assert all(name.startswith("vllm:") for name in names)
