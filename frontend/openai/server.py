@@ -43,8 +43,9 @@ from .responses.peers import PeerSockets
 from .stream import cancel_and_wait
 from .tracing import Tracing
 
-if TYPE_CHECKING:  # an extra, which a server without a gRPC port does without
+if TYPE_CHECKING:  # what a server without a gRPC port, or without TLS, does not load
     from ..grpc.server import GrpcServer
+    from .connections.tls import TlsListener
 
 _ABORT_GRACE_S = 2.0  # for the last chunks of aborted requests
 _TELL_S = 5.0  # between two lines on what a drain waits for
@@ -150,18 +151,23 @@ class Server:
         return 0
 
     async def _listen(
-        self, listening_socket: socket.socket, factory: Callable[[], asyncio.Protocol]
-    ) -> asyncio.Server:
+        self, listening_socket: socket.socket, factory: Callable[[], CappedProtocol]
+    ) -> asyncio.Server | TlsListener:
         if self._grpc is not None:
             await self._grpc.start()
         if self._peers is not None:
             await self._models.parts.responses.join(self._peers)
         loop = asyncio.get_running_loop()
+        if self._options.tls is not None:
+            from .connections.tls import TlsListener, make_tls_context
+
+            context, max_s = make_tls_context(self._options.tls), self._options.limits.max_header_s
+            return TlsListener(listening_socket, factory, context, max_s)
         if listening_socket.family == socket.AF_UNIX:
             return await loop.create_unix_server(factory, sock=listening_socket, backlog=BACKLOG)
         return await loop.create_server(factory, sock=listening_socket, backlog=BACKLOG)
 
-    def _make_factory(self) -> Callable[[], asyncio.Protocol]:
+    def _make_factory(self) -> Callable[[], CappedProtocol]:
         options = self._options
         routes = create_app(self._models, self._peers)
         app = wrap_routes(routes, options)
@@ -185,14 +191,7 @@ class Server:
         body_paths, root_path = routes.body_paths, options.root_path
         admission = Admission(options.limits, keys, body_paths, root_path, hosts, self._access_log)
 
-        def make_protocol() -> CappedProtocol:
-            return CappedProtocol(config, self._state, {}, admission)
-
-        if options.tls is None:
-            return make_protocol
-        from .connections.tls import make_tls_context, make_tls_factory
-
-        return make_tls_factory(make_protocol, make_tls_context(options.tls), options.limits.max_header_s)
+        return lambda: CappedProtocol(config, self._state, {}, admission)
 
     async def _run_until_signal(self, work: Coroutine[None, None, None]) -> bool:
         """True when `work` has ended, whose error is raised; False, and it is cancelled, at a signal."""

@@ -11,13 +11,12 @@ import asyncio
 import time
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import httptools
 from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from ..access.layer import note_refusal
@@ -105,6 +104,13 @@ class _LateClose:
         self.close = protocol.close_after_answer
 
 
+class Aborts(Protocol):
+    """What can be cut off."""
+
+    def abort(self) -> None:
+        """Cut it off."""
+
+
 class CappedProtocol(Connection):
     """One connection. Made by `create_server` through a factory."""
 
@@ -127,7 +133,10 @@ class CappedProtocol(Connection):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._arm(self._limits.max_keep_alive_s, transport.abort)
-        if self._is_admitted or self._take_place(self.client):
+        if self._is_admitted and self.is_ending:  # it has lost its place meanwhile
+            transport.abort()
+            return
+        if self._is_admitted or self._take_place(self.client[0] if self.client else ""):
             return
         if len(self.connections) > self._limits.max_connections + _MAX_REFUSED:
             self.close_now()
@@ -136,24 +145,22 @@ class CappedProtocol(Connection):
             status = HTTPStatus.SERVICE_UNAVAILABLE
             self.refuse(ApiError(status, f"connections: {allowed}", code="too_many_connections"))
 
-    def begin_handshake(self, transport: asyncio.Transport) -> bool:
-        """A connection that is not encrypted yet takes its place; False: there is none, and it is cut off.
+    def begin_handshake(self, handshake: Aborts, host: str) -> bool:
+        """A connection that is not encrypted yet takes its place; False: there is none.
 
-        Then comes `connection_made` with the encrypted transport, or `end_handshake`.
+        Then comes `connection_made` with the encrypted transport, or `end_handshake`. host: the client's.
         """
-        self.transport = transport
-        self._is_admitted = self._take_place(get_remote_addr(transport))
-        if not self._is_admitted:
-            self.close_now()
+        self.transport = cast(asyncio.Transport, handshake)
+        self._is_admitted = self._take_place(host)
         return self._is_admitted
 
     def end_handshake(self) -> None:
         """It has failed."""
         self._admission.connections.remove(self)
 
-    def _take_place(self, client: tuple[str, int] | None) -> bool:
+    def _take_place(self, host: str) -> bool:
         """True when there is one, which an idle connection may have had to give."""
-        self.client_name = name_address(client[0]) if client else ""
+        self.client_name = name_address(host) if host else ""
         victim = self._admission.connections.add(self, self.client_name)
         if victim is not None and victim is not self:
             victim.close_now()

@@ -7,8 +7,12 @@ be bounded by nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import socket
 import ssl
 from collections.abc import Callable
+from typing import cast
 
 from ....ipc.errors import ConfigError
 from ..options import TlsOptions
@@ -16,7 +20,9 @@ from .protocol import CappedProtocol
 
 _CLOSE_S = 1.0  # for the client's last word
 _WRITE_BUFFER_BYTES = 2**16  # as without TLS, whose own default is eight times that for each slow reader
+_ACCEPT_RETRY_S = 1.0  # as asyncio's own server
 _VERIFY_MODES = (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
+_logger = logging.getLogger("quire.serve")
 
 
 def make_tls_context(options: TlsOptions) -> ssl.SSLContext:
@@ -49,54 +55,74 @@ def make_tls_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
-class TlsAcceptor(asyncio.Protocol):
-    """One connection until its handshake is over; then `protocol` has it. Made by `create_server`."""
+class TlsListener:
+    """Accepts connections and hands each over when its handshake is done. `close` ends both."""
 
-    def __init__(self, context: ssl.SSLContext, protocol: CappedProtocol, handshake_s: float) -> None:
+    def __init__(
+        self,
+        listening_socket: socket.socket,
+        make_protocol: Callable[[], CappedProtocol],
+        context: ssl.SSLContext,
+        handshake_s: float,
+    ) -> None:
+        self._socket = listening_socket
+        self._make_protocol = make_protocol
         self._context = context
-        self._protocol = protocol
         self._handshake_s = handshake_s
-        self._received: list[bytes] = []  # behind the handshake, before `protocol` has the connection
-        self._task: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._socket.setblocking(False)
+        self._accepting = self._loop.create_task(self._accept())
+        self._accepting.add_done_callback(lambda _: listening_socket.close())
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        if self._protocol.begin_handshake(transport):
-            transport.pause_reading()
-            self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
+    def close(self) -> None:
+        """Accept nothing more; handshakes end."""
+        self._accepting.cancel()
+        for handshake in self._handshakes:
+            handshake.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        self._received.append(data)
+    async def _accept(self) -> None:
+        while True:
+            try:
+                client, address = await self._loop.sock_accept(self._socket)
+            except OSError as error:  # no descriptor is left, or the client has gone already
+                _logger.warning("a connection was not accepted: %s", error)
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            handshake = self._loop.create_task(self._shake_hands(client, address))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+    async def _shake_hands(self, client: socket.socket, address: object) -> None:
+        protocol = self._make_protocol()
+        host = str(cast(tuple[object, ...], address)[0]) if isinstance(address, tuple) else ""
+        if not protocol.begin_handshake(Handshake(client), host):
+            client.close()
+            return
         try:
-            encrypted = await asyncio.get_running_loop().start_tls(
-                transport,
-                self,
-                self._context,
-                server_side=True,
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: protocol,
+                client,
+                ssl=self._context,
                 ssl_handshake_timeout=self._handshake_s,
                 ssl_shutdown_timeout=_CLOSE_S,
             )
+            cast(asyncio.Transport, transport).set_write_buffer_limits(_WRITE_BUFFER_BYTES)
         except (OSError, asyncio.CancelledError):  # ssl.SSLError and TimeoutError are OSErrors
-            encrypted = None
-        if encrypted is None or encrypted.is_closing():
-            self._protocol.end_handshake()
-            transport.abort()
-            return
-        encrypted.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
-        encrypted.set_protocol(self._protocol)
-        self._protocol.connection_made(encrypted)
-        for data in self._received:
-            self._protocol.data_received(data)
-        self._received.clear()
+            protocol.end_handshake()
+            client.close()
 
 
-def make_tls_factory(
-    make_protocol: Callable[[], CappedProtocol], context: ssl.SSLContext, handshake_s: float
-) -> Callable[[], asyncio.Protocol]:
-    """Makes the protocol of a connection that has just come."""
-    return lambda: TlsAcceptor(context, make_protocol(), handshake_s)
+class Handshake:
+    """A connection as its protocol sees it before it is encrypted: something to be cut off."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+
+    def abort(self) -> None:
+        """Have the handshake fail."""
+        with contextlib.suppress(OSError):
+            self._client.shutdown(socket.SHUT_RDWR)
 
 
 def _check_readable(field: str, path: str) -> None:
