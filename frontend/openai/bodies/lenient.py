@@ -16,45 +16,51 @@ from .schema import SharedFields
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-@functools.cache
 def make_lenient(kind: type[T]) -> type[T]:
     """A subclass whose values, and those within them, have unknown fields left out when they are decoded."""
-    hints = get_type_hints(kind, include_extras=True)
-    changed: list[tuple[str, Any, Any]] = []
-    for field in msgspec.structs.fields(kind):
-        hint = _relax(hints[field.name])
-        if hint is not hints[field.name]:
-            default = field.default_factory if field.default is NODEFAULT else field.default
-            is_made = field.default is NODEFAULT and field.default_factory is not NODEFAULT
-            made = msgspec.field(default_factory=cast(Any, default)) if is_made else default
-            changed.append((field.name, hint, made))
-    config = kind.__struct_config__
-    return cast(
-        type[T],
-        msgspec.defstruct(
-            kind.__name__,
-            [(name, hint) if made is NODEFAULT else (name, hint, made) for name, hint, made in changed],
-            bases=(kind,),
-            module=kind.__module__,
-            tag=config.tag,
-            tag_field=config.tag_field,
-            frozen=config.frozen,
-            omit_defaults=config.omit_defaults,
-            kw_only=True,
-            forbid_unknown_fields=False,
-        ),
-    )
+    return cast(type[T], _make_kind(kind))
+
+
+def make_lenient_body(kind: type[T]) -> type[T]:
+    """As make_lenient, of a whole body: a field that has another name today is still known, to be refused."""
+    return cast(type[T], _make_body_kind(kind))
 
 
 @functools.cache
-def make_lenient_body(kind: type[T]) -> type[T]:
-    """As make_lenient, of a whole body: a field that has another name today is still known, to be refused."""
-    lenient = make_lenient(kind)
+def _make_body_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     if not issubclass(kind, SharedFields):
-        return lenient
+        return _make_kind(kind)
     old = [(name, Any, None) for name in RENAMED_FIELDS]
-    return cast(
-        type[T], msgspec.defstruct(kind.__name__, old, bases=(lenient,), module=kind.__module__, kw_only=True)
+    bases = (_make_kind(kind),)
+    return msgspec.defstruct(kind.__name__, old, bases=bases, module=kind.__module__, kw_only=True)
+
+
+@functools.cache
+def _make_kind(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    hints = get_type_hints(kind, include_extras=True)
+    changed: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for field in msgspec.structs.fields(kind):
+        hint = _relax(hints[field.name])
+        if hint is hints[field.name]:
+            continue
+        if field.default_factory is not NODEFAULT:
+            changed.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
+        elif field.default is not NODEFAULT:
+            changed.append((field.name, hint, field.default))
+        else:
+            changed.append((field.name, hint))
+    config = kind.__struct_config__
+    return msgspec.defstruct(
+        kind.__name__,
+        changed,
+        bases=(kind,),
+        module=kind.__module__,
+        tag=config.tag,
+        tag_field=config.tag_field,
+        frozen=config.frozen,
+        omit_defaults=config.omit_defaults,
+        kw_only=True,
+        forbid_unknown_fields=False,
     )
 
 
@@ -66,7 +72,7 @@ def is_lenient(request: msgspec.Struct) -> bool:
 def _relax(hint: Any) -> Any:
     """A field's type with the lenient kinds; the same object where it has no kinds."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return make_lenient(hint)
+        return _make_kind(cast(type[msgspec.Struct], hint))
     origin, given = get_origin(hint), get_args(hint)
     if origin is None or not given:
         return hint

@@ -15,7 +15,14 @@ from msgspec import UNSET, Meta, UnsetType
 from ....ipc.beam_search import EarlyStopping, LengthPenalty
 from ....ipc.messages import MAX_CACHE_SALT_LENGTH, MAX_IDS_PER_ABORT, MAX_TIMEOUT_S, RequestName
 from ....ipc.param_fields import MAX_INT
-from ....ipc.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, SAMPLING_FIELDS, NumLogprobs
+from ....ipc.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    SAMPLING_FIELDS,
+    NumLogprobs,
+    Temperature,
+    TopP,
+)
 from ....ipc.structured_outputs import StructuredOutputsFields
 from ..limits import MAX_TOP_LOGPROBS
 from .formats import ResponseFormat
@@ -87,6 +94,8 @@ class SharedFields(_Declared, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stop_token_ids: list[TokenId] | None = None
     logit_bias: Bias | None = None
     allowed_token_ids: list[TokenId] | None = None

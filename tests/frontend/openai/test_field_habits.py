@@ -42,6 +42,34 @@ def test_a_field_that_is_null_is_as_if_it_were_not_there(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
+def test_an_unknown_field_that_is_null_is_as_absent_at_any_depth(path: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "new": None}, "newer": None}
+    if path == RESPONSES:
+        tool = {
+            "type": "function",
+            "name": "f",
+            "parameters": {"type": "object", "default": None},
+            "new": None,
+        }
+    said = {"role": "user", "content": [{"type": "input_text" if path == RESPONSES else "text", "text": "x"}]}
+    deep = [said | {"new": None}, {"role": "user", "content": [said["content"][0] | {"new": None}]}] * 20
+    body = BODIES[path] | {"moderation": None, "other": None, "stop": None}
+    if path != COMPLETIONS:
+        body |= {"tools": [tool], "input" if path == RESPONSES else "messages": deep}
+
+    async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
+        answer = await client.post(path, body)
+        assert answer.status == 200, answer.body
+        refused = await client.post(path, body | {"other": 1})
+        assert (refused.status, refused.error["param"]) == (400, "other")
+        assert (await client.post(path, body | {"stop": 5})).error["param"] == "stop"
+        long = await client.post(path, body | {"user": None, "cache_salt": "x" * 70_000, "other": None})
+        assert long.error["param"] == ("messages[1].content[0].new" if path == CHAT else "cache_salt")
+
+    run_with_app(scenario, template=TEMPLATE, max_model_len=1024)
+
+
+@pytest.mark.parametrize("path", BODIES)
 def test_fields_that_say_nothing_about_the_answer_are_taken(path: str) -> None:
     async def scenario(_llm: FakeLLM, client: AsgiClient, _: Serving) -> None:
         given: dict[type, Any] = {str: "x", bool: False, int: 3, dict: {"a": "b"}}
