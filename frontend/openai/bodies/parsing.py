@@ -89,16 +89,15 @@ async def parse_request(request: Request, parse: Callable[[bytes], R], max_body_
 
 def parse_body(body: bytes, kind: type[T]) -> T:
     """The Struct of a JSON text; raises ApiError with status 400."""
-    decode = msgspec.json.Decoder(kind).decode
     try:
         try:
-            return decode(body)
+            return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
             if not str(error).startswith(_UNKNOWN) or b"null" not in body:
                 raise
             values = msgspec.json.decode(body)
             num_places = _MAX_NULL_PLACES if len(body) <= MAX_CHEAP_BYTES else _MAX_NULL_PLACES_OF_LARGE
-            return _without_nulls(values, error, lambda left: decode(msgspec.json.encode(left)), num_places)
+            return _without_nulls(values, error, functools.partial(_decode_again, kind), num_places)
     except msgspec.ValidationError as error:
         find = functools.partial(_find_value, body) if len(body) <= MAX_CHEAP_BYTES else None
         raise _explain(str(error), find, kind) from None
@@ -126,6 +125,10 @@ def make_struct(values: dict[str, Any], kind: type[T]) -> T:
             return _without_nulls(values, error, functools.partial(msgspec.convert, type=kind))
     except msgspec.ValidationError as error:
         raise _explain(str(error), functools.partial(_follow, values), kind) from None
+
+
+def _decode_again(kind: type[T], values: Any) -> T:
+    return msgspec.json.decode(msgspec.json.encode(values), type=kind)
 
 
 def _without_nulls(
