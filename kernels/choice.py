@@ -33,6 +33,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "penalties": ("triton",),
     "pool_rows": ("triton", "native"),
     "program": ("native",),
+    "quantize_groups": ("native",),
     "rms_norm": ("triton", "native"),
     "sample": ("triton", "native"),
     "soft_cap": ("native",),

@@ -2,6 +2,7 @@
 #include "linear.h"
 
 #include "linear_amx.h"
+#include "linear_few.h"
 #include "linear_floats.h"
 #include "linear_many.h"
 #include "linear_narrow.h"
@@ -20,6 +21,7 @@ void compute_with(const PackedLayer<Y>& layer) {
 
 void multiply_packed([[maybe_unused]] int variant, const PackedLayer<bf16>& layer) {
 #if defined(QUIRE_HAS_AMX)
+    if (variant == QUIRE_LINEAR_TILE && has_few_rows(layer)) return compute_few(layer);
     if (variant == QUIRE_LINEAR_TILE)
         return has_many_rows(layer) ? compute_many(layer) : compute_with<TileEngine>(layer);
 #endif
@@ -65,8 +67,9 @@ extern "C" int quire_linear_best_variant(void) {
 extern "C" int64_t quire_linear_packed_bytes(int format, int N, int K) {
     if (format == QUIRE_LINEAR_FLOAT32)
         return int64_t(count_float_panels(N)) * kFloatColumns * K * int64_t(sizeof(float));
-    const int64_t steps = int64_t(count_panels(N)) * count_steps(K);
-    return steps * (is_narrow_format(format) ? step_bytes(format) : kStepSize * int64_t(sizeof(bf16)));
+    const int64_t panels = count_panels(N);
+    if (!is_narrow_format(format)) return panels * count_steps(K) * kStepSize * int64_t(sizeof(bf16));
+    return panels * count_blocks(format, K) * kPanelColumns * column_bytes(format);
 }
 
 extern "C" void quire_linear_pack(int format, const void* weight, int N, int K, void* packed) {

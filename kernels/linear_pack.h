@@ -3,6 +3,7 @@
 
 #include "linear.h"
 #include "linear_layout.h"
+#include "linear_narrow.h"
 #include "thread_pool.h"
 
 #include <algorithm>
@@ -34,23 +35,20 @@ inline void pack_step(const bf16 (&square)[kPanelColumns][kTileDepth], bf16* pac
     std::memcpy(packed, turned, sizeof turned);
 }
 
-// The same of narrow codes; of 4 bits two lie in a byte.
-inline void pack_codes(const uint8_t (&square)[kPanelColumns][kTileDepth / 2], uint8_t* packed) {
-    for (int tile = 0; tile < 2; ++tile)
-        for (int pair = 0; pair < kTileDepth / 2; ++pair)
-            for (int column = 0; column < kTileColumns / 2; ++column) {
-                const uint8_t low = square[tile * kTileColumns + column][pair];
-                const uint8_t high = square[tile * kTileColumns + kTileColumns / 2 + column][pair];
-                uint8_t* to = packed + tile * 256 + pair / 4 * 64 + column * 8 + pair % 4;
-                to[0] = uint8_t((low & 15) | (high & 15) << 4);
-                to[4] = uint8_t(low >> 4 | (high & 0xF0));
-            }
+// The same of narrow codes; of 4 bits a square has 4 steps, two numbers to a byte.
+inline void pack_codes(const uint8_t (&square)[kPanelColumns][2 * kTileDepth], uint8_t* packed) {
+    for (int n = 0; n < kPanelColumns; ++n)
+        for (int k = 0; k < kTileDepth; ++k) {
+            uint32_t word = 0;
+            for (int step = 0; step < kStepsPerWord; ++step)
+                word |= uint32_t(square[n][step * kTileDepth / 2 + k / 2] >> k % 2 * 4 & 15) << step * 4;
+            packed[n * 64 + 2 * k] = uint8_t(word);
+            packed[n * 64 + 2 * k + 1] = uint8_t(word >> 8);
+        }
 }
 
 inline void pack_codes(const uint8_t (&square)[kPanelColumns][kTileDepth], uint8_t* packed) {
-    for (int n = 0; n < kPanelColumns; ++n)
-        for (int k = 0; k < kTileDepth; ++k)
-            packed[n / kTileColumns * kTileSize + k / 2 * 32 + n % kTileColumns / 8 * 16 + n % 8 * 2 + k % 2] = square[n][k];
+    std::memcpy(packed, square, sizeof square);
 }
 
 template <int Width, class T, class Pack>
@@ -67,7 +65,7 @@ void pack_panels(const T* weight, int N, int K, T* packed, const Pack& pack) {
 
 inline void pack_narrow(int format, const uint8_t* weight, int N, int K, uint8_t* packed) {
     const auto pack = [](const auto& square, uint8_t* to) { pack_codes(square, to); };
-    if (format == QUIRE_LINEAR_INT4) return pack_panels<kTileDepth / 2>(weight, N, (K + 1) / 2, packed, pack);
+    if (format == QUIRE_LINEAR_INT4) return pack_panels<2 * kTileDepth>(weight, N, (K + 1) / 2, packed, pack);
     pack_panels<kTileDepth>(weight, N, K, packed, pack);
 }
 

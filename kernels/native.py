@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]], ...]] = {  # pyr
     "quire_linear_packed_bytes": (_INT, _INT, _INT),
     "quire_linear_pack": (_INT, _POINTER, _INT, _INT, _POINTER),
     "quire_linear": (_POINTER, _INT, _POINTER, _INT, _POINTER),
+    "quire_quantize_groups": (_INT, _POINTER, _INT, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "quire_rms_norm": (_INT, *[_POINTER] * 4, _INT, _INT, _INT, _FLOAT, _FLOAT, _INT),
     "quire_shared_norm": (_INT, _POINTER, _POINTER, _INT, _INT, _POINTER),
     "quire_layer_norm": (_INT, *[_POINTER] * 5, _INT, _INT, _FLOAT),
