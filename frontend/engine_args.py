@@ -50,7 +50,7 @@ from .models.model_folder import (
 )
 from .models.pooling_head import Convert, HeadChoice, Runner, choose_heads
 from .models.sentence_transformers import find_transformer_folder, read_text_encoding
-from .quantization import read_weight_formats
+from .quantization import METHOD_NAMES, read_weight_formats, resolve_quantization
 from .text.chosen_template import read_chosen_template
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -130,8 +130,8 @@ class EngineArgs:
     quantization: str | None = _arg(
         None,
         "model",
-        "make a plain checkpoint's weights narrower while they are read",
-        get_args(Quantization),
+        "make a plain checkpoint's weights narrower while they are read; or a quantized one's own method",
+        (*get_args(Quantization), *METHOD_NAMES),
     )
     lm_head_quantization: str | None = _arg(
         None,
@@ -362,6 +362,7 @@ class EngineArgs:
             tokenizer=self._find_tokenizer(folder.path),
             spec=spec,
             dtype=dtype,
+            quantization=resolve_quantization(self.quantization, folder.config),
             max_model_len=compute_max_model_len(spec, self.max_model_len, _find_usual_len(root, spec)),
             weight_files=tuple(_name_within(root, file) for file in folder.weight_files),
             gguf_tensors=folder.gguf_tensors,

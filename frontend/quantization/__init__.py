@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-from ...ipc.errors import ModelError
+from ...ipc.errors import ConfigError, ModelError
 from ...ipc.model_spec import ModelSpec
-from ...ipc.weight_format import WeightFormat, WeightFormats
+from ...ipc.weight_format import Quantization, WeightFormat, WeightFormats
 from .awq import read_awq
 from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors
@@ -33,15 +33,37 @@ _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {
 }
 
 
+METHOD_NAMES = (*_METHODS, "gptq_marlin", "awq_marlin")  # the last are kernels of vLLM
+
+
 def read_weight_formats(config: Mapping[str, Any], spec: ModelSpec) -> WeightFormats:
     """The formats of the checkpoint's linear layers by its config.json; ModelError for what is not known."""
-    key = "compression_config" if config.get("compression_config") is not None else "quantization_config"
+    key = _find_key(config)
     value = config.get(key)
     if value is None:
         return WeightFormats()
     if not isinstance(value, dict):
         raise ModelError(f"config.json {key}", value, "an object")
     return apply_rule(read_rule(cast(dict[str, Any], value)), spec)
+
+
+def resolve_quantization(name: str | None, config: Mapping[str, Any]) -> Quantization | None:
+    """What `quantization` asks for; the checkpoint's own method by name (vLLM's habit) asks for nothing.
+
+    Raises ConfigError for a method that the checkpoint does not have.
+    """
+    value = config.get(_find_key(config))
+    own = cast(dict[str, Any], value).get("quant_method") if isinstance(value, dict) else None
+    if name is None or name.removesuffix("_marlin") == own:
+        return None
+    if name not in get_args(Quantization):
+        also = "this checkpoint is not quantized" if own is None else f"{own}, what the checkpoint is"
+        raise ConfigError("quantization", name, f"one of {', '.join(get_args(Quantization))}; {also}")
+    return cast(Quantization, name)
+
+
+def _find_key(config: Mapping[str, Any]) -> str:
+    return "compression_config" if config.get("compression_config") is not None else "quantization_config"
 
 
 def read_rule(values: dict[str, Any]) -> FormatRule:

@@ -165,3 +165,7 @@ def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> Non
     _, folder = quantize(tmp_path, DENSE, "gptq-4")
     with pytest.raises(ValueError, match=r"quantization.*int8"):
         read_config(folder, quantization="int8")
+    for name in ("gptq", "gptq_marlin"):
+        assert read_config(folder, quantization=name) == read_config(folder)
+    with pytest.raises(ValueError, match=r"quantization='awq': one of int4, int8, fp8; gptq, what the chec"):
+        read_config(folder, quantization="awq")
