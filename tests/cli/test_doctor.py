@@ -121,6 +121,12 @@ def test_a_model_is_looked_at_with_how_its_calls_would_be_read(
     assert "note    ranks  64 ranks share" in capsys.readouterr().out
     assert doctor.run(["--tensor-parallel-size", "65"]) == 1
     assert "tensor_parallel_size=65: an integer from 1 to 64" in capsys.readouterr().out
+    assert doctor.run([str(folder), "--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 ranks share 2 cores" in shown
+    assert "stage 0: layers 0-2 (ranks 0, 1), stage 1: layers 3-5 (ranks 2, 3)" in shown
+    assert doctor.run([str(folder), "--pipeline-parallel-size", "7"]) == 1
+    assert "pipeline_parallel_size=7: at most 6" in capsys.readouterr().out
     assert doctor.run([str(folder / "none")]) == 1
     assert "missing model  model=" in capsys.readouterr().out
 

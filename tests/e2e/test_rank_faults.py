@@ -19,8 +19,10 @@ PARAMS = [
     SamplingParams(temperature=float(i % 2), seed=i, max_tokens=16, ignore_eos=True)
     for i in range(NUM_REQUESTS)
 ]
-# Before any result of a step, after some, and all at once; the warm-up reaches none of them.
-FAULTS = "worker.execute#1:raise@1,worker.execute#0:raise@4,worker.execute#1:oom@9,worker.execute:raise@16"
+# Before any result of a step, after some, and all at once; the warm-up reaches none of them. Stages are not
+# at the same step, so of those only one fails last: each would fail a step of its own.
+FAULTS = "worker.execute#1:raise@1,worker.execute#0:raise@4,worker.execute#1:oom@9,"
+LAST_FAULTS = {False: "worker.execute:raise@16", True: "worker.execute#1:raise@16"}
 # Ranks of a stage, stages, and both: then rank 2 answers.
 BOTH = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
 CUTS = [
@@ -45,7 +47,9 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
         patch.setattr(engines, "CORE_MODULE", "poisoned")
-        with LLM(max_model_len=128, max_num_seqs=NUM_REQUESTS, fault_hooks=FAULTS, **request.param) as llm:
+        hooks = FAULTS + LAST_FAULTS["pipeline_parallel_size" in request.param]
+        fields = {"max_num_seqs": NUM_REQUESTS, "max_worker_restarts": 100, **request.param}
+        with LLM(max_model_len=128, fault_hooks=hooks, **fields) as llm:
             yield llm
 
 

@@ -413,6 +413,7 @@ def test_simulated_seeds_are_played_from_the_given_one_on(
         (["--reproduce", "3"], "reproduce=3: at least 8"),
         (["--warm-spare", "--attach", "demo"], "warm_spare=True: not given with --attach"),
         (["--tensor-parallel-size", "2", "--attach", "demo"], "tensor_parallel_size=2: not given with"),
+        (["--pipeline-parallel-size", "2", "--reproduce", "8"], "pipeline_parallel_size=2: 1 with"),
         (["--simulate", "0"], "simulate=0: at least 1 seed"),
         (["--simulate", "9", "--attach", "demo"], "attach='demo': not given with --simulate"),
         (["--plot", "x.txt"], "plot='x.txt'"),

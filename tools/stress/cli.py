@@ -10,6 +10,7 @@ from ...frontend.cli.parser import Parser
 from ...ipc.errors import InputError
 
 _SUPERVISOR = "supervisor"
+_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # of its own engine
 _DURATION_S, _HOSTILE_DURATION_S = 60.0, 300.0
 _EPILOG = """\
 Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while processes are killed. Exit
@@ -51,19 +52,20 @@ def run(argv: Sequence[str]) -> int:
     if options.reproduce is not None:
         if options.attach is not None:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
-        if options.tensor_parallel_size != 1:
-            raise InputError("tensor_parallel_size", options.tensor_parallel_size, "1 with --reproduce")
+        for field in _RANKS:
+            if getattr(options, field) != 1:
+                raise InputError(field, getattr(options, field), "1 with --reproduce")
         if has_ray:
             raise InputError("distributed_executor_backend", "ray", "not given with --reproduce")
         return run_reproduction(options.reproduce, options.max_tokens, options.seed, options.warm_spare)
     if options.attach is not None:
         if options.warm_spare:
             raise InputError("warm_spare", True, "not given with --attach: the daemon's engine has its own")
-        if options.tensor_parallel_size != 1:
-            size = options.tensor_parallel_size
-            raise InputError("tensor_parallel_size", size, "not given with --attach: the daemon has its own")
-        if options.engines != 1:
-            raise InputError("engines", options.engines, "not given with --attach: the daemon has its own")
+        for field in (*_RANKS, "engines"):
+            if getattr(options, field) != 1:
+                raise InputError(
+                    field, getattr(options, field), "not given with --attach: the daemon has its own"
+                )
         if options.network:
             raise InputError("network", True, "not given with --attach, which may be an address itself")
         if has_ray:
@@ -86,7 +88,8 @@ def run(argv: Sequence[str]) -> int:
             kill_interval_s=options.kill_interval,
             has_noise=options.noise,
             warm_spare=options.warm_spare,
-            num_ranks=options.tensor_parallel_size,
+            stage_size=options.tensor_parallel_size,
+            num_stages=options.pipeline_parallel_size,
             num_engines=options.engines,
             has_network=options.network,
             has_ray=has_ray,
@@ -108,16 +111,8 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
 
 def _run_hostile(options: argparse.Namespace) -> int:
     """Its daemon and server are its own, since it takes all that they have and deletes their files."""
-    for field in (
-        "attach",
-        "reproduce",
-        "kills",
-        "plot",
-        "warm_spare",
-        "tensor_parallel_size",
-        "network",
-        "distributed_executor_backend",
-    ):
+    ray = "distributed_executor_backend"
+    for field in ("attach", "reproduce", "kills", "plot", "warm_spare", *_RANKS, "network", ray):
         value = getattr(options, field)
         if value not in (None, False, 1, "mp"):
             raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
@@ -187,10 +182,11 @@ def _make_parser() -> Parser:
     add("--engines", type=int, default=1, metavar="N", help="of its own daemon, any of which may die (1)")
     add("--network", action="store_true", help="clients come to its own daemon over TCP, with keys")
     add("--warm-spare", action="store_true", help="the engine keeps a spare for the next worker")
-    text = "ranks of the engine, each of which may be the worker that is killed (1)"
+    text = "ranks of each stage of the engine, any of which may be the worker that is killed (1)"
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help=text)
     text = "ray: its workers are on nodes of a Ray that this machine plays, where actor and node die too (mp)"
     add("--distributed-executor-backend", choices=("mp", "ray"), default="mp", help=text)
+    add("--pipeline-parallel-size", type=int, default=1, metavar="N", help="stages of the engine (1)")
     add(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
     )

@@ -243,7 +243,8 @@ def open_site(
     attach: str | None,
     broken: list[str],
     recovery: RecoveryConfig | None = None,
-    num_ranks: int = 1,
+    stage_size: int = 1,
+    num_stages: int = 1,
     num_engines: int = 1,
     *,
     has_network: bool = False,
@@ -251,8 +252,8 @@ def open_site(
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
-    `recovery`, `num_ranks` and `num_engines` are the own daemon's; None takes the defaults. has_network: its
-    clients come over TCP. ray: its workers are there.
+    `recovery` and the sizes are the own daemon's; None takes the defaults. has_network: its clients come over
+    TCP. ray: its workers are there.
     """
     if attach is not None:
         with contextlib.closing(Site(attach)) as site:
@@ -267,7 +268,8 @@ def open_site(
             logits_processors=[NO_REPEAT],
             runner="generate",
             convert="embed",
-            tensor_parallel_size=num_ranks,
+            tensor_parallel_size=stage_size,
+            pipeline_parallel_size=num_stages,
             data_parallel_size=num_engines,
             distributed_executor_backend=None if ray is None else "ray",
         )

@@ -67,7 +67,8 @@ class StressOptions:
     kill_interval_s: float
     has_noise: bool
     warm_spare: bool  # of its own engine
-    num_ranks: int  # likewise
+    stage_size: int  # likewise
+    num_stages: int  # likewise
     num_engines: int  # likewise
     has_network: bool  # whether its clients come over TCP
     has_ray: bool  # whether its workers are on nodes of a Ray
@@ -85,7 +86,7 @@ def run_stress(options: StressOptions) -> int:
     )
     left: list[str] = []
     recovery = RecoveryConfig(warm_spare=options.warm_spare)
-    sizes = options.num_ranks, options.num_engines
+    sizes = options.stage_size, options.num_stages, options.num_engines
     with (
         open_ray(options.num_engines) if options.has_ray else contextlib.nullcontext() as ray,
         open_site(options.attach, left, recovery, *sizes, has_network=options.has_network, ray=ray) as site,

@@ -22,6 +22,7 @@ from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
 from ....ipc.daemon.run_dir import RunDirectory, find_named, list_daemons
 from ....ipc.errors import QuireError
+from ....ipc.model_spec import ModelSpec, find_stages
 from ...engine_args import EngineArgs
 from ...models.model_folder import inspect_model_folder, pocket_encoder_folder, pocket_folder
 from ...output_formats.choose import choose_output_format
@@ -84,8 +85,10 @@ def run(argv: Sequence[str]) -> int:
     parts = _PARTS
     if options.engines is not None:
         parts = parts | {"engines": functools.partial(check_engines, options.engines)}
-    if options.tensor_parallel_size is not None:
-        parts = parts | {"ranks": functools.partial(check_ranks, options.tensor_parallel_size)}
+    sizes = options.tensor_parallel_size, options.pipeline_parallel_size
+    if sizes != (None, None):
+        given = [1 if size is None else size for size in sizes]
+        parts = parts | {"ranks": functools.partial(check_ranks, *given)}
     if options.model is not None:
         parts = parts | {"model": functools.partial(check_model, options)}
     checks = [check for name, part in parts.items() for check in _run_part(name, part)]
@@ -206,31 +209,44 @@ def check_daemons() -> Iterator[Check]:
         yield Check("daemons", Status.NOTE if len(names) > 1 else Status.OK, shown)
 
 
-def check_ranks(size: int) -> Iterator[Check]:
-    """Which cores each rank of a tensor parallel group would compute on."""
-    ParallelConfig(tensor_parallel_size=size)  # says what is allowed
+def check_ranks(stage_size: int, num_stages: int) -> Iterator[Check]:
+    """Which cores each rank of `num_stages` stages, of `stage_size` ranks each, would compute on."""
+    # It says what is allowed.
+    parallel = ParallelConfig(tensor_parallel_size=stage_size, pipeline_parallel_size=num_stages)
     cores = list_cores()
-    status = Status.OK if size <= len(cores) else Status.NOTE
-    yield Check("ranks", status, describe_ranks(cores, size))
+    status = Status.OK if parallel.num_ranks <= len(cores) else Status.NOTE
+    yield Check("ranks", status, describe_ranks(cores, parallel.num_ranks))
 
 
 def check_model(options: argparse.Namespace) -> Iterator[Check]:
     """A model's folder: whether it can be served, and how its thoughts and tool calls would be read."""
     given = {name: getattr(options, name) for name in ("model", "tool_call_parser", "reasoning_parser")}
-    size = options.tensor_parallel_size or 1
-    config = EngineArgs(**given, tensor_parallel_size=size).create_engine_config().model
-    spec = config.spec
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    given |= {name: getattr(options, name) or 1 for name in sizes}
+    config = EngineArgs(**given).create_engine_config().model
+    spec, num_stages = config.spec, given["pipeline_parallel_size"]
     place = ", ".join(config.weight_files) if config.gguf_tensors else config.model
     yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}, in {place}", spec.tasks)
     if config.gguf_tensors:
         counts = Counter(tensor.type for tensor in config.gguf_tensors)
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         yield Check("gguf", Status.OK, f"{shown}; its other files are in {config.model}")
+    if num_stages > 1:
+        yield Check("stages", Status.OK, describe_stages(spec, num_stages, given["tensor_parallel_size"]))
     if not spec.has_logits:
         return
     tokenizer = load_tokenizer(config.tokenizer)
     known = choose_output_format(tokenizer, config.tool_call_parser, config.reasoning_parser)
     yield Check("formats", Status.OK if known else Status.NOTE, summarize(known, config))
+
+
+def describe_stages(spec: ModelSpec, num_stages: int, stage_size: int) -> str:
+    """'stage 0: layers 0-2 (rank 0), stage 1: layers 3-5 (rank 1)'."""
+    parts: list[str] = []
+    for stage, (first, end) in enumerate(find_stages(spec, num_stages)):
+        ranks = ", ".join(str(stage * stage_size + rank) for rank in range(stage_size))
+        parts.append(f"stage {stage}: layers {first}-{end - 1} (rank{'s' * (stage_size > 1)} {ranks})")
+    return ", ".join(parts)
 
 
 _PARTS: dict[str, Callable[[], Iterator[Check]]] = {
@@ -274,6 +290,12 @@ def _make_parser() -> Parser:
         type=int,
         metavar="N",
         help="which cores N ranks would have, and whether MODEL can be cut for them",
+    )
+    parser.add_argument(
+        "--pipeline-parallel-size",
+        type=int,
+        metavar="N",
+        help="likewise of N stages, each of so many ranks, and which layers of MODEL each would have",
     )
     for name in ("--tool-call-parser", "--reasoning-parser"):
         parser.add_argument(name, metavar="NAME", help="as `quire serve` takes it, for MODEL")
