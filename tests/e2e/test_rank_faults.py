@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -48,7 +49,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
         patch.setattr(engines, "CORE_MODULE", "poisoned")
         hooks = FAULTS + LAST_FAULTS["pipeline_parallel_size" in request.param]
-        fields = {"max_num_seqs": NUM_REQUESTS, "max_worker_restarts": 100, **request.param}
+        fields: dict[str, Any] = {"max_num_seqs": NUM_REQUESTS, "max_worker_restarts": 100, **request.param}
         with LLM(max_model_len=128, fault_hooks=hooks, **fields) as llm:
             yield llm
 

@@ -109,8 +109,8 @@ class _Builder:
         embedding, table = self._embedding()
         self._position_bias = self._make_position_bias()
         layers = self._layers(ropes)
-        has_norm = spec.norm is not None and spec.stage.is_last
-        norm = self._norm(spec.norm, spec.hidden_size) if has_norm else NoNorm(spec.hidden_size)
+        norm_name = spec.norm if spec.stage.is_last else None
+        norm = NoNorm(spec.hidden_size) if norm_name is None else self._norm(norm_name, spec.hidden_size)
         head = self._logits_head(table) if spec.has_logits else None
         decoder = Decoder(
             embedding, rotaries, layers, norm, head, self._size_bytes, self._batch_variance_reason
