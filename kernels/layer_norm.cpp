@@ -10,46 +10,108 @@ namespace {
 using namespace quire;
 
 constexpr int64_t kMinParallelSize = 1 << 16;
+constexpr int kTwo = 2 * kLanes;
 
-// The mean of term(x) over a row; term takes a vector, of one number where the row ends.
-template <typename T, typename Term>
-float mean_of(const T* x, int size, const Term& term) {
-    Vec total{};
-    int i = 0;
-    for (; i + kLanes <= size; i += kLanes) total += term(load(x + i));
-    float rest = sum(total);
-    for (; i < size; ++i) rest += term(splat(widen(x[i])))[0];
-    return rest / float(size);
+// kTwo numbers as two vectors, in an order of their own.
+template <typename T>
+void load_two(const T* from, Vec& a, Vec& b) {
+    a = load(from);
+    b = load(from + kLanes);
 }
 
 template <typename T>
-void norm_row(const T* x, const T* weight, const T* bias, T* y, int size, float eps) {
-    const float mean = mean_of(x, size, [](Vec value) { return value; });
-    const float variance = mean_of(x, size, [&](Vec value) { return (value - mean) * (value - mean); });
-    const float factor = 1.0f / std::sqrt(variance + eps);
+void store_two(T* to, Vec a, Vec b) {
+    store(to, a);
+    store(to + kLanes, b);
+}
+
+#if defined(__AVX512BF16__)
+// Even numbers and odd ones, which takes half the instructions: 1.5 times as fast.
+void load_two(const bf16* from, Vec& a, Vec& b) {
+    const __m512i numbers = _mm512_loadu_si512(from);
+    a = (Vec)_mm512_slli_epi32(numbers, 16);
+    b = (Vec)_mm512_and_si512(numbers, _mm512_set1_epi32(int(0xffff0000)));
+}
+
+void store_two(bf16* to, Vec a, Vec b) {
+    IntVec order;  // dword i: words i and 16 + i
+    for (int i = 0; i < kLanes; ++i) order[i] = i | (kLanes + i) << 16;
+    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16((__m512i)order, rounded));
+}
+#endif
+
+// The numbers of a row that are normed, in float32: x, or with `residual` the residual after x has been added to it.
+struct WideRow {
+    const float* numbers;  // in the order of load_two
+    float mean;
+};
+
+// `wide` may hold them.
+template <typename T>
+WideRow widen_row(const T* x, T* residual, float* wide, int size) {
+    constexpr bool is_wide = std::is_same_v<T, float>;
+    Vec totals[2] = {}, a, b, c, d;
     int i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
-        const Vec scaled = (load(x + i) - mean) * factor * load(weight + i);
-        store(y + i, bias ? scaled + load(bias + i) : scaled);
+    for (; i + kTwo <= size; i += kTwo) {
+        load_two(x + i, a, b);
+        if (residual) {
+            load_two(residual + i, c, d);
+            store_two(residual + i, c + a, d + b);
+            load_two(residual + i, a, b);
+        }
+        totals[0] += a, totals[1] += b;
+        if constexpr (!is_wide) store_two(wide + i, a, b);
     }
+    float total = sum(totals[0] + totals[1]);
     for (; i < size; ++i) {
-        const float scaled = (widen(x[i]) - mean) * factor * widen(weight[i]);
-        y[i] = narrow<T>(bias ? scaled + widen(bias[i]) : scaled);
+        if (residual) residual[i] = narrow<T>(widen(residual[i]) + widen(x[i]));
+        const float number = widen(residual ? residual[i] : x[i]);
+        if constexpr (!is_wide) wide[i] = number;
+        total += number;
     }
+    const float mean = total / float(size);
+    if constexpr (is_wide)
+        return {residual ? residual : x, mean};
+    else
+        return {wide, mean};
+}
+
+float find_variance(const float* wide, float mean, int size) {
+    Vec totals[2] = {};
+    int i = 0;
+    for (; i + kTwo <= size; i += kTwo)
+        for (int v = 0; v < 2; ++v) {
+            const Vec distance = load(wide + i + v * kLanes) - mean;
+            totals[v] += distance * distance;
+        }
+    float total = sum(totals[0] + totals[1]);
+    for (; i < size; ++i) total += (wide[i] - mean) * (wide[i] - mean);
+    return total / float(size);
+}
+
+template <typename T>
+void norm_row(const T* x, T* residual, const T* weight, const T* bias, T* y, int size, float eps, float* memory) {
+    const auto [wide, mean] = widen_row(x, residual, memory, size);
+    const float factor = 1.0f / std::sqrt(find_variance(wide, mean, size) + eps);
+    int i = 0;
+    for (; i + kTwo <= size; i += kTwo) {
+        Vec a, b, c{}, d{};
+        load_two(weight + i, a, b);
+        if (bias) load_two(bias + i, c, d);
+        store_two(y + i, (load(wide + i) - mean) * factor * a + c, (load(wide + i + kLanes) - mean) * factor * b + d);
+    }
+    for (; i < size; ++i)
+        y[i] = narrow<T>((wide[i] - mean) * factor * widen(weight[i]) + (bias ? widen(bias[i]) : 0.0f));
 }
 
 template <typename T>
 void norm_rows(const T* x, T* residual, const T* weight, const T* bias, T* y, int rows, int size, float eps) {
     parallel_runs(rows, int64_t(rows) * size > kMinParallelSize, [&](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r) {
-            const T* row = x + r * size;
-            if (residual) {
-                T* total = residual + r * size;
-                add_row(row, total, size);
-                row = total;
-            }
-            norm_row(row, weight, bias, y + r * size, size, eps);
-        }
+        float* memory = thread_memory(size);
+        for (int64_t r = first; r < last; ++r)
+            norm_row(x + r * size, residual ? residual + r * size : nullptr, weight, bias, y + r * size, size, eps,
+                     memory);
     });
 }
 
