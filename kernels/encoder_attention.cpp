@@ -146,55 +146,96 @@ void edit_scores(const Prompts<T>& step, int head, int first, int from, int to, 
         }
 }
 
-template <int Vectors>
-void find_largest(const float* scores, int from, int to, Vec* largest) {
-    Vec high[2][Vectors];
-    for (int v = 0; v < Vectors; ++v) high[0][v] = high[1][v] = splat(kNone);
-    for (int j = from; j < to; ++j)
-        for (int v = 0; v < Vectors; ++v)
-            high[j % 2][v] = greater(high[j % 2][v], load(scores + size_t(j) * kPanel + v * kLanes));
-    for (int v = 0; v < Vectors; ++v) largest[v] = greater(high[0][v], high[1][v]);
-}
-
-// Scores of keys [from, to) times `scale` become weights in place, of keys up to `end` zeros; `totals` are their sums.
-template <int Vectors>
-void weigh(float*, float* scores, int from, int to, int end, float scale, Fetcher fetcher, Vec* totals) {
-    Vec largest[Vectors];
-    find_largest<Vectors>(scores, from, to, largest);
-    for (int v = 0; v < Vectors; ++v) largest[v] *= scale, totals[v] = Vec{};
-    for (int j = from; j < to; ++j) {
-        if (j % 2) fetcher.fetch();
-        for (int v = 0; v < Vectors; ++v) {
-            float* at = scores + size_t(j) * kPanel + v * kLanes;
-            const Vec weight = exp(load(at) * scale - largest[v]);
-            totals[v] += weight;
-            store(at, weight);
-        }
+// Makes weights of the scores of keys [from, to), in place. First it sees all of them, in any order, then begin() is
+// called, then units in order: a unit of float32 is a key, of bfloat16 a pair of keys, which takes half the memory.
+template <typename T, int Vectors>
+class Weigher {
+  public:
+    Weigher(float* scores, int from, int to, float scale, Fetcher fetcher)
+        : scores_(scores + size_t(from) * kPanel), count_(to - from), scale_(scale), fetcher_(fetcher) {
+        for (int v = 0; v < Vectors; ++v) largest_[v] = splat(kNone), totals[v] = second_[v] = Vec{};
     }
-    std::fill_n(scores + size_t(to) * kPanel, size_t(end - to) * kPanel, 0.0f);
-}
 
-// The same with weights that are pairs of bfloat16: of keys j and j + 1 in row (from + j) / 2, which has been read.
-template <int Vectors>
-void weigh(bf16*, float* scores, int from, int to, int end, float scale, Fetcher fetcher, Vec* totals) {
-    Vec largest[Vectors], second[Vectors];
-    find_largest<Vectors>(scores, from, to, largest);
-    for (int v = 0; v < Vectors; ++v) largest[v] *= scale * kRoughScale, totals[v] = second[v] = Vec{};
-    float* row = scores + size_t(from) * kPanel;
-    for (int j = from; j < to; j += 2, row += kPanel) {
-        fetcher.fetch();
-        for (int v = 0; v < Vectors; ++v) {
-            const float* at = scores + size_t(j) * kPanel + v * kLanes;
-            const Vec one = rough_power(load(at) * (scale * kRoughScale) - largest[v]);
-            const Vec other = j + 1 < to ? rough_power(load(at + kPanel) * (scale * kRoughScale) - largest[v]) : Vec{};
-            totals[v] += one;
-            second[v] += other;
-            store_pairs(row + v * kLanes, one, other);
-        }
+    // Scores of keys [begin, end), counted from `from`.
+    void see(int begin, int end) {
+        Vec high[2][Vectors];
+        for (int v = 0; v < Vectors; ++v) high[0][v] = high[1][v] = largest_[v];
+        for (int j = begin; j < end; ++j)
+            for (int v = 0; v < Vectors; ++v) high[j % 2][v] = greater(high[j % 2][v], load(at(j, v)));
+        for (int v = 0; v < Vectors; ++v) largest_[v] = greater(high[0][v], high[1][v]);
     }
-    for (int v = 0; v < Vectors; ++v) totals[v] += second[v];
-    std::fill(row, scores + size_t(from + (end - from) / 2) * kPanel, 0.0f);
-}
+
+    void begin() {
+        scale_ *= sizeof(T) == sizeof(float) ? 1.0f : kRoughScale;
+        for (int v = 0; v < Vectors; ++v) largest_[v] *= scale_;
+    }
+
+    // Units [begin, end) become weights, those past the last key zeros.
+    void weigh(int begin, int end) {
+        if constexpr (sizeof(T) == sizeof(float))
+            weigh_keys(begin, end);
+        else
+            weigh_pairs(begin, end);
+    }
+
+    // After all weights.
+    void finish() {
+        for (int v = 0; v < Vectors; ++v) totals[v] += second_[v];
+    }
+
+    Vec totals[Vectors];  // sums of weights
+
+  private:
+    float* at(int row, int v) const { return scores_ + size_t(row) * kPanel + v * kLanes; }
+
+    void weigh_keys(int begin, int end) {
+        const int last = std::min(end, count_);
+        Vec sums[Vectors], largest[Vectors];  // which stores into the scores might change, for all the compiler knows
+        for (int v = 0; v < Vectors; ++v) sums[v] = totals[v], largest[v] = largest_[v];
+        for (int j = begin; j < last; ++j) {
+            if (j % 2) fetcher_.fetch();
+            for (int v = 0; v < Vectors; ++v) {
+                const Vec weight = exp(load(at(j, v)) * scale_ - largest[v]);
+                sums[v] += weight;
+                store(at(j, v), weight);
+            }
+        }
+        for (int v = 0; v < Vectors; ++v) totals[v] = sums[v];
+        std::fill(at(last, 0), at(end, 0), 0.0f);
+    }
+
+    // Pair i takes the place of key i, which has been read.
+    void weigh_pairs(int begin, int end) {
+        Vec first[Vectors], second[Vectors], largest[Vectors];
+        for (int v = 0; v < Vectors; ++v) first[v] = totals[v], second[v] = second_[v], largest[v] = largest_[v];
+        const int whole = std::min(end, count_ / 2), last = std::min(end, (count_ + 1) / 2);
+        for (int i = begin; i < whole; ++i) {
+            fetcher_.fetch();
+            for (int v = 0; v < Vectors; ++v) {
+                const Vec one = rough_power(load(at(2 * i, v)) * scale_ - largest[v]);
+                const Vec other = rough_power(load(at(2 * i + 1, v)) * scale_ - largest[v]);
+                first[v] += one;
+                second[v] += other;
+                store_pairs(at(i, v), one, other);
+            }
+        }
+        for (int v = 0; v < Vectors; ++v) {
+            if (whole < last) {  // the last key has no neighbour
+                const Vec one = rough_power(load(at(2 * whole, v)) * scale_ - largest[v]);
+                first[v] += one;
+                store_pairs(at(whole, v), one, Vec{});
+            }
+            totals[v] = first[v], second_[v] = second[v];
+        }
+        std::fill(at(last, 0), at(end, 0), 0.0f);
+    }
+
+    float* const scores_;
+    const int count_;
+    float scale_;
+    Fetcher fetcher_;
+    Vec largest_[Vectors], second_[Vectors];
+};
 
 // Sums [D, queries] over their totals become rows of `out`.
 template <typename T>
@@ -224,26 +265,31 @@ Fetcher find_next(const Prompts<T>& step, const HeadTask& task, int first, int k
     return {next + (task.head * panels + first / kPanel) * size, (lines + steps - 1) / steps};
 }
 
-template <class Engine, typename T>
+template <int Vectors, class Engine, typename T>
 void attend_panel(const Prompts<T>& step, const HeadTask& task, int first, const Scratch<Engine>& scratch, int keys) {
-    const int D = step.head_size, count = std::min(kPanel, task.last - first), vectors = count > kLanes ? 2 : 1;
+    const int D = step.head_size, count = std::min(kPanel, task.last - first);
     const int from = std::max(0, first - step.window + 1) / kKeyStep * kKeyStep;
     const int to = std::min(task.length, first + count + step.window - 1), end = round_up(to, kKeyStep);
+    const bool edits = step.edits_scores();
+    float* scores = scratch.scores + size_t(from) * kPanel;
+    Weigher<T, Vectors> weigher(scratch.scores, from, to, edits ? 1.0f : step.scale,
+                                find_next(step, task, first, to - from));
+    const auto see = [&](int begin, int end) {
+        if (edits) edit_scores(step, task.head, first, from + begin, from + end, Vectors, scratch.scores);
+        weigher.see(begin, end);
+    };
+    const auto weigh = [&](int begin, int end) { weigher.weigh(begin, end); };
+    const auto nothing = [](int, int) {};
     transpose(step.row(task.start + first, task.head), step.width() / step.kUnit, count, step.units(), scratch.query,
               kPanel, true);
-    Engine::multiply(to - from, vectors, scratch.key + size_t(from) * D, D, scratch.query,
-                     scratch.scores + size_t(from) * kPanel, step.units());
-    const bool edits = step.edits_scores();
-    if (edits) edit_scores(step, task.head, first, from, to, vectors, scratch.scores);
-    Vec totals[2];
-    with_constant<2>(vectors, [&](auto wide) {
-        weigh<wide>(static_cast<T*>(nullptr), scratch.scores, from, to, end, edits ? 1.0f : step.scale,
-                    find_next(step, task, first, to - from), totals);
-    });
-    Engine::multiply(D, vectors, scratch.value + from, keys, scratch.scores + size_t(from) * kPanel, scratch.sums,
-                     (end - from) / step.kUnit);
+    Engine::multiply(to - from, Vectors, scratch.key + size_t(from) * D, D, scratch.query, scores, step.units(), nothing,
+                     see);
+    weigher.begin();
+    Engine::multiply(D, Vectors, scratch.value + from, keys, scores, scratch.sums, (end - from) / step.kUnit, weigh,
+                     nothing);
+    weigher.finish();
     const size_t row = task.out_row + (first - task.first);
-    write_out(step, scratch.sums, totals, count, step.out + (row * step.num_heads + task.head) * D);
+    write_out(step, scratch.sums, weigher.totals, count, step.out + (row * step.num_heads + task.head) * D);
 }
 
 template <class Engine, typename T>
@@ -256,7 +302,8 @@ void attend_task(const Prompts<T>& step, const HeadTask& task) {
     stage_value(step.row(task.start, kv_head + step.num_kv_heads), step.width(), task.length, keys, D, scratch.rows,
                 scratch.value);
     for (int first = task.first; first < task.last; first += kPanel)
-        attend_panel(step, task, first, scratch, keys);
+        with_constant<2>(task.last - first > kLanes ? 2 : 1,
+                         [&](auto wide) { attend_panel<wide>(step, task, first, scratch, keys); });
 }
 
 // Prompt by prompt: the heads of a token are neighbours in memory.

@@ -3,6 +3,8 @@
 // the engine's Left numbers, its rows `lda` numbers apart; rows of b and c are kPanel dwords apart.
 //
 // A number of c is one chain over the units in order, whatever is computed beside it; units of zeros change nothing.
+// A product calls prepare(begin, end) before it reads units [begin, end) of b, in order, and done(begin, end) when it has
+// written rows [begin, end) of c: what vectors compute there runs beside the tiles.
 #pragma once
 
 #include "amx.h"
@@ -21,13 +23,17 @@ struct FloatEngine {
     typedef float Number, Left;
     typedef NoScope Scope;
 
-    static void multiply(int rows, int vectors, const float* a, size_t lda, const float* b, float* c, int units) {
+    template <class Prepare, class Done>
+    static void multiply(int rows, int vectors, const float* a, size_t lda, const float* b, float* c, int units,
+                         const Prepare& prepare, const Done& done) {
+        prepare(0, units);
         for (int r = 0; r < rows; r += kMaxRows) {
             const int count = std::min(kMaxRows, rows - r);
             float* sums = c + size_t(r) * kPanel;
             std::fill_n(sums, count * kPanel, 0.0f);
             quire::multiply(count, vectors * kLanes, a + r * lda, lda, b, kPanel, sums, kPanel, units);
         }
+        done(0, rows);
     }
 };
 
@@ -38,7 +44,10 @@ struct PairsEngine {
     typedef typename Pairs::Left Left;
     typedef NoScope Scope;
 
-    static void multiply(int rows, int vectors, const Left* a, size_t lda, const float* b, float* c, int units) {
+    template <class Prepare, class Done>
+    static void multiply(int rows, int vectors, const Left* a, size_t lda, const float* b, float* c, int units,
+                         const Prepare& prepare, const Done& done) {
+        prepare(0, units);
         const bf16* pairs = reinterpret_cast<const bf16*>(b);
         const bf16* starts[] = {pairs, pairs + 2 * kLanes};
         for (int r = 0; r < rows; r += kMaxRows) {
@@ -49,6 +58,7 @@ struct PairsEngine {
                 multiply_pair_rows<Pairs, wide>(count, a + r * lda, lda, starts, kPanel, sums, kPanel, units);
             });
         }
+        done(0, rows);
     }
 };
 
@@ -59,27 +69,40 @@ struct TilesEngine {
     typedef bf16 Number, Left;
     typedef AmxTiles Scope;
 
-    static void multiply(int rows, int vectors, const bf16* a, size_t lda, const float* b, float* c, int units) {
-        for (int r = 0; r < rows; r += 2 * kLanes)
+    // Units are prepared and rows are done a block of tiles early and late, while the tiles between are computed.
+    template <class Prepare, class Done>
+    static void multiply(int rows, int vectors, const bf16* a, size_t lda, const float* b, float* c, int units,
+                         const Prepare& prepare, const Done& done) {
+        constexpr int kRows = 2 * kLanes;
+        prepare(0, kLanes);
+        for (int r = 0; r < rows; r += kRows) {
+            const auto prepare_next = [&](int unit) {
+                if (r == 0 && unit < units) prepare(unit, unit + kLanes);
+            };
             with_constant<2>(rows - r > kLanes ? 2 : 1, [&](auto tall) {
                 with_constant<2>(vectors, [&](auto wide) {
-                    multiply_tiles<tall, wide>(a + r * lda, lda, b, c + size_t(r) * kPanel, units);
+                    multiply_tiles<tall, wide>(a + r * lda, lda, b, c + size_t(r) * kPanel, units, prepare_next);
                 });
             });
+            if (r > 0) done(r - kRows, r);
+        }
+        done((rows - 1) / kRows * kRows, rows);
     }
 
   private:
     // Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns.
-    template <int Tall, int Wide>
-    static void multiply_tiles(const bf16* a, size_t lda, const float* b, float* c, int units) {
+    template <int Tall, int Wide, class Prepare>
+    static void multiply_tiles(const bf16* a, size_t lda, const float* b, float* c, int units,
+                               const Prepare& prepare_next) {
         constexpr size_t kStride = kPanel * sizeof(float);
         const size_t left_stride = lda * sizeof(bf16);
-        asm volatile("" : : : "memory");  // the intrinsics do not name what they read
         _tile_zero(0);
         if (Wide == 2) _tile_zero(1);
         if (Tall == 2) _tile_zero(2);
         if (Tall == 2 && Wide == 2) _tile_zero(3);
         for (int unit = 0; unit < units; unit += kLanes) {
+            prepare_next(unit + kLanes);
+            asm volatile("" : : : "memory");  // the intrinsics do not name what they read
             _tile_loadd(4, a + 2 * unit, left_stride);
             _tile_loadd(6, b + size_t(unit) * kPanel, kStride);
             _tile_dpbf16ps(0, 4, 6);
@@ -176,14 +199,14 @@ inline void store_pairs(float* to, Vec low, Vec high) {
 #if defined(__AVX512BF16__)
 constexpr float kRoughScale = 1.44269504f;  // log2(e)
 
+// 2^(whole part) (1 + P(rest)), P fitted over [0, 1] with P(1) = 1, off by 1.03e-4 of it.
 inline Vec rough_power(Vec x) {
-    const Vec bounded = (Vec)_mm512_max_ps(_mm512_set1_ps(-127.0f), (__m512)x);
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    const Vec shifted = bounded + shift, rest = bounded - (shifted - shift);
-    Vec series = rest * 0.05500893f + 0.242211f;  // off by 1e-4 of it
-    series = series * rest + 0.69328293f;
+    constexpr int kFromFloor = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    const Vec rest = (Vec)_mm512_reduce_ps((__m512)x, kFromFloor);
+    Vec series = rest * 0.07826797f + 0.22630768f;
+    series = series * rest + 0.69542435f;
     series = series * rest + 1.0f;
-    return (Vec)((IntVec)series + ((IntVec)shifted << 23));
+    return (Vec)_mm512_scalef_ps((__m512)series, (__m512)x);
 }
 #else
 constexpr float kRoughScale = 1.0f;
