@@ -32,11 +32,14 @@ ENV_KEY = "QUIRE_API_KEY"
 _EPILOG = """\
 Without options: the model that ships with Quire, on http://127.0.0.1:8000. Another address than this
 machine's own needs an API key. SIGTERM (or Ctrl-C) lets running requests finish; a second one does not.
+A Grafana board for /metrics (import it there): {board}
 """
+_BOARD = Path(__file__).parents[3] / "tools" / "grafana" / "quire.json"
 
 
 def make_parser() -> Parser:
-    parser = Parser("quire serve", "Serve a model over HTTP, with OpenAI's API.", _EPILOG, " [MODEL]")
+    epilog = _EPILOG.format(board=_BOARD)
+    parser = Parser("quire serve", "Serve a model over HTTP, with OpenAI's API.", epilog, " [MODEL]")
     text = "as --model; with --attach it is served as well"
     parser.add_argument("model_name", nargs="?", metavar="MODEL", help=text)
     group = parser.add_argument_group("server options")
