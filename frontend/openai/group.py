@@ -139,8 +139,9 @@ class HttpProcess:
                 control_fd=its_end.fileno(),
                 peers=self._peers,
             )
-            fds = [args.listening_fd, args.control_fd, self._peers.listening_fd]
-            fds += [] if self._peers.counts_fd is None else [self._peers.counts_fd]
+            peers = self._peers
+            fds = (args.listening_fd, args.control_fd, peers.listening_fd)
+            fds += () if peers.counts_fd is None else (peers.counts_fd,)
             return ChildProcess.start(HTTP_MODULE, "http", msgspec.msgpack.encode(args), pass_fds=fds)
 
 

@@ -107,7 +107,7 @@ class TlsListener:
                 ssl_handshake_timeout=self._handshake_s,
                 ssl_shutdown_timeout=_CLOSE_S,
             )
-            cast(asyncio.Transport, transport).set_write_buffer_limits(_WRITE_BUFFER_BYTES)
+            transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
         except (OSError, asyncio.CancelledError):  # ssl.SSLError and TimeoutError are OSErrors
             protocol.end_handshake()
             client.close()
