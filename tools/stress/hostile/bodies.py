@@ -114,6 +114,12 @@ def _bad_words(num_prompts: int, n: int) -> Callable[[int], dict[str, Any]]:
     return make
 
 
+def _unknown_nulls(size: int) -> dict[str, Any]:
+    """Fields that are not known and null, of which some places are left out and decoded again."""
+    message = {"role": "user", "content": [{"type": "text", "text": "x", "new": None}], "new": None}
+    return {"messages": [message] * max(1, size // 90), "max_tokens": 1, "new": None}
+
+
 def _nested(depth: int) -> MakeBodies:
     def make(target: Target) -> list[bytes]:
         return [b'{"prompt": ' + b"[" * target.shrink(depth) + b"]" * target.shrink(depth) + b"}"]
@@ -155,6 +161,9 @@ REQUESTS: dict[str, Request] = {
     "template-arguments": Request(
         _CHAT, _large(lambda size: _chat(5) | {"chat_template_kwargs": {"x": ["a"] * size}}, 2_000_000)
     ),
+    "documents": Request(_CHAT, _large(lambda size: _chat(5) | {"documents": [{"text": _text(size)}]}), 2),
+    "unknown-nulls": Request(_CHAT, _large(_unknown_nulls, 4_000_000), 2),
+    "invocations": Request("/invocations", _large(lambda size: {"prompt": _text(size), "max_tokens": 1}), 2),
     "responses": Request(
         "/v1/responses", _large(lambda size: {"input": _text(size), "max_output_tokens": 1})
     ),
@@ -191,6 +200,10 @@ REQUESTS: dict[str, Request] = {
     "echoed-logprobs": Request(
         _COMPLETIONS,
         _json(prompt=[[1000] * 1900] * 64, max_tokens=1, logprobs=20, echo=True, prompt_logprobs=20),
+    ),
+    "returned-ids": Request(
+        _COMPLETIONS,
+        _json(prompt=[[1000] * 1900] * 8, n=128, max_tokens=1, echo=True, return_token_ids=True),
     ),
     "repetitions": Request(
         _COMPLETIONS,
