@@ -72,7 +72,7 @@ def is_lenient(request: msgspec.Struct) -> bool:
 def _relax(hint: Any) -> Any:
     """A field's type with the lenient kinds; the same object where it has no kinds."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return _make_kind(cast(type[msgspec.Struct], hint))
+        return _make_kind(hint)
     origin, given = get_origin(hint), get_args(hint)
     if origin is None or not given:
         return hint
