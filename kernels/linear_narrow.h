@@ -166,7 +166,7 @@ class PanelReader {
         const uint8_t* from = find(tile);
         const __m512i upper = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
         for (int n = 0; n < kTileColumns; ++n, from += 64) {
-            if (place == 0) __builtin_prefetch(from + ahead_);
+            if (n / kStepsPerWord == place) __builtin_prefetch(from + ahead_);
             __m512i words = _mm512_load_si512(from);
             if (place > 0) words = _mm512_srli_epi16(words, 4 * place);
             const int column = tile * kTileColumns + n;
