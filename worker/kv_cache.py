@@ -19,6 +19,8 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.model_spec import DTYPE_SIZE_BYTES, LayerSpec
 from ..ipc.step import LedgerEntry
+from ..ipc.weight_format import WeightFormats, make_online_formats
+from ..ipc.weight_sizes import count_weight_bytes
 from ..kernels.huge_pages import allocate_huge
 from .attention.metadata import KVCaches
 
@@ -56,6 +58,20 @@ def check_max_model_len(config: EngineConfig, device: torch.device) -> None:
         most = free // config.block_size_bytes * config.cache.block_size
         text = f"at most {most} (one request of that many tokens takes {needed} bytes, {free} are free)"
         raise ConfigError("max_model_len", config.model.max_model_len, text)
+
+
+def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int = 1) -> None:
+    """Refuse weights that can never fit, before any is read; `config` is a rank's. Raises ConfigError."""
+    model = config.model
+    needed = count_weight_bytes(model.spec, model.weight_formats, model.dtype, num_ranks)
+    free = _free_bytes(device) // num_ranks
+    if needed <= free:
+        return
+    text = f"one whose weights fit: they take {needed} bytes, {free} are free"
+    if model.quantization is None and model.spec.weight_formats == WeightFormats():
+        int4 = count_weight_bytes(model.spec, make_online_formats("int4", "int8"), model.dtype, num_ranks)
+        text += f"; with quantization='int4' {int4}"
+    raise ConfigError("model", model.model, text)
 
 
 def plan_memory(

@@ -23,7 +23,7 @@ from ..ipc.token_ids import encode_token_ids
 from ..ipc.token_lists import TokenLists
 from ..kernels import native
 from ..kernels.shared_group import GroupAborted, SharedGroup
-from .kv_cache import allocate_kv_caches, check_max_model_len, plan_memory
+from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
 from .rank import compute_weights_id, join_group, take_cores
@@ -64,6 +64,7 @@ class Worker:
         config = self._config.for_stage(self._rank // self._config.parallel.tensor_parallel_size)
         part = config.for_rank()
         check_max_model_len(part, device)
+        check_weights_fit(part, device, config.parallel.tensor_parallel_size)
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
         is_cut = self._group is not None and self._group.size > 1

@@ -34,6 +34,7 @@ DTYPES = {
     "olmo2": "bfloat16",
     "qwen3-moe": "float32",
 }
+QUANTIZATIONS = {"olmo2": "int4", "qwen3-moe": "int8"}  # of weights, while they are read
 GGUF = "gguf"  # blocks of mixed types; slow, for its layers are those of other quantized models
 MODELS = [
     pytest.param((name, dtype), marks=[] if dtype == usual else [pytest.mark.slow], id=f"{name}-{dtype}")
@@ -51,6 +52,7 @@ def make_llm(model: Model, backend: str = "uni", **changes: Any) -> LLM:
     sizes |= {"runner": "generate", "convert": "embed"}
     fields: dict[str, Any] = sizes | {"logits_processors": PROCESSORS} | changes
     folder, dtype = model
+    fields = {"quantization": QUANTIZATIONS.get(Path(folder).name)} | fields
     return LLM(folder, dtype=dtype, exact=True, distributed_executor_backend=backend, **fields)
 
 

@@ -1,0 +1,62 @@
+"""What weights take is known before they are read; a model that cannot fit is refused with the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import RECIPES, make_checkpoint, make_spec
+from quire.ipc.errors import ConfigError
+from quire.ipc.weight_format import WeightFormat, WeightFormats, make_online_formats
+from quire.ipc.weight_sizes import count_weight_bytes
+from quire.worker import kv_cache
+from quire.worker.kv_cache import check_weights_fit
+from quire.worker.models import load_model
+from row_driver import toy_config
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-moe"])
+def test_plain_weights_are_counted_as_they_are_stored(name: str, tmp_path: Any) -> None:
+    checkpoint = make_checkpoint(tmp_path, RECIPES[name])
+    config = checkpoint.engine_config("bfloat16")
+    spec = config.model.spec
+    matrices = {
+        key: tensor.numel() for key, tensor in checkpoint.reference.state_dict().items() if tensor.dim() >= 2
+    }
+    routers = sum(count for key, count in matrices.items() if key.endswith("mlp.gate.weight"))
+    tied = spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0
+    counted = count_weight_bytes(spec, WeightFormats(), "bfloat16")
+    assert counted == 2 * (sum(matrices.values()) - routers - tied)
+    assert counted <= load_model(config, CPU).weight_bytes
+
+
+def test_formats_and_ranks_change_what_is_counted() -> None:
+    spec = make_spec(RECIPES["llama"])
+    plain = count_weight_bytes(spec, WeightFormats(), "bfloat16")
+    int8 = count_weight_bytes(spec, make_online_formats("int8", "none"), "bfloat16")
+    tables = 2 * 2 * spec.vocab_size * spec.hidden_size
+    scales = 4 * sum(
+        layer.attention.qkv_size + 2 * spec.hidden_size + 2 * layer.ffn.intermediate_size
+        for layer in spec.layers
+    )
+    assert int8 == tables + (plain - tables) // 2 + scales
+    own = WeightFormats(exceptions={"model.layers.0.self_attn.q_proj": WeightFormat(bits=8)})
+    attention = spec.layers[0].attention
+    assert plain - count_weight_bytes(spec, own, "bfloat16") == attention.query_size * (spec.hidden_size - 4)
+    half = count_weight_bytes(spec.for_rank(2), WeightFormats(), "bfloat16", num_ranks=2)
+    assert half == pytest.approx(plain / 2, rel=0.1)
+
+
+def test_weights_that_cannot_fit_are_refused_with_what_int4_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = toy_config()
+    needed = count_weight_bytes(config.model.spec, WeightFormats(), config.model.dtype)
+    monkeypatch.setattr(kv_cache, "_free_bytes", lambda _device: needed)
+    check_weights_fit(config, CPU)
+    monkeypatch.setattr(kv_cache, "_free_bytes", lambda _device: needed // 2)
+    with pytest.raises(ConfigError, match=rf"take {needed} bytes, {needed // 2} are free; with .*'int4' \d+"):
+        check_weights_fit(config, CPU)
