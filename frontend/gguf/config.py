@@ -91,18 +91,18 @@ class _Keys(ConfigFields):
             if key.startswith(prefix)
         }
         super().__init__(values, prefix, header.file.name)
-        self._names = dict.fromkeys((*_READ, *_HARMLESS))
+        self._names: set[str] = {*_READ, *_HARMLESS}
         self.architecture = architecture
         self._own = values
 
     def family_number(self, key: str, default: float | None = None) -> float | None:
         """A number that only some families have."""
-        self._names[key] = None
+        self._names.add(key)
         return self.number(key, default) if key in self or default is not None else None
 
     def family_integer(self, key: str, default: int | None = None) -> int:
         """Likewise an integer."""
-        self._names[key] = None
+        self._names.add(key)
         return self.integer(key, default)
 
     def check_rest(self, owner: str = "") -> None:
