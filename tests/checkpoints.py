@@ -45,7 +45,9 @@ FAMILIES = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "gemma": "Gemma",
     "gemma2": "Gemma2",
+    "phi3": "Phi3",
     "mixtral": "Mixtral",
     "olmo2": "Olmo2",
     "qwen3_moe": "Qwen3Moe",
@@ -174,7 +176,9 @@ def _config_fields(recipe: Recipe) -> dict[str, Any]:
     elif recipe.family == "gemma2":
         fields |= {"sliding_window": recipe.sliding_window, "attention_bias": recipe.attention_bias}
         fields |= _GEMMA
-    elif recipe.family == "olmo2":
+    elif recipe.family == "phi3":
+        fields |= {"sliding_window": recipe.sliding_window}
+    elif recipe.family in ("olmo2", "gemma"):
         fields |= {"attention_bias": recipe.attention_bias}
     else:
         fields |= {
@@ -222,15 +226,23 @@ def make_spec(recipe: Recipe) -> ModelSpec:
             ffn_norm="pre_feedforward_layernorm",
             ffn_out_norm="post_feedforward_layernorm",
         )
+    if recipe.family == "gemma":
+        layer = replace(
+            layer, ffn=DenseSpec(intermediate_size=recipe.intermediate_size, activation="gelu_tanh")
+        )
+    if recipe.family == "phi3":
+        fused = replace(layer.ffn, gate="mlp.gate_up_proj", fused="gate_up")
+        layer = replace(layer, attention=replace(attention, qkv=("self_attn.qkv_proj",)), ffn=fused)
+    has_offset = recipe.family in ("gemma", "gemma2")
     return ModelSpec(
         architecture=f"{FAMILIES[recipe.family]}ForCausalLM",
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
         layers=tuple(_change_layer(recipe, layer, index) for index in range(recipe.num_layers)),
-        norm_eps=1e-5 if recipe.family in ("mixtral", "olmo2") else 1e-6,
-        norm_weight_offset=1.0 if is_gemma else 0.0,
-        norm_rounds_normed=not (is_gemma or is_olmo),
-        embedding_scale=recipe.hidden_size**0.5 if is_gemma else None,
+        norm_eps=1e-5 if recipe.family in ("mixtral", "olmo2", "phi3") else 1e-6,
+        norm_weight_offset=1.0 if has_offset else 0.0,
+        norm_rounds_normed=not (has_offset or is_olmo),
+        embedding_scale=recipe.hidden_size**0.5 if has_offset else None,
         logit_soft_cap=3.0 if is_gemma else None,
         max_position_embeddings=TRAINED_LEN if recipe.rope == "dynamic" else 512,
         rope=RopeConfig(type=recipe.rope, theta=10000.0, **(_ROPES[recipe.rope] | recipe.rope_extra)),  # pyright: ignore[reportArgumentType]

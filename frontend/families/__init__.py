@@ -14,18 +14,20 @@ from msgspec.structs import replace
 
 from ...ipc.errors import ModelError
 from ...ipc.model_spec import ModelSpec
-from . import gemma2, llama, mistral, mixtral, olmo2, qwen2, qwen3, qwen3_moe
+from . import gemma, gemma2, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe
 from .config_fields import ConfigFields
 from .encoders import ENCODERS
 from .heads import Reader, with_rewards, with_scores, without_head, without_mask
 
 # By the names of config.json: architecture -> (model_type, reader).
 _DECODERS: dict[str, tuple[str, Reader]] = {
+    "GemmaForCausalLM": ("gemma", gemma.read_spec),
     "Gemma2ForCausalLM": ("gemma2", gemma2.read_spec),
     "LlamaForCausalLM": ("llama", llama.read_spec),
     "MistralForCausalLM": ("mistral", mistral.read_spec),
     "MixtralForCausalLM": ("mixtral", mixtral.read_spec),
     "Olmo2ForCausalLM": ("olmo2", olmo2.read_spec),
+    "Phi3ForCausalLM": ("phi3", phi3.read_spec),
     "Qwen2ForCausalLM": ("qwen2", qwen2.read_spec),
     "Qwen3ForCausalLM": ("qwen3", qwen3.read_spec),
     "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe.read_spec),

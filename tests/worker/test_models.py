@@ -27,6 +27,8 @@ RECIPES = {
     "qwen3": Recipe(family="qwen3"),
     "qwen3-mha-tied-llama3": Recipe(family="qwen3", rope="llama3", num_kv_heads=4, tied=True),
     "gemma2": Recipe(family="gemma2", sliding_window=13, tied=True, num_layers=3),
+    "gemma": Recipe(family="gemma", num_kv_heads=1, tied=True),
+    "phi3-window": Recipe(family="phi3", sliding_window=13),
     "mixtral": Recipe(family="mixtral", num_kv_heads=1),
     "qwen3-moe": Recipe(family="qwen3_moe", rope="yarn", num_layers=3, mlp_only_layers=(1,)),
     "olmo2-mqa": Recipe(family="olmo2", num_kv_heads=1, rope="llama3"),

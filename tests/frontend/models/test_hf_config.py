@@ -111,7 +111,9 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name != "phi3"]
+)  # which stretches none of them
 def test_every_rope_spelling_reads_as_in_transformers(family: str, rope: str):
     import copy
 
@@ -136,8 +138,8 @@ def test_every_rope_spelling_reads_as_in_transformers(family: str, rope: str):
 def test_keys_that_may_be_absent_read_as_in_transformers(family: str, values: dict[str, Any]):
     [key] = list(values)[:1]
     refused = {
-        "head_dim": ("qwen3", "gemma2"),
-        "num_key_value_heads": ("mistral", "gemma2", "mixtral", "qwen3_moe"),
+        "head_dim": ("qwen3", "gemma", "gemma2"),
+        "num_key_value_heads": ("mistral", "gemma", "gemma2", "mixtral", "qwen3_moe"),
     }
     if values[key] is None and family in refused.get(key, ()):
         pytest.skip("transformers' config of this family refuses null here")
