@@ -46,13 +46,13 @@ class GgufWriter:
         """The file."""
         head = b"GGUF" + struct.pack("<IQQ", 3, len(self.tensors), len(self.metadata))
         head += b"".join(_text(key) + _value(value) for key, value in self.metadata.items())
-        offset, data = 0, b""
+        offset, data = 0, list[bytes]()
         for name, (type_, shape, content) in self.tensors.items():
             head += _text(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape[::-1])
             head += struct.pack("<IQ", TYPE_IDS[type_], offset)
-            data += content + bytes(-len(content) % self.alignment)
-            offset = len(data)
-        return head + bytes(-len(head) % self.alignment) + data
+            data += [content, bytes(-len(content) % self.alignment)]
+            offset += len(content) + len(data[-1])
+        return b"".join((head, bytes(-len(head) % self.alignment), *data))
 
     def write(self, file: Path) -> Path:
         """The same into a file."""
@@ -119,6 +119,8 @@ _PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
@@ -153,6 +155,7 @@ MIXED: dict[str, GgmlType] = {
     "token_embd": "Q6_K",
     "output.": "Q5_0",
     "attn_q.": "Q4_K",
+    "attn_qkv": "Q4_K",
     "attn_k.": "Q4_K",
     "attn_v.": "Q6_K",
     "attn_output": "Q5_K",
@@ -199,7 +202,7 @@ def add_vocabulary(writer: GgufWriter, folder: Path) -> GgufWriter:
 
 def _convert(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
     kind = config["model_type"]
-    if kind == "gemma2" and "norm" in name:
+    if kind.startswith("gemma") and "norm" in name:
         tensor = tensor + 1
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     part, suffix = name.rsplit(".", 1)
@@ -218,6 +221,7 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config["model_type"]
     architecture = _ARCHITECTURES.get(kind, kind)
     rope = config.get("rope_parameters") or {}
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     keys = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -226,9 +230,9 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
-        "rope.dimension_count": config["head_dim"],
+        "attention.key_length": head_size,
+        "attention.value_length": head_size,
+        "rope.dimension_count": head_size,
         "rope.freq_base": rope.get("rope_theta", 10000.0),
         "vocab_size": config["vocab_size"],
     }
@@ -237,6 +241,8 @@ def _make_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         keys["expert_used_count"] = config["num_experts_per_tok"]
     if kind == "qwen3_moe":
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if kind == "phi3":
+        keys["attention.sliding_window"] = config["sliding_window"]
     if kind == "gemma2":
         keys |= {name: config[name] for name in ("attn_logit_softcapping", "final_logit_softcapping")}
         keys["attention.sliding_window"] = config["sliding_window"]

@@ -100,10 +100,10 @@ class _Keys(ConfigFields):
         self._names.add(key)
         return self.number(key, default) if key in self or default is not None else None
 
-    def family_integer(self, key: str, default: int | None = None) -> int:
+    def family_integer(self, key: str, default: int, low: int = 1) -> int:
         """Likewise an integer."""
         self._names.add(key)
-        return self.integer(key, default)
+        return self.integer(key, default, low)
 
     def check_rest(self, owner: str = "") -> None:
         """ModelError for the first key that nobody reads."""
@@ -246,6 +246,19 @@ def _read_qwen3_moe(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
     }
 
 
+def _read_gemma(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+    return {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
+
+
+def _read_phi3(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
+    window = keys.family_integer("attention.sliding_window", 0, low=0)
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "sliding_window": window or None,
+    }
+
+
 def _read_gemma2(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
     hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", max(1, hidden_size // num_heads))
@@ -261,8 +274,10 @@ def _read_gemma2(header: GgufHeader, keys: _Keys) -> Config:  # noqa: ARG001
 
 
 _ARCHITECTURES: dict[str, Callable[[GgufHeader, _Keys], Config]] = {
+    "gemma": _read_gemma,
     "gemma2": _read_gemma2,
     "llama": _read_llama,
+    "phi3": _read_phi3,
     "qwen2": _read_qwen2,
     "qwen3": _read_qwen3,
     "qwen3moe": _read_qwen3_moe,

@@ -27,7 +27,13 @@ _PRE_NORM = {**_ATTENTION, **_DENSE, "ffn_norm": "post_attention_layernorm"}
 _MIXTRAL = "block_sparse_moe.experts.{}."
 # After "blk.N."; {} is the number of an expert, over which such a tensor is stacked.
 _LAYERS: dict[str, dict[str, str]] = {
+    "gemma": _PRE_NORM,
     "llama": _PRE_NORM,
+    "phi3": {
+        **_PRE_NORM,
+        "attn_qkv": "self_attn.qkv_proj",
+        "ffn_up": "mlp.gate_up_proj",
+    },
     "qwen2": _PRE_NORM,
     "qwen3": _PRE_NORM,
     "qwen3_moe": {
@@ -53,7 +59,7 @@ _LAYERS: dict[str, dict[str, str]] = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
 }
-_ADDED_ONE = frozenset(("gemma2",))  # model types whose norms are stored as what they multiply by
+_ADDED_ONE = frozenset(("gemma", "gemma2"))  # model types whose norms are stored as what they multiply by
 _PAIRED = frozenset(("llama", "mixtral"))  # whose queries and keys llama.cpp's converter has reordered
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]{1,40})(?:\.(\d{1,5}))?\.(weight|bias)")
 

@@ -19,6 +19,7 @@ Json = dict[str, Any]
 _PREFIX = "tokenizer.ggml."
 TOKENS = f"{_PREFIX}tokens"
 _SPACE = "\u2581"  # how SentencePiece writes one
+_REPLACE_SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _CONTROL, _USER_DEFINED = 3, 4  # of token_type
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _ENDS = ("eos", "eot", "eom")
@@ -196,8 +197,12 @@ def _make_sentence_piece(vocabulary: Vocabulary) -> Json:
         "decoder": {"type": "Sequence", "decoders": steps},
         "model": _make_bpe(vocab, merges, **unknown),
     }
+    if vocabulary.architecture == "phi3":  # whose prefix comes before spaces, too, and after special tokens
+        steps_before = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+        made["normalizer"] = {"type": "Sequence", "normalizers": [*steps_before, _REPLACE_SPACES]}
+        made["pre_tokenizer"] = None
     if is_gemma:
-        made["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        made["normalizer"] = _REPLACE_SPACES
         made["pre_tokenizer"] = None
     return made
 

@@ -116,7 +116,7 @@ def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"general__architecture": "mamba"}, "general.architecture='mamba': one of gemma2, llama"),
+        ({"general__architecture": "mamba"}, "general.architecture='mamba': one of gemma, gemma2"),
         ({"general__architecture": None}, "general.architecture=None"),
         ({"llama__block_count": None}, "llama.block_count=None: missing"),
         ({"llama__block_count": 2**31}, "llama.block_count=2147483648"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 from quire.frontend.gguf import folder
 from quire.frontend.gguf.folder import open_gguf
+from quire.frontend.gguf.header import read_header
 from quire.frontend.gguf.pre_tokenizers import EXPRESSIONS
+from quire.frontend.gguf.vocabulary import Vocabulary, make_tokenizer
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.ipc.errors import ModelError
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
@@ -102,6 +105,18 @@ def test_sentence_piece_tokens_are_those_of_transformers(tmp_path: Path):
     assert_equal(ours, judge)
     assert ours.encode("hello world") == [1, *judge.encode("hello world", add_special_tokens=False).ids]
     assert ours.decode(ours.encode("hello <s>world", False)) == "hello <s>world"
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "gemma"])
+def test_families_with_rules_of_their_own_have_transformers_tokens(architecture: str, tmp_path: Path):
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in make_sentence_piece().items()}
+    writer = make_tiny(**metadata, **{"general.architecture": architecture})
+    file = writer.write(tmp_path / "model.gguf")
+    judge, _ = convert_gguf_tokenizer(*get_gguf_tokenizer(str(file))[:2])
+    ours = tokenizers.Tokenizer.from_str(
+        msgspec.json.encode(make_tokenizer(Vocabulary(read_header(file)))).decode()
+    )
+    assert_equal(Tokenizer(ours, {}, None), judge)
 
 
 def test_bos_and_eos_are_added_as_the_file_says(tmp_path: Path):
