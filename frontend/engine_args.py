@@ -378,7 +378,7 @@ class EngineArgs:
         formats = (
             make_formats(folder.gguf_tensors, spec)
             if folder.gguf_tensors
-            else read_weight_formats(config, spec)
+            else read_weight_formats(config, spec, folder.float_tensors)
         )
         return msgspec.structs.replace(spec, weight_formats=formats)
 

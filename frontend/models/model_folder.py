@@ -41,6 +41,7 @@ class ModelFolder:
     """A checked model folder.
 
     `stored_dtype`: of the first floating tensor (None when there is none, or weights are not read).
+    `float_tensors`: the names of all, where config.json says that some others are quantized.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class ModelFolder:
     weight_files: tuple[Path, ...] = ()
     stored_dtype: str | None = None
     gguf_tensors: tuple[GgufTensor, ...] = ()  # where the tensors lie in GGUF files
+    float_tensors: frozenset[str] = frozenset()
 
 
 class _Index(msgspec.Struct):
@@ -121,20 +123,25 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     if not config_file.is_file():
         raise ModelError("model", str(path), "a folder with a config.json")
     config, generation_config = read_json(config_file), read_json(path / "generation_config.json")
-    if config.get("quantization_config") is None:
+    if not _is_quantized(config):
         config |= _read_old_quantization(path)
     if not load_weights:
         return ModelFolder(path, config, generation_config)
     files = _find_weight_files(path)
-    dtypes = [dtype for file in files for dtype in read_dtypes(file)]
-    floats = [_FLOAT_DTYPES[name] for name in dtypes if name in _FLOAT_DTYPES]
+    dtypes = {name: dtype for file in files for name, dtype in read_dtypes(file).items()}
+    floats = {name: _FLOAT_DTYPES[dtype] for name, dtype in dtypes.items() if dtype in _FLOAT_DTYPES}
     return ModelFolder(
         path,
         config,
         generation_config,
         weight_files=tuple(files),
-        stored_dtype=floats[0] if floats else None,
+        stored_dtype=next(iter(floats.values()), None),
+        float_tensors=frozenset(floats) if _is_quantized(config) else frozenset(),
     )
+
+
+def _is_quantized(config: dict[str, Any]) -> bool:
+    return any(config.get(key) is not None for key in ("quantization_config", "compression_config"))
 
 
 def _read_old_quantization(path: Path) -> dict[str, Any]:
@@ -180,8 +187,8 @@ def _read_index(index: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def read_dtypes(file: Path) -> list[str]:
-    """The tensors' dtypes by a safetensors header, which is held against the file's size, or ModelError.
+def read_dtypes(file: Path) -> dict[str, str]:
+    """The tensors' dtypes by name from a safetensors header, held against the file's size, or ModelError.
 
     Layout (safetensors README): uint64 header length, JSON header, tensor data; offsets count from the data.
     """
@@ -199,7 +206,8 @@ def read_dtypes(file: Path) -> list[str]:
         raise ModelError("model", str(file), f"a file that can be read ({error.strerror})") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError("model", str(file), "a safetensors file (its header does not parse)") from error
-    tensors = [entry for name, entry in entries.items() if name != "__metadata__"]
+    entries.pop("__metadata__", None)
+    tensors = entries.values()
     offsets = [entry.data_offsets for entry in tensors if entry.data_offsets is not None]
     if len(offsets) < len(tensors):
         raise ModelError("model", str(file), "a safetensors file (tensors without data_offsets)")
@@ -208,7 +216,7 @@ def read_dtypes(file: Path) -> list[str]:
         raise _truncated(file, size, declared)
     if size > declared:
         raise ModelError("model", str(file), f"{declared} bytes as its header declares; it has {size}")
-    return [entry.dtype for entry in tensors]
+    return {name: entry.dtype for name, entry in entries.items()}
 
 
 def _truncated(file: Path, size: int, declared: int) -> ModelError:

@@ -36,15 +36,33 @@ _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {
 METHOD_NAMES = (*_METHODS, "gptq_marlin", "awq_marlin")  # the last are kernels of vLLM
 
 
-def read_weight_formats(config: Mapping[str, Any], spec: ModelSpec) -> WeightFormats:
-    """The formats of the checkpoint's linear layers by its config.json; ModelError for what is not known."""
+def read_weight_formats(
+    config: Mapping[str, Any], spec: ModelSpec, float_tensors: frozenset[str] = frozenset()
+) -> WeightFormats:
+    """The formats of the checkpoint's linear layers by its config.json; ModelError for what is not known.
+
+    A layer whose weight is among the floating tensors of the files is plain whatever config.json says: tools
+    leave out layers (a router, experts, a head) that their config does not name.
+    """
     key = _find_key(config)
     value = config.get(key)
     if value is None:
         return WeightFormats()
     if not isinstance(value, dict):
         raise ModelError(f"config.json {key}", value, "an object")
-    return apply_rule(read_rule(cast(dict[str, Any], value)), spec)
+    rule = read_rule(cast(dict[str, Any], value))
+
+    def find(linear: LinearShape) -> WeightFormat | None:
+        return None if _is_plain(linear.name, spec.optional_prefix, float_tensors) else rule(linear)
+
+    return apply_rule(find, spec)
+
+
+def _is_plain(name: str, optional_prefix: str, float_tensors: frozenset[str]) -> bool:
+    names = (name, name.removeprefix(optional_prefix))
+    found = [each for each in names if f"{each}.weight" in float_tensors]
+    # bitsandbytes may keep its bytes in a tensor of another type, then beside a table.
+    return any(f"{each}.weight.quant_map" not in float_tensors for each in found)
 
 
 def resolve_quantization(name: str | None, config: Mapping[str, Any]) -> Quantization | None:

@@ -278,7 +278,6 @@ QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
         ({"rope_scaling": [1]}, "rope_scaling", "object"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters", "all layers"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "1"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "none"),
     ],
     ids=str,
 )

@@ -177,6 +177,14 @@ def test_a_scheme_that_names_a_layer_counts_before_one_for_all() -> None:
     assert found.find("model.layers.1.self_attn.o_proj") is None
 
 
+def test_a_layer_that_the_files_hold_in_floats_is_plain() -> None:
+    plain = {"model.layers.0.mlp.down_proj.weight", "layers.1.mlp.down_proj.weight", "lm_head.weight"}
+    packed = {"model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.weight.quant_map"}
+    found = read_weight_formats({"quantization_config": NF4}, DENSE, frozenset(plain | packed))
+    left_out = {"model.layers.0.mlp.down_proj": None, "model.layers.1.mlp.down_proj": None, "lm_head": None}
+    assert found.exceptions == left_out
+
+
 def test_the_older_name_of_the_key_counts_too() -> None:
     assert read_weight_formats({"compression_config": PACKED}, DENSE) == read(PACKED)
 
