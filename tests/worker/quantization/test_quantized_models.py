@@ -121,6 +121,13 @@ def test_layers_that_config_leaves_out_are_read_plain(tmp_path: Path) -> None:
     assert_same(checkpoint.folder, folder)
 
 
+def test_a_projection_to_logits_may_be_quantized_too(tmp_path: Path) -> None:
+    checkpoint, folder = make_checkpoint(tmp_path / "plain", DENSE), tmp_path / "quantized"
+    values, writer = FORMATS["gptq-4"]
+    quantize_checkpoint(checkpoint.folder, folder, checkpoint.spec, {**values, "lm_head": True}, writer, ())
+    assert_same(checkpoint.folder, folder)
+
+
 def test_scales_of_activations_and_caches_and_a_bias_of_zeros_are_passed_over(tmp_path: Path) -> None:
     plain, folder = quantize(tmp_path, DENSE, "gptq-4")
     layer = "model.layers.0.self_attn"

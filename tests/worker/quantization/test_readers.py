@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from golden_weights import FOLDER, GOLDEN_NAMES, GoldenWeight, load_golden
+from quire.ipc.errors import ModelError
+from quire.ipc.weight_format import WeightFormat
 from quire.worker.quantization.integer_weight import check_weight, dequantize
+from quire.worker.quantization.readers import read_weight
 from quire.worker.quantization.readers.mxfp4 import make_mxfp4_weight
 from quire.worker.quantization.readers.packed_bits import count_words, sort_by_group, unpack_words
 
@@ -28,6 +33,50 @@ def test_blocks_of_gpt_oss_are_the_librarys_numbers() -> None:
     scales = torch.exp2(tensors["linear.weight_scales"].float() - 127)
     weight = make_mxfp4_weight(tensors["linear.weight_blocks"].flatten(1), scales)
     assert torch.equal(dequantize(weight), tensors["expected"])
+
+
+class Tensors:
+    """A TensorFinder over a dict."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors, self.read = tensors, set[str]()
+
+    def __call__(self, name: str, *, is_read: bool) -> torch.Tensor | None:
+        self.read |= {name} if is_read else set()
+        return self.tensors.get(name)
+
+
+def read_fp8_layer(values: torch.Tensor, scale: torch.Tensor, block: int = 0) -> torch.Tensor:
+    """The numbers of a layer as vLLM, fbgemm or DeepSeek store it."""
+    part = "weight_scale_inv" if block else "weight_scale"
+    find = Tensors({"l.weight": values, f"l.{part}": scale, "l.input_scale": torch.ones(1)})
+    weight_format = WeightFormat(kind="fp8", group_rows=block or 1, group_size=block, layout="fp8")
+    num_out, num_in = values.shape
+    weight = read_weight(find, "l", weight_format, (num_out, num_in))
+    assert find.read >= set(find.tensors)
+    return dequantize(weight)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (8,), (8, 1)])
+def test_scales_of_fp8_are_of_the_whole_weight_or_of_each_output(shape: tuple[int, ...]) -> None:
+    values = torch.randn(8, 32, generator=torch.Generator().manual_seed(1)).to(torch.float8_e4m3fn)
+    scale = torch.arange(1.0, math.prod(shape) + 1).reshape(shape)
+    assert torch.equal(read_fp8_layer(values, scale), values.float() * scale.reshape(-1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu])
+def test_scales_of_fp8_blocks_may_be_exponents(dtype: torch.dtype) -> None:
+    values = torch.ones(16, 32).to(torch.float8_e4m3fn)
+    scale = torch.tensor([[127, 130]], dtype=torch.uint8).view(dtype)
+    expected = torch.cat([torch.full((16, 16), 1.0), torch.full((16, 16), 8.0)], 1)
+    assert torch.equal(read_fp8_layer(values, scale, 16), expected)
+    with pytest.raises(ModelError, match=r"l\.weight_scale_inv.*nan"):
+        read_fp8_layer(values, torch.tensor([[127, 255]], dtype=torch.uint8).view(dtype), 16)
+
+
+def test_a_layout_that_nobody_reads_is_named() -> None:
+    with pytest.raises(ModelError, match=r"l layout='other'.*gptq"):
+        read_weight(Tensors({}), "l", WeightFormat(layout="other"), (8, 16))
 
 
 def test_golden_files_stay_small() -> None:
