@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
+from .gptq import HARMLESS
 from .linears import LinearShape
 from .names import match_text, read_names
-
-_HARMLESS = (
-    "quant_method", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "meta", "exllama_config",
-    "damp_percent", "true_sequential", "desc_act", "sym", "pack_dtype", "static_groups",
-)  # fmt: skip
 
 
 def read_awq(fields: QuantizationFields) -> FormatRule:
@@ -18,12 +14,13 @@ def read_awq(fields: QuantizationFields) -> FormatRule:
     for key in ("version", "checkpoint_format", "format"):
         fields.choice(key, ("gemm",), "gemm")
     fields.choice("w_bit" if "w_bit" in fields else "bits", (4,), 4)
-    fields.choice("zero_point", (True,), True)
-    fields.refuse("lm_head")
-    fields.refuse("dynamic")
+    fields.choice("method", ("awq",), "awq")
+    fields.boolean("zero_point", True)  # the files hold zeros in either case
+    for key in ("lm_head", "dynamic", "desc_act", "modules_in_block_to_quantize"):
+        fields.refuse(key)
     group_size = fields.group_size("q_group_size" if "q_group_size" in fields else "group_size", 128)
     left_out = match_text([LM_HEAD, *(read_names(fields, "modules_to_not_convert") or [])])
-    fields.check_keys(*_HARMLESS)
+    fields.check_keys(*HARMLESS, "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "sym", "pack_dtype")
     weight_format = WeightFormat(bits=4, group_size=group_size, has_offsets=True, layout="awq")
 
     def find(linear: LinearShape) -> WeightFormat | None:

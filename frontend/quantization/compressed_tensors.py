@@ -38,7 +38,7 @@ class _Scheme:
 
 def read_compressed_tensors(fields: QuantizationFields) -> FormatRule:
     """The rule of all layers: a scheme that names one counts before one for all Linear layers."""
-    fields.refuse("sparsity_config", {"format": "dense"})
+    fields.object("sparsity_config").choice("format", ("dense",), "dense")
     fields.refuse("transform_config", {"config_groups": {}})
     whole = fields.choice("format", (*_FORMATS, _MIXED))
     groups = fields.object("config_groups")

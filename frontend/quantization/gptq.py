@@ -10,28 +10,28 @@ from .fields import FormatRule, QuantizationFields
 from .linears import LinearShape
 from .names import MAX_NAMES, compile_pattern
 
-# Of how it was made, and which kernels its makers use.
-_HARMLESS = (
+# Of how it was made, and which kernels its makers use; AWQ's tools write most of it too.
+HARMLESS = (
     "quant_method", "model_name_or_path", "model_file_base_name", "true_sequential", "damp_percent",
     "damp_auto_increment", "static_groups", "meta", "dataset", "tokenizer", "backend", "batch_size",
-    "use_exllama", "use_cuda_fp16", "cache_block_outputs", "max_input_length", "exllama_config",
-    "model_seqlen", "pad_token_id",
-    "block_name_to_quantize", "module_name_preceding_first_block", "act_group_aware", "mse", "hyb_act",
-    "disable_exllama", "modules_in_block_to_quantize", "offload_to_disk", "mock_quantization",
+    "use_exllama", "disable_exllama", "exllama_config", "use_cuda_fp16", "cache_block_outputs",
+    "max_input_length", "model_seqlen", "pad_token_id", "block_name_to_quantize", "mse", "hyb_act",
+    "module_name_preceding_first_block", "act_group_aware", "offload_to_disk", "mock_quantization",
 )  # fmt: skip
 
 
 def read_gptq(fields: QuantizationFields) -> FormatRule:
     """The rule of all layers."""
-    key = "checkpoint_format" if fields.get("checkpoint_format") is not None else "format"
-    version = fields.choice(key, ("gptq", "gptq_v2"), "gptq")
+    fields.choice("method", ("gptq",), "gptq")
+    version = fields.choice("format", ("gptq", "gptq_v2"), "gptq")
+    version = fields.choice("checkpoint_format", ("gptq", "gptq_v2"), version)
     fields.choice("pack_dtype", ("int32",), "int32")
     fields.refuse("is_marlin_format")
     default = _read_format(fields, version)
     has_head = fields.boolean("lm_head", False)
     overrides = _read_dynamic(fields, default, version)
     inside = _read_inside(fields)
-    fields.check_keys(*_HARMLESS, "checkpoint_format", "format", "bits", "group_size", "sym", "desc_act")
+    fields.check_keys(*HARMLESS)
 
     def find(linear: LinearShape) -> WeightFormat | None:
         chosen = default
@@ -87,7 +87,7 @@ def _read_dynamic(
             continue
         own = rules.object(text)
         made.append((pattern, _read_format(own, version, base)))
-        own.check_keys(*_HARMLESS)
+        own.check_keys(*HARMLESS)
     return made
 
 

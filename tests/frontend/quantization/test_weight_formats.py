@@ -122,6 +122,37 @@ def test_every_linear_layer_has_a_name_and_a_shape() -> None:
     assert shapes["lm_head"] == (320, 128)
 
 
+# As the tools write them: transformers, GPTQModel, llm-compressor, unsloth.
+WRITTEN: list[dict[str, Any]] = [
+    {**GPTQ, "method": "gptq", "format": "gptq", "checkpoint_format": "gptq", "pack_dtype": "int32",
+     "lm_head": False, "meta": {"mse": 0.0, "act_group_aware": True}},
+    {**GPTQ, "batch_size": 1, "block_name_to_quantize": None, "cache_block_outputs": True, "dataset": "c4",
+     "damp_percent": 0.01, "exllama_config": {"version": 1}, "modules_in_block_to_quantize": None,
+     "true_sequential": True, "use_cuda_fp16": False, "use_exllama": True, "act_group_aware": True,
+     "backend": "auto", "tokenizer": None},
+    {**AWQ, "method": "awq", "format": "gemm", "checkpoint_format": "gemm", "zero_point": False,
+     "lm_head": False, "pack_dtype": "int32", "meta": {"pack_impl": "auto"}, "desc_act": False},
+    {**AWQ, "act_group_aware": True, "backend": "auto", "batch_size": 1, "cache_block_outputs": True,
+     "damp_percent": 0.1, "true_sequential": True, "dataset": None, "format": "gemm", "sym": True},
+    {**PACKED, "global_compression_ratio": 1.5, "kv_cache_scheme": None, "quantization_status": "compressed",
+     "sparsity_config": {"format": "dense", "global_sparsity": 0.14, "ignore": [], "targets": [],
+                         "registry_requires_subclass": False, "sparsity_structure": "unstructured"},
+     "transform_config": {}, "version": "0.11.0"},
+    {**NF4, "_load_in_4bit": True, "_load_in_8bit": False, "bnb_4bit_compute_dtype": "bfloat16",
+     "bnb_4bit_quant_storage": "uint8", "bnb_4bit_use_double_quant": True, "llm_int8_threshold": 6.0,
+     "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False,
+     "llm_int8_skip_modules": ["lm_head", "multi_modal_projector"], "load_in_8bit": False},
+    {**FP8, "fmt": "e4m3", "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", WRITTEN)
+def test_what_tools_write_beside_a_format_is_no_obstacle(config: dict[str, Any]) -> None:
+    found = read(config)
+    assert found.default is not None
+    assert found.exceptions == {"lm_head": None}
+
+
 def test_rules_of_gptq_leave_layers_out_and_give_others_another_width() -> None:
     rules = {
         r"-:.*\.layers\.0\.mlp\..*": {},
@@ -207,7 +238,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**GPTQ, "dynamic": [1]}, "dynamic"),
     ({**GPTQ, "modules_in_block_to_quantize": 5}, "modules_in_block_to_quantize"),
     ({**AWQ, "version": "gemv"}, "version"),
-    ({**AWQ, "zero_point": False}, "zero_point"),
+    ({**AWQ, "zero_point": 0}, "zero_point"),
+    ({**AWQ, "method": "gptq"}, "method"),
+    ({**AWQ, "desc_act": True}, "desc_act"),
+    ({**GPTQ, "checkpoint_format": "gptq", "format": "marlin"}, "format"),
     ({**AWQ, "modules_to_not_convert": [1]}, "modules_to_not_convert"),
     ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
     ({**FP8, "weight_block_size": [128, True]}, "weight_block_size"),
@@ -218,7 +252,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**PACKED, "format": "nvfp4-pack-quantized"}, "format"),
     ({**PACKED, "format": "marlin-24"}, "format"),
     ({**PACKED, "config_groups": {}}, "config_groups"),
-    ({**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+    ({**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
     ({**PACKED, "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     (make_schemes("pack-quantized", make_scheme(["re:(x*)*"])), "config_groups.group_0.targets"),
     (make_schemes("pack-quantized", make_scheme(["Linear"], dynamic=True)),
