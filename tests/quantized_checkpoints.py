@@ -226,15 +226,20 @@ def quantize_checkpoint(
     config: dict[str, Any],
     writer: Writer,
     skips: tuple[str, ...] = ("lm_head",),
+    others: dict[str, Writer] | None = None,
 ) -> None:
-    """Write the quantized checkpoint into `folder`, and into `plain` the numbers that it stands for."""
+    """Write the quantized checkpoint into `folder`, and into `plain` the numbers that it stands for.
+
+    `others` are writers of layers by the last part of their names.
+    """
     tensors = load_file(plain / "model.safetensors")
     stored = dict(tensors)
     for together in list_linears(spec):
         for linear in together:
             if linear.name in skips:
                 continue
-            parts, number = writer(stored.pop(f"{linear.name}.weight"))
+            write = (others or {}).get(linear.name.rpartition(".")[2], writer)
+            parts, number = write(stored.pop(f"{linear.name}.weight"))
             tensors[f"{linear.name}.weight"] = number.contiguous()
             stored.update({f"{linear.name}.{key}": part.contiguous() for key, part in parts.items()})
     shutil.copytree(plain, folder)

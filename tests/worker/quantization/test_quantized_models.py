@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import Recipe, make_checkpoint
 from paged import PagedRun
-from quantized_checkpoints import FORMATS, quantize_checkpoint
+from quantized_checkpoints import FORMATS, quantize_checkpoint, write_gptq
 from quire import LLM, SamplingParams
 from quire.frontend.engine_args import EngineArgs
 from quire.ipc.config import EngineConfig
@@ -118,6 +118,15 @@ def test_layers_that_config_leaves_out_are_read_plain(tmp_path: Path) -> None:
     left_out = ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj")
     config = {**values, "modules_to_not_convert": list(left_out)}
     quantize_checkpoint(checkpoint.folder, folder, checkpoint.spec, config, writer, left_out)
+    assert_same(checkpoint.folder, folder)
+
+
+def test_layers_of_several_widths_are_multiplied_together(tmp_path: Path) -> None:
+    checkpoint, folder = make_checkpoint(tmp_path / "plain", DENSE), tmp_path / "quantized"
+    values, writer = FORMATS["gptq-4"]
+    config = {**values, "dynamic": {"+:.*v_proj": {"bits": 8}, "+:.*up_proj": {"bits": 3, "sym": False}}}
+    others = {"v_proj": write_gptq(8, True, False, 1), "up_proj": write_gptq(3, False, False, 1)}
+    quantize_checkpoint(checkpoint.folder, folder, checkpoint.spec, config, writer, others=others)
     assert_same(checkpoint.folder, folder)
 
 
