@@ -173,5 +173,6 @@ def _means(name: str, known: str) -> bool:
 
 
 def _is_word(word: str, other: str) -> bool:
-    is_shortened = len(word) >= _MIN_BEGINNING and other.startswith(word)
+    short, long = sorted((word, other), key=len)
+    is_shortened = len(short) >= _MIN_BEGINNING and long.startswith(short)
     return is_shortened or difflib.SequenceMatcher(None, word, other).ratio() >= _NEAR_WORD

@@ -241,7 +241,7 @@ def test_bad_arguments_are_refused_before_an_engine_is_started(monkeypatch: Any,
 
 
 def test_a_tokenizer_that_cannot_be_read_closes_the_engine(client: FakeSyncClient, monkeypatch: Any):
-    def fail(_folder: str) -> Tokenizer:
+    def fail(_folder: str, _chat_template: str | None) -> Tokenizer:
         raise ModelError("tokenizer", "x", "y")
 
     monkeypatch.setattr(llm_engine_module, "make_sync_client", lambda _config, _on_phase: client)

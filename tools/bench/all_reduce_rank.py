@@ -12,10 +12,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from ...ipc.processes.child_args import GroupArgs
+from ...ipc.cpu_cores import divide_cores, list_cores
 from ...kernels import native
-from ...kernels.shared_group import SharedGroup
-from ...worker.rank import join_group, take_cores
+from ...kernels.shared_group import SPIN_US, SharedGroup
+from ...worker.rank import take_cores
 from .all_reduce import SIZES, RankRequest, SizeTimes
 
 _CALLS = 20  # in a round, timed together
@@ -24,7 +24,8 @@ _MIN_ROUNDS, _MAX_ROUNDS = 20, 2000
 
 def measure(request: RankRequest) -> list[SizeTimes]:
     """Rounds of both ways in turn, as many of each size in every rank."""
-    group = join_group(GroupArgs(size=request.size, path=request.path), request.rank)
+    spin_us = 0 if divide_cores(list_cores(), request.size) is None else SPIN_US
+    group = SharedGroup(request.path, request.rank, request.size, spin_us=spin_us)
     native.set_num_threads(take_cores(request.rank, request.size))
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{request.store}", rank=request.rank, world_size=request.size

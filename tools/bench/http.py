@@ -203,6 +203,7 @@ class EndlessLLM:
 class _BenchFacts:
     served_model_name = _MODEL
     tokenizer = ""  # the folder
+    chat_template: str | None = None
     max_model_len = 2**20
     max_num_seqs = 2**20
     vocab_size = 2048

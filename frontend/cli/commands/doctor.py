@@ -51,6 +51,7 @@ REQUIRED_PACKAGES = (
     "rich",
     "tqdm",
     "llguidance",
+    "pyyaml",
 )
 OPTIONAL_PACKAGES = {
     "transformers": "the peer of `quire bench offline`",
