@@ -34,7 +34,8 @@ class GgufSource(WeightSource):
         self._dtype, self._device = dtype, device
         self._maps = [_map_file(Path(model.model, name)) for name in model.weight_files]
         self._tensors = {tensor.name: tensor for each in model.gguf_tensors for tensor in _unstack(each)}
-        self._left = set(self._tensors)
+        unused = model.spec.unused_tensors
+        self._left = {name for name in self._tensors if not name.startswith(unused)}
 
     def take_stacked(
         self, names: Sequence[str], sizes: Sequence[int], width: int | None = None, cut: Cut = WHOLE

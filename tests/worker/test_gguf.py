@@ -118,3 +118,14 @@ def test_a_file_that_has_become_shorter_is_refused(tmp_path: Path):
     source = open_weights(config.model, torch.float32, CPU)
     with pytest.raises(ModelError, match="as when its header was read"):
         source.take("model.norm.weight", (256,))
+
+
+def test_stages_of_a_pipeline_take_their_tensors_and_leave_the_others(tmp_path: Path):
+    make_checkpoint(tmp_path / "plain", Recipe(num_layers=3))
+    model = read(convert_checkpoint(tmp_path / "plain").write(tmp_path / "model.gguf")).model
+    for stage in range(2):
+        source = open_weights(replace(model, spec=model.spec.for_stage(stage, 2)), torch.float32, CPU)
+        for name, shape in _list_tensors(tmp_path / "plain"):
+            if not name.startswith(model.spec.for_stage(stage, 2).unused_tensors):
+                source.take(name, shape)
+        source.finish()
