@@ -282,8 +282,8 @@ void attend_panel(const Prompts<T>& step, const HeadTask& task, int first, const
     const auto nothing = [](int, int) {};
     transpose(step.row(task.start + first, task.head), step.width() / step.kUnit, count, step.units(), scratch.query,
               kPanel, true);
-    Engine::multiply(to - from, Vectors, scratch.key + size_t(from) * D, D, scratch.query, scores, step.units(), nothing,
-                     see);
+    Engine::multiply(to - from, Vectors, scratch.key + size_t(from) * D, D, scratch.query, scores, step.units(),
+                     nothing, see);
     weigher.begin();
     Engine::multiply(D, Vectors, scratch.value + from, keys, scores, scratch.sums, (end - from) / step.kUnit, weigh,
                      nothing);

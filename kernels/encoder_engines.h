@@ -3,8 +3,8 @@
 // the engine's Left numbers, its rows `lda` numbers apart; rows of b and c are kPanel dwords apart.
 //
 // A number of c is one chain over the units in order, whatever is computed beside it; units of zeros change nothing.
-// A product calls prepare(begin, end) before it reads units [begin, end) of b, in order, and done(begin, end) when it has
-// written rows [begin, end) of c: what vectors compute there runs beside the tiles.
+// A product calls prepare(begin, end) before it reads units [begin, end) of b, in order, and done(begin, end) when it
+// has written rows [begin, end) of c: what vectors compute there runs beside the tiles.
 #pragma once
 
 #include "amx.h"

@@ -44,7 +44,8 @@ struct PanelSums {
         const Vec low = layer.bias ? load(layer.bias + column) : none;
         const Vec high = layer.bias ? load(layer.bias + column + kLanes) : none;
         for (int r = from; r < to; ++r) {
-            const float* sum = sums + TileEngine::find_slot(r, rows) * kPanelColumns;
+            const int slot = r < kPairRows / 2 ? r : r + kPairRows - rows;  // find_slot of two tiles
+            const float* sum = sums + slot * kPanelColumns;
             const __m512 left = (__m512)Act::apply(load(sum) + low);
             const __m512 right = (__m512)Act::apply(load(sum + kLanes) + high);
             _mm512_storeu_si512(row(r), (__m512i)_mm512_cvtne2ps_pbh(right, left));
