@@ -25,12 +25,14 @@ _ANYWHERE = TcpAddress("0.0.0.0", 0)  # which of this machine's addresses nodes 
 
 
 class RayPlace(WorkerPlace):
-    """All ranks are one process here, the launcher, which speaks as rank 0 while it places them."""
+    """All ranks are one process here, the launcher, which is heard as the rank that speaks for them."""
 
     is_elsewhere = True
 
     def __init__(self, config: EngineConfig) -> None:
         self._heartbeat_timeout_ms = WORKER_HEARTBEAT_TIMEOUT_MS if config.step_timeout_s else None
+        parallel = config.parallel
+        self._speaker = f"worker-{parallel.num_ranks - parallel.tensor_parallel_size}".encode()
         self._network: NetworkListener | None = None
         self._port = 0
         self._keys: ClientKeys | None = None
@@ -71,7 +73,7 @@ class RayPlace(WorkerPlace):
         if message is None:
             return None
         identity = to_socket_identity(message[0])
-        return b"worker-0" if identity == LAUNCHER_IDENTITY else identity, message[1]
+        return self._speaker if identity == LAUNCHER_IDENTITY else identity, message[1]
 
     def send(self, identity: bytes, frames: tuple[bytes]) -> None:
         assert self._network is not None

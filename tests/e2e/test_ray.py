@@ -111,8 +111,9 @@ def test_a_killed_owner_leaves_nothing(nodes: Nodes) -> None:
     assert wait_until(nodes.is_free, 20.0)
 
 
-def test_two_ranks_on_one_node_compute_what_they_compute_here(nodes: Nodes) -> None:
-    sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "tensor_parallel_size": 2}
+@pytest.mark.parametrize("field", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_ranks_on_one_node_compute_what_they_compute_here(nodes: Nodes, field: str) -> None:
+    sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, field: 2}
     with LLM(**sizes) as here:
         expected = find_tokens(here.generate(PROMPTS, PARAMS, use_tqdm=False))
     with LLM(**sizes, distributed_executor_backend="ray") as llm:
