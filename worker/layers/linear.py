@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...ipc.errors import ModelError
 from ...kernels.choice import choose_linear, native_library
 from ...kernels.gated_activation import FUNCTIONS
 from ...kernels.linear import (
@@ -24,7 +25,17 @@ from ...kernels.linear import (
     pack_narrow_linear,
 )
 from ...kernels.program import Kind, LinearTable, Multiply, NotNativeError, Program, Slot
-from ..quantization.integer_weight import IntegerWeight, NarrowWeight, dequantize, spread_scales
+from ..quantization.integer_weight import (
+    IntegerWeight,
+    NarrowWeight,
+    count_tensor_bytes,
+    dequantize,
+    spread_scales,
+)
+from ..quantization.layer_weights import cut_weight
+from ..weights import Cut
+
+_WIDE_SIZE = 1 << 22  # numbers of a narrow weight that are made wide at a time, in float64
 
 
 class Linear(ABC):
@@ -66,18 +77,25 @@ class TorchLinear(Linear):
 
 
 class TorchNarrowLinear(Linear):
-    """Narrow weights on any device, made wide for every call: slower than the plain form."""
+    """Narrow weights on any CPU, some rows of them made wide at a time: slower than the plain form."""
 
     def __init__(self, weight: NarrowWeight, bias: Tensor | None) -> None:
-        super().__init__(weight.codes if isinstance(weight, IntegerWeight) else weight.values, bias)
-        self._narrow = weight
+        super().__init__(weight.scales, bias)
+        self._size_bytes = count_tensor_bytes(weight)
+        step = max(1, _WIDE_SIZE // weight.num_in)
+        starts = range(0, weight.num_out, step)
+        self._parts = [
+            cut_weight("", weight, Cut((range(start, min(start + step, weight.num_out)),)))
+            for start in starts
+        ]
 
     @property
     def size_bytes(self) -> int:
-        return super().size_bytes + self._narrow.scales.nbytes
+        return self._size_bytes + (0 if self._bias is None else self._bias.nbytes)
 
     def multiply(self, x: Tensor) -> Tensor:
-        return F.linear(x, dequantize(self._narrow).to(x.dtype), self._bias)
+        y = torch.cat([F.linear(x, dequantize(part).to(x.dtype)) for part in self._parts], dim=1)
+        return y if self._bias is None else y + self._bias
 
 
 class TritonLinear(Linear):
@@ -161,6 +179,9 @@ def make_linear(
         return NativeLinear(native_library(), weight, bias)
     if chosen == "triton" and isinstance(weight, IntegerWeight):
         return TritonLinear((weight.codes ^ 128).view(torch.int8), bias, weight.scales.squeeze(1).float())
+    if weight.scales.is_cuda:
+        text = "8 bits with a scale an output (quantization='int8') on a GPU, or device='cpu'"
+        raise ModelError("weights", f"{type(weight).__name__} in groups or of other bits", text)
     return TorchNarrowLinear(weight, bias)
 
 

@@ -66,6 +66,14 @@ class ScaledFp8Weight:
 NarrowWeight = IntegerWeight | ScaledFp8Weight
 
 
+def count_tensor_bytes(weight: NarrowWeight) -> int:
+    """Bytes that its tensors hold."""
+    if isinstance(weight, ScaledFp8Weight):
+        return weight.values.nbytes + weight.scales.nbytes
+    parts = weight.codes, weight.scales, weight.offsets, weight.permutation, weight.codebook
+    return sum(part.nbytes for part in parts if part is not None)
+
+
 def pack_nibbles(codes: Tensor) -> Tensor:
     """uint8 [N, K] below 16 as [N, ceil(K / 2)], the even k in the low half of a byte."""
     if codes.shape[1] % 2:
