@@ -18,8 +18,8 @@ from ..ipc.config import ModelConfig
 from ..ipc.errors import ModelError
 from ..ipc.gguf_tensor import GgufTensor
 from ..ipc.weight_format import WeightFormat
-from .quantization.gguf_blocks import read_blocks
-from .quantization.integer_weight import IntegerWeight, dequantize
+from .quantization.gguf_blocks import make_numbers, read_blocks
+from .quantization.integer_weight import IntegerWeight
 from .weights import WHOLE, Cut, WeightSource
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -99,7 +99,7 @@ class GgufSource(WeightSource):
 def _make_numbers(rows: Tensor, tensor: GgufTensor) -> Tensor:
     """The numbers of some of a tensor's rows; a vector's rows have one."""
     dtype = _FLOATS.get(tensor.type)
-    numbers = dequantize(read_blocks(rows, tensor.type)) if dtype is None else rows.contiguous().view(dtype)
+    numbers = make_numbers(rows, tensor.type) if dtype is None else rows.contiguous().view(dtype)
     return numbers.float() - 1 if tensor.has_added_one else numbers
 
 

@@ -36,6 +36,19 @@ def read_blocks(data: Tensor, type_: GgmlType) -> IntegerWeight:
     )
 
 
+def make_numbers(data: Tensor, type_: GgmlType) -> Tensor:
+    """float32 [N, K] of such rows: products are exact, so it rounds as the reference dequantizer does."""
+    codes, scales, offsets, bits = _READERS[type_](data.view(len(data), -1, BLOCKS[type_][1]))
+    numbers = codes.float()
+    groups = numbers.view(*scales.shape, -1)
+    if offsets is None:
+        groups -= 1 << bits - 1
+    groups *= scales.unsqueeze(3)
+    if offsets is not None:
+        groups -= offsets.unsqueeze(3)
+    return numbers.flatten(1)
+
+
 def _halves(blocks: Tensor, start: int, count: int = 1) -> Tensor:
     """float32 [N, B, count] of the float16 numbers at a byte."""
     return blocks[:, :, start : start + 2 * count].contiguous().view(torch.float16).float()
