@@ -19,7 +19,9 @@ def read_awq(fields: QuantizationFields) -> FormatRule:
     for key in ("lm_head", "dynamic", "desc_act", "modules_in_block_to_quantize"):
         fields.refuse(key)
     group_size = fields.group_size("q_group_size" if "q_group_size" in fields else "group_size", 128)
-    left_out = match_text([LM_HEAD, *(read_names(fields, "modules_to_not_convert") or [])])
+    left_out = match_text(
+        fields, "modules_to_not_convert", [LM_HEAD, *(read_names(fields, "modules_to_not_convert") or [])]
+    )
     fields.check_keys(*HARMLESS, "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "sym", "pack_dtype")
     weight_format = WeightFormat(bits=4, group_size=group_size, has_offsets=True, layout="awq")
 

@@ -14,7 +14,7 @@ from ...ipc.weight_format import WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
 from .fp8 import check_block
 from .linears import LinearShape
-from .names import compile_pattern, read_names
+from .names import compile_patterns, read_names
 
 _CLASS = "Linear"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
@@ -68,7 +68,7 @@ def _check(linear: LinearShape, weight_format: WeightFormat) -> WeightFormat:
 
 def _read_targets(fields: QuantizationFields, key: str) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
     names = read_names(fields, key) or []
-    patterns = [compile_pattern(fields, key, name[3:]) for name in names if name.startswith("re:")]
+    patterns = compile_patterns(fields, key, [name[3:] for name in names if name.startswith("re:")])
     return frozenset(name for name in names if not name.startswith("re:")), tuple(patterns)
 
 

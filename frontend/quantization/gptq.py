@@ -8,7 +8,7 @@ from typing import Any, cast
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
 from .linears import LinearShape
-from .names import MAX_NAMES, compile_pattern
+from .names import MAX_PATTERNS, compile_pattern
 
 # Of how it was made, and which kernels its makers use; AWQ's tools write most of it too.
 HARMLESS = (
@@ -70,8 +70,8 @@ def _read_dynamic(
     """GPTQModel's rules by pattern: "-:..." leaves layers out, "+:..." or none changes what is given."""
     rules = fields.object("dynamic")
     texts: dict[str, Any] = {key: rules.get(key) for key in cast(dict[str, Any], fields.get("dynamic", {}))}
-    if len(texts) > MAX_NAMES // 100:
-        raise fields.error("dynamic", f"{len(texts)} rules", f"at most {MAX_NAMES // 100}")
+    if len(texts) > MAX_PATTERNS:
+        raise fields.error("dynamic", f"{len(texts)} rules", f"at most {MAX_PATTERNS}")
     base = {
         "bits": int((default.layout or "").rpartition("/")[2]),
         "group_size": default.group_size or -1,

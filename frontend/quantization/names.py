@@ -14,9 +14,10 @@ from ..families.config_fields import ConfigFields
 Rule = Callable[[str], bool]
 
 MAX_NAMES = 100_000  # a list of the experts of a large model, written out
-MAX_PATTERN_LENGTH = 512
-_MAX_REPEATS = 6
-_REPEAT = re.compile(r"(?<!\\)[*+{]")
+MAX_PATTERN_LENGTH = 300
+MAX_PATTERNS = 1000
+_MAX_REPEATS = 4  # beside those of digits: 60 characters are cut into five parts in 500,000 ways
+_REPEAT = re.compile(r"(?<!\\)(?<!\\d)(?<![(*+}])[*+?{]")
 _REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
 _SPECIAL = re.compile(r"[*+?\[\](){}|^$\\]")
 
@@ -50,15 +51,21 @@ def compile_pattern(fields: ConfigFields, key: str, pattern: str) -> re.Pattern[
         raise fields.error(key, pattern, f"a regular expression ({error})") from None
 
 
+def compile_patterns(fields: ConfigFields, key: str, texts: list[str]) -> list[re.Pattern[str]]:
+    """Those of a list, at most MAX_PATTERNS."""
+    if len(texts) > MAX_PATTERNS:
+        raise fields.error(key, f"{len(texts)} patterns", f"at most {MAX_PATTERNS}")
+    return [compile_pattern(fields, key, text) for text in texts]
+
+
 def match_parts(fields: ConfigFields, key: str, names: list[str]) -> Rule:
     """Layers that a name holds or ends: "mlp.gate" means "layers.0.mlp.gate", not "layers.0.mlp.gate_proj".
 
     A name with a regular expression's signs matches from the start to the end of a part (transformers' rule).
     """
     literal = {name.strip(".") for name in names if not _SPECIAL.search(name)}
-    patterns = [
-        compile_pattern(fields, key, rf"(?:{name})(?:\.|$)") for name in names if _SPECIAL.search(name)
-    ]
+    special = [rf"(?:{name})(?:\.|$)" for name in names if _SPECIAL.search(name)]
+    patterns = compile_patterns(fields, key, special)
 
     def is_one(layer: str) -> bool:
         parts = layer.split(".")
@@ -68,6 +75,8 @@ def match_parts(fields: ConfigFields, key: str, names: list[str]) -> Rule:
     return is_one
 
 
-def match_text(names: list[str]) -> Rule:
+def match_text(fields: ConfigFields, key: str, names: list[str]) -> Rule:
     """Layers whose name contains one of the texts (AutoAWQ's rule)."""
+    if len(names) > MAX_PATTERNS:
+        raise fields.error(key, f"{len(names)} names", f"at most {MAX_PATTERNS}")
     return lambda layer: any(name in layer for name in names)

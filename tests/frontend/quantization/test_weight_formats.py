@@ -156,7 +156,7 @@ def test_what_tools_write_beside_a_format_is_no_obstacle(config: dict[str, Any])
 def test_rules_of_gptq_leave_layers_out_and_give_others_another_width() -> None:
     rules = {
         r"-:.*\.layers\.0\.mlp\..*": {},
-        r"+:.*self_attn\.o_proj": {"bits": 8, "group_size": 32},
+        r"+:.*layers\.\d+\.self_attn\.o_proj": {"bits": 8, "group_size": 32},
         r".*\.layers\.1\.mlp\.down_proj": {"desc_act": True},
     }
     found = read({**GPTQ, "dynamic": rules, "lm_head": True})
@@ -243,6 +243,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**AWQ, "desc_act": True}, "desc_act"),
     ({**GPTQ, "checkpoint_format": "gptq", "format": "marlin"}, "format"),
     ({**AWQ, "modules_to_not_convert": [1]}, "modules_to_not_convert"),
+    ({**AWQ, "modules_to_not_convert": ["a"] * 1001}, "modules_to_not_convert"),
+    ({**FP8, "ignored_layers": [r"(?:a|b).*?\.\d+"] * 1001}, "ignored_layers"),
+    ({**FP8, "ignored_layers": [".*.*.*.*.*x"]}, "ignored_layers"),
+    ({**FP8, "ignored_layers": ["[a-z.]?" * 40 + "x"]}, "ignored_layers"),
     ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
     ({**FP8, "weight_block_size": [128, True]}, "weight_block_size"),
     ({**FP8, "fmt": "e5m2"}, "fmt"),
