@@ -33,8 +33,8 @@ def find_gguf_files(model: str, revision: str | None = None, field_name: str = "
     if is_file:
         return _complete(path.absolute(), field_name) if path.suffix.lower() == SUFFIX else ()
     if is_folder:
-        has_config = (path / "config.json").exists() or any(path.glob("*.safetensors"))
-        return () if has_config else _choose(path.absolute(), None, model, field_name)
+        has_others = any(path.glob("*.safetensors"))  # GGUF files may lie beside a config.json, too
+        return () if has_others else _choose(path.absolute(), None, model, field_name)
     match = _TAGGED.fullmatch(model)
     if match is None:
         return ()

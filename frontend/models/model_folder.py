@@ -31,7 +31,7 @@ _POCKET_FOLDER = Path(__file__).resolve().parents[2] / "tools" / "pocket"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"]
 _MODEL_FILES = ["*.safetensors", "*.json", *_TOKENIZER_FILES]
-_FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
+_FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_HEADER_BYTES = 32 << 20  # 100,000 tensors take 10 MB; the format itself allows 100
 _FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -121,7 +121,9 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     """
     config_file = path / "config.json"
     if not config_file.is_file():
-        raise ModelError("model", str(path), "a folder with a config.json")
+        raise ModelError(
+            "model", str(path), "a folder with a config.json, or a .gguf file"
+        )
     config, generation_config = read_json(config_file), read_json(path / "generation_config.json")
     if not _is_quantized(config):
         config |= _read_old_quantization(path)

@@ -27,9 +27,18 @@ def test_a_file_a_folder_with_one_and_a_tag_are_found(tmp_path: Path):
     assert find_gguf_files(f"{tmp_path / 'two'}:q8_0") == (other,)
 
 
+def test_a_file_in_the_hub_s_cache_keeps_its_name(tmp_path: Path):
+    (blob,) = make_files(tmp_path / "blobs", "a1b2")
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "m-Q4_0.gguf").symlink_to(blob)
+    (snapshot / "config.json").write_text("{}")
+    for name in (snapshot, snapshot / "m-Q4_0.gguf", f"{snapshot}:Q4_0"):
+        assert find_gguf_files(str(name)) == (snapshot / "m-Q4_0.gguf",)
+
+
 def test_names_of_other_models_are_left_alone(tmp_path: Path):
-    make_files(tmp_path, "m.gguf")
-    (tmp_path / "config.json").write_text("{}")
+    make_files(tmp_path, "m.gguf", "model.safetensors")
     for name in (str(tmp_path), "pocket", "org/name", str(tmp_path / "none"), "C:/x", "a\0b", "x" * 5000):
         assert find_gguf_files(name) == ()
 
