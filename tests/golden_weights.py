@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from quire.frontend.quantization import read_rule
-from quire.frontend.quantization.linears import LinearShape
+from quire.ipc.linear_shapes import LinearShape
 from quire.ipc.weight_format import WeightFormat
 from quire.worker.quantization.integer_weight import NarrowWeight
 from quire.worker.quantization.readers import read_weight

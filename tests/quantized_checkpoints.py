@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quire.frontend.quantization.linears import list_linears
+from quire.ipc.linear_shapes import list_linears
 from quire.ipc.model_spec import ModelSpec
 from safetensors.torch import load_file, save_file
 from torch import Tensor

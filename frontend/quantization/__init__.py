@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args
 
 from ...ipc.errors import ConfigError, ModelError
+from ...ipc.linear_shapes import LinearShape, list_linears
 from ...ipc.model_spec import ModelSpec
 from ...ipc.weight_format import Quantization, WeightFormat, WeightFormats
 from .awq import read_awq
@@ -19,7 +20,6 @@ from .compressed_tensors import read_compressed_tensors
 from .fields import FormatRule, QuantizationFields
 from .fp8 import read_fp8
 from .gptq import read_gptq
-from .linears import LinearShape, list_linears
 from .torchao import read_torchao
 
 _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {

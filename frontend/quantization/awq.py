@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
 from .gptq import HARMLESS
-from .linears import LinearShape
 from .names import match_text, read_names
 
 

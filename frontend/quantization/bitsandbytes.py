@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
-from .linears import LinearShape
 from .names import match_parts, read_names
 
 _BLOCK = 64  # of 4 bits; the weights' own description is held against it

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
 from .fp8 import check_block
-from .linears import LinearShape
 from .names import compile_patterns, read_names
 
 _CLASS = "Linear"

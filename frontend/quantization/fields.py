@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...ipc.errors import ModelError
+from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import WeightFormat
 from ..families.config_fields import ConfigFields
-from .linears import LinearShape
 
 # The format of a layer, None for the model's type. ModelError where its shape does not go with the format.
 FormatRule = Callable[[LinearShape], WeightFormat | None]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
-from .linears import LinearShape
 from .names import match_parts, read_names
 
 _HARMLESS = ("quant_method", "activation_scale_ub", "kv_cache_scheme", "kv_cache_quant_method", "dequantize")

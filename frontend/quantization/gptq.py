@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
+from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
-from .linears import LinearShape
 from .names import MAX_PATTERNS, compile_pattern
 
 # Of how it was made, and which kernels its makers use; AWQ's tools write most of it too.

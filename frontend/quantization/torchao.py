@@ -5,9 +5,9 @@ Activations are computed in the model's type also where a config quantizes them.
 
 from __future__ import annotations
 
+from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
-from .linears import LinearShape
 from .names import match_parts, read_names
 
 _INT8 = ("int8weightonlyconfig", "int8dynamicactivationint8weightconfig")

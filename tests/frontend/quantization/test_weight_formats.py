@@ -11,8 +11,8 @@ from golden_weights import GOLDEN_NAMES, GoldenWeight
 from msgspec.structs import replace
 from quire.frontend.families import read_model_spec
 from quire.frontend.quantization import read_weight_formats
-from quire.frontend.quantization.linears import list_linears
 from quire.ipc.errors import ModelError
+from quire.ipc.linear_shapes import list_linears
 from quire.ipc.model_spec import ModelSpec
 from quire.ipc.weight_format import WeightFormat, WeightFormats
 

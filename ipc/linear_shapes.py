@@ -1,12 +1,12 @@
-"""The linear layers of a model by the names of their tensors: a checkpoint's rules of formats go by these."""
+"""The linear layers of a spec by their tensors' names: formats of weights and their sizes go by these."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ipc.model_spec import AttentionSpec, DenseSpec, ExpertsSpec, ModelSpec
-from ...ipc.weight_format import LM_HEAD
+from .model_spec import AttentionSpec, DenseSpec, ExpertsSpec, ModelSpec
+from .weight_format import LM_HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,17 @@ class LinearShape:
 
 
 def list_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
-    """All of them, those that are multiplied together in one tuple. Routers of experts are none."""
+    """All of them, those that are multiplied together in one tuple. Routers of experts are none.
+
+    A projection to logits that is tied to the embedding's table has no weight of its own, and is none.
+    """
+    yield from list_layer_linears(spec)
+    if spec.has_logits and not spec.tie_word_embeddings:
+        yield (LinearShape(LM_HEAD, spec.vocab_size, spec.hidden_size),)
+
+
+def list_layer_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
+    """The same without the projection to logits."""
     hidden = spec.hidden_size
     for index, layer in enumerate(spec.layers):
         prefix = f"{spec.layer_prefix.format(index)}."
@@ -28,8 +38,6 @@ def list_linears(spec: ModelSpec) -> Iterator[tuple[LinearShape, ...]]:
             yield from _list_dense(prefix, layer.ffn, hidden)
         else:
             yield from _list_experts(prefix, layer.ffn, hidden)
-    if spec.has_logits and not spec.tie_word_embeddings:
-        yield (LinearShape(LM_HEAD, spec.vocab_size, hidden),)
 
 
 def _list_attention(prefix: str, spec: AttentionSpec, hidden: int) -> Iterator[tuple[LinearShape, ...]]:
