@@ -121,9 +121,7 @@ def inspect_model_folder(path: Path, load_weights: bool = True) -> ModelFolder:
     """
     config_file = path / "config.json"
     if not config_file.is_file():
-        raise ModelError(
-            "model", str(path), "a folder with a config.json, or a .gguf file"
-        )
+        raise ModelError("model", str(path), "a folder with a config.json, or a .gguf file")
     config, generation_config = read_json(config_file), read_json(path / "generation_config.json")
     if not _is_quantized(config):
         config |= _read_old_quantization(path)
