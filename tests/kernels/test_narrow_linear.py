@@ -64,25 +64,22 @@ def make_weight(library: ctypes.CDLL, form: Form, num_out: int, num_in: int) -> 
     offsets = random(num_out, groups, seed=3) if form.has_offsets else None
     codebook = random(16, seed=4) if form.has_codebook else None
     codes = torch.randint(0, 1 << form.bits, (num_out, num_in), dtype=torch.uint8, generator=generator)
-    units = codes.double()
+    stored, units = codes, codes.double()
     if form.is_fp8:
-        values = torch.where(codes & 127 == 127, 0, codes).view(torch.float8_e4m3fn)
-        units = values.float().double()
-    elif codebook is not None:
+        stored = torch.where(codes & 127 == 127, 0, codes).view(torch.float8_e4m3fn)
+        units = stored.double()
+    elif form.bits == 4:
+        padded = torch.nn.functional.pad(codes, (0, num_in % 2))
+        stored = padded[:, 0::2] | padded[:, 1::2] << 4
+    if codebook is not None:
         units = codebook.double()[codes.int()]
-    elif offsets is None:
+    elif offsets is None and not form.is_fp8:
         units = units - (1 << form.bits - 1)
 
     def spread(numbers: Tensor) -> Tensor:
         return numbers.double().repeat_interleave(form.group_size or num_in, 1)[:, :num_in]
 
     numbers = units * spread(scales) - (0 if offsets is None else spread(offsets))
-    stored = codes
-    if form.is_fp8:
-        stored = values
-    elif form.bits == 4:
-        padded = torch.nn.functional.pad(codes, (0, num_in % 2))
-        stored = padded[:, 0::2] | padded[:, 1::2] << 4
     packed = pack_narrow_linear(
         library, stored, scales, form.bits, num_in, form.group_size, offsets, codebook
     )

@@ -25,7 +25,7 @@ _DTYPE_NAMES = {
     torch.bfloat16: "bfloat16",
     torch.float32: "float32",
     torch.int8: "int8",
-    torch.uint4: "int4",
+    torch.uint4: "int4",  # pyright: ignore[reportAttributeAccessIssue]
 }
 
 

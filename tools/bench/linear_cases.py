@@ -14,7 +14,10 @@ from ...worker.quantization.online import quantize
 from .kernel_case import LLAMA_8B, QWEN3_600M, TINY, Bench, BenchShape, Case
 
 _ROWS = (1, 8, 32, 256, 1024)
-_NARROW: dict[torch.dtype, Quantization] = {torch.uint4: "int4", torch.int8: "int8"}
+_NARROW: dict[torch.dtype, Quantization] = {
+    torch.uint4: "int4",  # pyright: ignore[reportAttributeAccessIssue]
+    torch.int8: "int8",
+}
 
 
 @dataclass(frozen=True, slots=True)
