@@ -1,0 +1,69 @@
+"""What the options of `quire serve` become, and which of their values are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from quire.frontend.cli.serving.options import check_exposure, make_parser, make_server_options
+from quire.frontend.openai.limits import Limits
+from quire.frontend.openai.options import CorsOptions, ServerOptions, TlsOptions
+from quire.ipc.errors import ConfigError
+
+PEM = str(Path(__file__).parents[1] / "localhost.pem")
+
+
+def make(*words: str) -> ServerOptions:
+    return make_server_options(make_parser().parse(words), [], Limits())
+
+
+def test_who_gives_none_of_the_options_has_a_server_without_them() -> None:
+    options = make()
+    assert (options.uds, options.root_path, options.allowed_hosts) == (None, "", ())
+    assert (options.cors, options.tls, options.enable_request_id_headers) == (None, None, False)
+    assert (options.metrics_prefix, options.has_access_log) == ("quire:", True)
+
+
+def test_origins_are_given_one_by_one_or_as_vllm_takes_them() -> None:
+    listed = make("--allowed-origins", '["https://a", "https://b"]', "--allowed-headers", '["*"]')
+    assert listed.cors == CorsOptions(origins=("https://a", "https://b"))
+    words = ("--allowed_origins=https://a", "--allowed-origins", "https://b", "--allowed-methods", "GET")
+    given = make(*words, "--allow-credentials")
+    assert given.cors == CorsOptions(
+        origins=("https://a", "https://b"), methods=("GET",), allows_credentials=True
+    )
+    assert make("--allowed-methods", '["*"]').cors is None
+
+
+def test_files_paths_and_names_are_taken_as_they_are_meant() -> None:
+    options = make("--ssl-certfile", PEM, "--root-path", "/a/b/", "--allowed-hosts", "x.example")
+    assert options.tls == TlsOptions(certfile=PEM)
+    assert (options.root_path, options.allowed_hosts) == ("/a/b", ("x.example",))
+    quiet = make("--disable-uvicorn-access-log", "--disable-access-log-for-endpoints", "/health,/metrics")
+    assert (quiet.has_access_log, quiet.unlogged_paths) == (False, ("/health", "/metrics"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--root-path", "llm"], "root_path='llm': a path such as /llm"),
+        (["--root-path", "/a b"], "root_path="),
+        (["--metrics-prefix", "vllm-"], "metrics_prefix='vllm-'"),
+        (["--allowed-origins", '["https://a"'], "allowed_origins="),
+        (["--allowed-origins", "[1]"], "allowed_origins="),
+        (["--allowed-hosts", ""], "allowed_hosts=''"),
+        (["--ssl-keyfile", PEM], "ssl_certfile=None: a PEM file, beside ssl_keyfile"),
+        (["--ssl-certfile", "/no/such.pem"], "ssl_certfile='/no/such.pem': a file that can be read"),
+        (["--ssl-certfile", PEM, "--ssl-cert-reqs", "5"], "ssl_cert_reqs=5: 0 "),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_their_option(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(*words)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_unix_socket_needs_no_key_whatever_the_host() -> None:
+    check_exposure(make_parser().parse(["--uds", "/tmp/x.sock", "--host", "0.0.0.0"]), [])
+    with pytest.raises(ConfigError, match="without an API key"):
+        check_exposure(make_parser().parse(["--host", "0.0.0.0"]), [])
