@@ -55,8 +55,11 @@ class _Shape(ctypes.Structure):
 class SharedGroup:
     """One rank's place in its group. One thread uses it at a time; `abort` may come from any.
 
-    `rank` and `size` are those in its stage, of which there may be one.
+    `rank` and `size` are those in its stage, of which there may be one. `is_native`: operations of a native
+    program can take `handle`; `is_exact`: a sum's bits do not depend on what else is added up beside it.
     """
+
+    is_native = is_exact = True
 
     def __init__(
         self,
