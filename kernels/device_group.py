@@ -21,16 +21,14 @@ from .shared_group import SPIN_US, GroupAborted, SharedGroup
 
 # How often who waits in an operation looks whether another rank has aborted.
 _LOOK_INTERVAL_S = 0.02
-_POLL_INTERVAL_S = (
-    0.0002  # of who waits for a CPU's operation, as gloo's; GPUs' are waited for by their queue
-)
+_POLL_INTERVAL_S = 0.0002  # of who waits for a CPU's operation, as gloo's; a GPU's queue waits itself
 _MAX_PATH_BYTES = 64
 
 # A communicator of torch's among ranks: (store, rank, size, device) -> a ProcessGroupNCCL or its like.
-Connect = Callable[[Any, int, int, torch.device], Any]
+MakeCommunicator = Callable[[Any, int, int, torch.device], Any]
 
 
-def connect_nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
+def make_nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
     """NCCL among GPUs, of which each rank has one. It finds the ways between them itself."""
     from torch.distributed import ProcessGroupNCCL
 
@@ -56,24 +54,40 @@ class DeviceGroup(SharedGroup):
         spin_us: int = SPIN_US,
         *,
         sums_in_order: bool = False,
-        connect: Connect = connect_nccl,
+        make_communicator: MakeCommunicator = make_nccl,
     ) -> None:
-        """Meet the others; returns once all are there and have added something up.
-
-        `sums_in_order`: those of more than two ranks are taken in the order of ranks, which takes more time;
-        NCCL's own order depends on where a number lies. Raises as SharedGroup, and what torch raises.
+        """`connect` is to follow. `sums_in_order`: those of more than two ranks are taken in the order of
+        ranks, which takes more time; NCCL's own order depends on where a number lies. Raises as SharedGroup.
         """
         super().__init__(path, rank, size, spin_us=spin_us)
         self.is_exact = sums_in_order or size == 2
         self._device, self._sums_in_order = device, sums_in_order and size > 2
-        self._make_communicator, self._num_made = connect, 0
+        self._make_communicator, self._num_made = make_communicator, 0
         # Without a name in any folder; the others open it as this process's. It stays open until the process
         # ends: a FileStore writes to it when it is let go of, whatever file then has the number.
         self._store_fd = os.memfd_create("quire-rendezvous", os.MFD_CLOEXEC) if rank == 0 else None
         self._communicator: Any = None
         self._widths: dict[int, list[int]] = {}  # of all ranks' slices, by this one's
         self._watch = _AbortWatch(self._is_aborted, self._abort_communicator)
-        self._connect()
+
+    def connect(self) -> None:
+        """Make a communicator with all other ranks, which do so too. Returns once they have added something
+        up; raises what torch raises.
+        """
+        from torch.distributed import FileStore, PrefixStore
+
+        path = torch.zeros(_MAX_PATH_BYTES, dtype=torch.uint8)
+        if self._store_fd is not None:
+            name = f"/proc/{os.getpid()}/fd/{self._store_fd}".encode()
+            path[: len(name)] = torch.tensor(list(name), dtype=torch.uint8)
+        self.broadcast(path)
+        self._num_made += 1
+        store = FileStore(bytes(path.tolist()).rstrip(b"\0").decode())
+        named = PrefixStore(f"communicator {self._num_made}", store)
+        self._communicator = self._make_communicator(named, self.rank, self.size, self._device)
+        # The first operation is what connects the ranks, and takes the memory for that.
+        self.all_reduce(torch.zeros(1, device=self._device))
+        self.note_step()
 
     def all_reduce(self, x: Tensor) -> None:
         """`x`, contiguous and on the device, becomes its sum over all ranks."""
@@ -117,34 +131,15 @@ class DeviceGroup(SharedGroup):
         """Begin anew, with a new communicator if that of any rank was aborted."""
         self._watch.rest()
         super().reset()
-        num_aborted = torch.tensor([float(self._communicator is None)])
-        super().all_reduce(num_aborted)
         self._widths.clear()  # an exchange of them may have reached some ranks and not others
-        if num_aborted.item():
+        if any(self.exchange(self._communicator is None)):
             self._abort_communicator()
-            self._connect()
+            self.connect()
 
     def leave(self) -> None:
         self._watch.stop()
         self._abort_communicator()
         super().leave()
-
-    def _connect(self) -> None:
-        """Make a communicator with all other ranks, which do so too."""
-        from torch.distributed import FileStore, PrefixStore
-
-        path = torch.zeros(_MAX_PATH_BYTES, dtype=torch.uint8)
-        if self._store_fd is not None:
-            name = f"/proc/{os.getpid()}/fd/{self._store_fd}".encode()
-            path[: len(name)] = torch.tensor(list(name), dtype=torch.uint8)
-        self.broadcast(path)
-        self._num_made += 1
-        store = FileStore(bytes(path.tolist()).rstrip(b"\0").decode())
-        named = PrefixStore(f"communicator {self._num_made}", store)
-        self._communicator = self._make_communicator(named, self.rank, self.size, self._device)
-        # The first operation is what connects the ranks, and takes the memory for that.
-        self.all_reduce(torch.zeros(1, device=self._device))
-        self.note_step()
 
     def _run(self, start: Callable[[Any], Any]) -> None:
         """Do an operation; on a GPU queue it. Raises GroupAborted if a rank has aborted."""
@@ -164,9 +159,7 @@ class DeviceGroup(SharedGroup):
     def _find_widths(self, width: int) -> list[int]:
         """Of all ranks' slices, asked once: they change in all ranks or in none."""
         if width not in self._widths:
-            widths = torch.empty((1, self.size), dtype=torch.int64)
-            super().gather_slices(torch.tensor([[width]]), widths)
-            self._widths[width] = widths[0].tolist()
+            self._widths[width] = self.exchange(width)
         return self._widths[width]
 
     def _is_aborted(self) -> bool:

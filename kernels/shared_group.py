@@ -110,6 +110,12 @@ class SharedGroup:
             self._library.quire_gather_slices(self.handle, rows.data_ptr(), rows.shape[0], width, address)
         )
 
+    def exchange(self, number: int) -> list[int]:
+        """What each rank gives, in the order of ranks; all of a stage wait for each other."""
+        numbers = torch.empty((1, self.size), dtype=torch.int64)
+        SharedGroup.gather_slices(self, torch.tensor([[number]]), numbers)
+        return numbers[0].tolist()
+
     def broadcast(self, data: Tensor) -> None:
         """`data`, contiguous and of one size in all ranks, becomes rank 0's, which does not wait for them."""
         size = data.numel() * data.itemsize

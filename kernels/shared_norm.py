@@ -1,5 +1,7 @@
 """Root mean square norm of rows that ranks have shared out, each some numbers of every row (rms_norm.py).
 
+With `counts` this rank's squares are part of the sum: no rank before it has the same numbers.
+
 Bytes: as rms_norm, and 4 a row that travel between the ranks.
 """
 
@@ -12,6 +14,29 @@ from torch import Tensor
 
 from .program import SharedNormTable
 from .shared_group import SharedGroup
+
+
+def shared_norm_reference(
+    x: Tensor,
+    group: SharedGroup,
+    weight: Tensor,
+    total_size: int,
+    counts: bool,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounds_normed: bool = True,
+) -> None:
+    """Overwrite this rank's x [T, D] of rows of `total_size` numbers; on any device that the group's are.
+
+    Raises as `SharedGroup.all_reduce`.
+    """
+    wide = x.float()
+    squares = wide.pow(2).sum(-1, keepdim=True) if counts else wide.new_zeros((len(x), 1))
+    group.all_reduce(squares)
+    normed = wide * torch.rsqrt(squares / total_size + eps)
+    if rounds_normed:
+        normed = normed.to(x.dtype)
+    x.copy_(normed * (weight_offset + weight.float()))
 
 
 def launch_shared_norm(library: ctypes.CDLL, norm: SharedNormTable, group: SharedGroup, x: Tensor) -> None:
