@@ -171,7 +171,9 @@ class EngineArgs:
         "mp: a process per device (default); uni: one process; ray: on nodes of a Ray cluster",
         get_args(ExecutorBackend),
     )
-    tensor_parallel_size: int = _arg(1, "parallel", "processes (ranks) that share one model, on a CPU")
+    tensor_parallel_size: int = _arg(
+        1, "parallel", "processes (ranks) that share one model; each has a GPU or CPU cores"
+    )
     pipeline_parallel_size: int = _arg(
         1, "parallel", "stages of a model's layers, each of tensor_parallel_size processes, on a CPU"
     )

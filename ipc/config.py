@@ -174,7 +174,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     device: Device = "auto"
     # "uni" runs the worker inside the core's process, "ray" on a node that Ray chooses.
     executor_backend: ExecutorBackend = "mp"
-    tensor_parallel_size: int = 1  # worker processes that share a model, on a CPU
+    tensor_parallel_size: int = 1  # worker processes that share a model, each with a GPU or some CPU cores
     num_threads: int | None = None  # torch threads of a CPU worker; None chooses by model and cores
     data_parallel_size: int = 1  # engines that share the requests, each with the whole model
     data_parallel_rank: int = 0  # which of the shares of this machine an engine has
@@ -209,8 +209,9 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_ranks(self) -> None:
         if self.executor_backend == "uni":
             raise ConfigError(*self.why_ranks, '1 with distributed_executor_backend "uni"')
-        if self.device == "cuda":
-            raise ConfigError(*self.why_ranks, "1 on a GPU; or device=cpu")
+        if self.device == "cuda" and self.pipeline_parallel_size > 1:
+            text = "1 on a GPU, where tensor_parallel_size shares a model out; or device=cpu"
+            raise ConfigError("pipeline_parallel_size", self.pipeline_parallel_size, text)
         if self.num_ranks > MAX_RANKS:
             most, size = MAX_RANKS // self.tensor_parallel_size, self.tensor_parallel_size
             text = f"at most {most} with tensor_parallel_size={size}: an engine has up to {MAX_RANKS} ranks"
@@ -284,8 +285,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if size not in sizes:
             allowed = f"one of {', '.join(map(str, sizes))}: what divides this model's heads and widths"
             raise ConfigError("tensor_parallel_size", size, allowed)
-        if size > 1 and self.model.dtype == "float16":
-            raise ConfigError("tensor_parallel_size", size, "1 with dtype='float16': ranks add no float16")
+        if size > 1 and self.model.dtype == "float16" and self.parallel.device != "cuda":
+            text = "1 with dtype='float16', which only ranks with device='cuda' add up"
+            raise ConfigError("tensor_parallel_size", size, text)
         num_stages, num_layers = self.parallel.pipeline_parallel_size, self.model.spec.num_layers
         if num_stages > num_layers:
             text = f"at most {num_layers}: each stage has one of this model's layers or more"

@@ -15,13 +15,20 @@ Result = TypeVar("Result")
 _TIMEOUT_S = 60.0
 
 
-def run_ranks(size: int, act: Callable[[SharedGroup], Result]) -> list[Result]:
-    """What `act` returns in each rank. When one raises, so do the others, and its error is raised here."""
+def run_ranks(
+    size: int,
+    act: Callable[[SharedGroup], Result],
+    make: Callable[[str, int, int], SharedGroup] = SharedGroup,
+) -> list[Result]:
+    """What `act` returns in each rank. When one raises, so do the others, and its error is raised here.
+
+    `make` returns a rank's group for a path, its number and how many there are.
+    """
     fd = os.memfd_create("group")
     try:
-        groups = [SharedGroup(f"/proc/self/fd/{fd}", rank, size) for rank in range(size)]
 
-        def run(group: SharedGroup) -> Result:
+        def run(rank: int) -> Result:
+            group = make(f"/proc/self/fd/{fd}", rank, size)
             try:
                 return act(group)
             except Exception as error:
@@ -29,7 +36,7 @@ def run_ranks(size: int, act: Callable[[SharedGroup], Result]) -> list[Result]:
                 raise
 
         with ThreadPoolExecutor(size) as threads:
-            futures = [threads.submit(run, group) for group in groups]
+            futures = [threads.submit(run, rank) for rank in range(size)]
             wait(futures, _TIMEOUT_S)
             for future in sorted(futures, key=lambda one: isinstance(one.exception(0), GroupAborted)):
                 future.result(0)

@@ -64,7 +64,7 @@ def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int
     """Refuse weights that can never fit, before any is read; `config` is a rank's. Raises ConfigError."""
     model = config.model
     needed = count_weight_bytes(model.spec, model.weight_formats, model.dtype, num_ranks)
-    free = _free_bytes(device) // num_ranks
+    free = _free_share(device, num_ranks)
     if needed <= free:
         return
     text = f"one whose weights fit: they take {needed} bytes, {free} are free"
@@ -77,14 +77,14 @@ def check_weights_fit(config: EngineConfig, device: torch.device, num_ranks: int
 def plan_memory(
     config: EngineConfig, device: torch.device, weight_bytes: int, num_ranks: int = 1
 ) -> MemoryPlan:
-    """Divide the device's memory, which `num_ranks` share, after the weights have been loaded.
+    """Divide the device's memory, a CPU's being shared by `num_ranks`, after the weights have been loaded.
 
     Raises ConfigError if not even one request of max_model_len fits (or more is asked for than there is), and
     names the number to change.
     """
     activation_bytes = estimate_activation_bytes(config)
     reserve_bytes = _CUDA_RESERVE_BYTES if device.type == "cuda" else 0
-    free_bytes = _free_bytes(device) // num_ranks - activation_bytes - reserve_bytes
+    free_bytes = _free_share(device, num_ranks) - activation_bytes - reserve_bytes
     num_blocks = _count_blocks(config, device, free_bytes)
     ledger = [
         LedgerEntry("weights", weight_bytes),
@@ -219,6 +219,11 @@ def _check_available(config: EngineConfig, num_blocks: int, free_bytes: int, fie
         most = max(0, free_bytes) // config.block_size_bytes
         limit = most if field == "num_gpu_blocks_override" else most * config.block_size_bytes
         raise ConfigError(field, value, f"at most {limit} ({size} bytes wanted, {max(0, free_bytes)} free)")
+
+
+def _free_share(device: torch.device, num_ranks: int) -> int:
+    """What one of the ranks could still take; each has a GPU of its own, and all have one CPU."""
+    return _free_bytes(device) if device.type == "cuda" else _free_bytes(device) // num_ranks
 
 
 def _free_bytes(device: torch.device) -> int:

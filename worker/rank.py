@@ -8,35 +8,67 @@ import os
 from pathlib import Path
 
 import msgspec
+import torch
 
-from ..ipc.config import EngineConfig
+from ..ipc.config import EngineConfig, ParallelConfig
 from ..ipc.cpu_cores import describe_ranks, divide_cores, list_cores
 from ..ipc.errors import ConfigError
 from ..ipc.file_samples import add_samples
 from ..ipc.model_spec import DTYPE_SIZE_BYTES
 from ..ipc.processes.child_args import GroupArgs
 from ..kernels import native
+from ..kernels.device_group import DeviceGroup
 from ..kernels.shared_group import SPIN_US, SharedGroup
 
 _log = logging.getLogger(__name__)
 
 _MIN_RING_BYTES, _MAX_HIDDEN_BYTES = 1 << 16, 64 << 20
 _TOKEN_BYTES = 8
+_KINDS = ("cpu", "cuda")  # of devices
 
 
-def join_group(args: GroupArgs, rank: int, config: EngineConfig) -> SharedGroup:
-    """Meet the others, before `take_cores`. Raises ConfigError where the kernels for it are not to be had."""
+def check_num_ranks(parallel: ParallelConfig, device: torch.device) -> None:
+    """Refuse what GPUs cannot share out between them. Raises ConfigError."""
+    if device.type != "cuda" or parallel.num_ranks == 1:
+        return
+    if parallel.pipeline_parallel_size > 1:
+        text = "1 on a GPU, where tensor_parallel_size shares a model out; or device=cpu"
+        raise ConfigError("pipeline_parallel_size", parallel.pipeline_parallel_size, text)
+    num_gpus = torch.cuda.device_count()
+    if parallel.tensor_parallel_size > num_gpus:
+        text = f"at most {num_gpus}: a rank has a GPU of its own, and so many can be seen here; or device=cpu"
+        raise ConfigError("tensor_parallel_size", parallel.tensor_parallel_size, text)
+
+
+def join_group(args: GroupArgs, rank: int, config: EngineConfig, device: torch.device) -> SharedGroup:
+    """Meet the others, before `take_cores`; returns when all are here.
+
+    Raises ConfigError where the kernels for it are not to be had, or the ranks' devices are not of one kind.
+    """
     if native.load_library() is None:
         raise ConfigError(*config.parallel.why_ranks, "1 without the native CPU kernels")
     has_own_cores = divide_cores(list_cores(), args.size) is not None
-    return SharedGroup(
-        args.path,
-        rank,
-        args.size,
-        spin_us=SPIN_US if has_own_cores else 0,
-        num_stages=args.num_stages,
-        ring_bytes=find_ring_bytes(config),
-    )
+    spin_us = SPIN_US if has_own_cores else 0
+    if device.type == "cpu":
+        ring_bytes = find_ring_bytes(config)
+        group = SharedGroup(
+            args.path, rank, args.size, spin_us=spin_us, num_stages=args.num_stages, ring_bytes=ring_bytes
+        )
+        _check_devices(group, config, device)
+        return group
+    group = DeviceGroup(args.path, rank, args.size, device, spin_us, sums_in_order=config.wants_exact)
+    _check_devices(group, config, device)
+    group.connect()
+    if rank == 0 and not config.model.enforce_eager:
+        _log.warning("steps run without CUDA graphs: tensor_parallel_size=%d", args.size)
+    return group
+
+
+def _check_devices(group: SharedGroup, config: EngineConfig, device: torch.device) -> None:
+    kinds = [_KINDS[number] for number in group.exchange(_KINDS.index(device.type))]
+    if len(set(kinds)) > 1:
+        found = ", ".join(f"rank {rank} has {kind}" for rank, kind in enumerate(kinds))
+        raise ConfigError("device", config.parallel.device, f"one that all ranks find ({found})")
 
 
 def find_ring_bytes(config: EngineConfig) -> int:

@@ -57,7 +57,7 @@ class LeadingRunner(_RankRunner):
     def _sample(self, row_ids: Int64s, logits: Tensor) -> SampledTokens:
         sampled = super()._sample(row_ids, logits)
         if len(row_ids):
-            self._group.broadcast(sampled.token_ids)
+            self._group.broadcast(sampled.token_ids.cpu())
             if self._link is not None:  # the first stage's next step needs them
                 self._link.send(sampled.token_ids)
         return sampled

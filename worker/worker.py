@@ -26,7 +26,7 @@ from ..kernels.shared_group import GroupAborted, SharedGroup
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
-from .rank import compute_weights_id, join_group, take_cores
+from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
 from .rank_runners import make_runner
 from .sampling.logits_processor import load_logits_processors
 from .threads import ThreadRule, count_cores
@@ -90,7 +90,10 @@ class Worker:
         """The device, and how many threads were chosen for it; None: by model and cores."""
         check_switch()
         parallel = self._config.parallel
-        device = resolve_device(parallel.device, parallel.data_parallel_rank)
+        device = resolve_device(
+            parallel.device, parallel.data_parallel_rank * parallel.num_ranks + self._rank
+        )
+        check_num_ranks(parallel, device)
         if device.type == "cpu":
             _take_engine_share(parallel)
         torch.set_grad_enabled(False)
@@ -102,9 +105,7 @@ class Worker:
 
     def _meet_group(self, args: GroupArgs, device: torch.device) -> int:
         """Join the other ranks and keep to this one's cores; returns how many threads it has."""
-        if device.type != "cpu":
-            raise ConfigError(*self._config.parallel.why_ranks, "1 on a GPU; or device=cpu")
-        self._group = join_group(args, self._rank, self._config)
+        self._group = join_group(args, self._rank, self._config, device)
         return self._config.parallel.num_threads or take_cores(self._rank, args.size)
 
     @property
@@ -125,7 +126,7 @@ class Worker:
             if num_threads != torch.get_num_threads():
                 native.set_num_threads(num_threads)
         launched = self._runner.launch(step)
-        if self._group is not None and self._has_stages:
+        if self._group is not None:
             self._group.note_step()
         return launched
 
@@ -214,16 +215,16 @@ def _take_engine_share(parallel: ParallelConfig) -> None:
         os.sched_setaffinity(0, [core.processor for core in cores])
 
 
-def resolve_device(name: str, engine_rank: int = 0) -> torch.device:
+def resolve_device(name: str, number: int = 0) -> torch.device:
     """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError.
 
-    Of several engines each takes the next GPU.
+    Of several workers, ranks of an engine or of several engines, each takes the next GPU.
     """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise ConfigError("device", name, "cpu or auto: torch finds no CUDA device here")
     if name == "cpu" or not has_cuda:
         return torch.device("cpu")
-    if engine_rank:
-        torch.cuda.set_device(engine_rank % torch.cuda.device_count())
+    if number:
+        torch.cuda.set_device(number % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())

@@ -139,7 +139,6 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override=0"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size=0: an integer from 1 to 64"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "=2: 1 with distributed_ex"),
-        ({"tensor_parallel_size": 2, "device": "cuda"}, "tensor_parallel_size=2: 1 on a GPU"),
         ({"tensor_parallel_size": 2, "warm_spare": True}, "warm_spare=True: off with tensor_parallel_size"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: one of 1, 2: what divides"),
         ({"tensor_parallel_size": 2, "dtype": "half"}, "tensor_parallel_size=2: 1 with dtype='float16'"),

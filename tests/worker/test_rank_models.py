@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import RECIPES, Checkpoint, Recipe, make_checkpoint
 from encoders import LENGTHS, EncoderStep, compute_reference, make_encoder
+from gloo import make_group
 from paged import PagedRun
 from quire.ipc.config import EngineConfig
 from quire.kernels.program import Kind, Program
@@ -99,6 +101,34 @@ def test_one_rank_has_no_operation_for_others(
     for one in shared:
         assert one[Kind.ALL_REDUCE] == 1 + 2 * num_layers  # the table, attention and what follows it
         assert one.total() - one[Kind.ALL_REDUCE] == alone.total()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "size"), [("gemma2", 2), ("mixtral", 2), ("olmo2", 4)], indirect=["checkpoint"]
+)
+def test_logits_of_ranks_that_have_a_device_each_equal_transformers(
+    checkpoint: Checkpoint, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "MAX_COPIED_TABLE_BYTES", 0)
+    config = with_ranks(checkpoint.engine_config(), size)
+
+    def compute(group: SharedGroup) -> list[Tensor]:
+        model = load_model(config, CPU, group)
+        assert model.native is None
+        assert model.batch_variance_reason == ""
+        logits: list[Tensor] = []
+        for chunk in (None, 7):
+            run = PagedRun(model, config.for_rank())
+            run.add("a", tokens_of(checkpoint))
+            logits.append(run.run("a", chunk))
+        group.leave()
+        return logits
+
+    whole, in_chunks = run_ranks(size, compute, partial(make_group, sums_in_order=True))[0]
+    with torch.inference_mode():
+        expected = checkpoint.reference(torch.tensor([tokens_of(checkpoint)])).logits[0]
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
+    assert torch.equal(in_chunks, whole)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

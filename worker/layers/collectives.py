@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...kernels import program as ops
 from ...kernels.choice import native_library
-from ...kernels.program import Kind, Program, Slot
+from ...kernels.program import Kind, NotNativeError, Program, Slot
 from ...kernels.shared_group import SharedGroup
-from ...kernels.shared_norm import launch_shared_norm
+from ...kernels.shared_norm import launch_shared_norm, shared_norm_reference
 from .feed_forward import FeedForward
 from .linear import Linear
 from .norm import RMSNorm
@@ -35,7 +35,9 @@ class AllReduce:
         return x
 
     def emit(self, program: Program, x: Slot) -> None:
-        """The same as an operation."""
+        """The same as an operation. Raises NotNativeError where the ranks' tensors are on devices."""
+        if not self.group.is_native:
+            raise NotNativeError(type(self.group).__name__)
         program.add(Kind.ALL_REDUCE, ops.AllReduce(group=self.group.handle, x=x, size=self.hidden_size))
 
 
@@ -84,6 +86,21 @@ class SharedRMSNorm(RMSNorm):
         squares = program.slot("squares", 1, torch.float32)
         operation = ops.NormOfRanks(norm=self._table, x=x, first=first, stride=stride, squares=squares)
         program.add(Kind.SHARED_NORM, operation)
+
+
+class TorchSharedRMSNorm(RMSNorm):
+    """The same by torch's operations, where the ranks' tensors are on devices."""
+
+    def __init__(self, part: RMSNorm, group: SharedGroup, total_size: int, counts: bool) -> None:
+        """As SharedRMSNorm's."""
+        self.weight, self.size, self.numbers = part.weight, part.size, part.numbers
+        self._shared = group, self.weight, total_size, counts
+
+    def normalize_(self, x: Tensor) -> None:
+        shared_norm_reference(x, *self._shared, *self.numbers)
+
+    def emit_in_place(self, program: Program, x: Slot, first: int, stride: int) -> None:  # noqa: ARG002
+        raise NotNativeError(type(self).__name__)
 
 
 @dataclass(frozen=True, slots=True)

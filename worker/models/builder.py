@@ -24,6 +24,7 @@ from ..layers.collectives import (
     RowParallelLinear,
     SharedRMSNorm,
     SummedFeedForward,
+    TorchSharedRMSNorm,
     VocabParallelLookup,
 )
 from ..layers.embedding import Embedding, StageInput
@@ -49,6 +50,7 @@ from .rank_cuts import RankCuts
 # Why a row may depend on the rows beside it, and what avoids that; for Decoder.batch_variance_reason.
 INEXACT_LINEAR = "torch multiplies; a CPU with g++ has exact kernels for dtype float32 and bfloat16"
 INEXACT_ATTENTION = "torch computes attention; a CPU with g++ has exact kernels for head sizes 8, 16, ... 256"
+INEXACT_SUM = "NCCL chooses the order in which more than two ranks are added up; exact=True takes theirs"
 
 # A smaller table is in each rank: a sum over ranks less in each step, for no memory to speak of.
 MAX_COPIED_TABLE_BYTES = 32 << 20
@@ -99,7 +101,7 @@ class _Builder:
         self._backends: dict[tuple[int, int, int], AttentionBackend] = {}
         self._size_bytes = 0
         self._position_bias: Tensor | None = None
-        self._batch_variance_reason = ""
+        self._batch_variance_reason = "" if group is None or group.is_exact else INEXACT_SUM
 
     def build(self) -> Decoder:
         spec = self._spec
@@ -237,8 +239,9 @@ class _Builder:
         query = self._rms_norm(f"{prefix}.q_norm", spec.query_size, cuts.take_rows(spec.query_size))
         key = self._rms_norm(f"{prefix}.k_norm", spec.kv_size, cuts.take_key_heads(spec))
         if self._group is not None:
-            query = SharedRMSNorm(query, self._group, spec.query_size, counts=True)
-            key = SharedRMSNorm(key, self._group, spec.kv_size, cuts.is_first_of_keys(spec))
+            norm = SharedRMSNorm if self._group.is_native else TorchSharedRMSNorm
+            query = norm(query, self._group, spec.query_size, counts=True)
+            key = norm(key, self._group, spec.kv_size, cuts.is_first_of_keys(spec))
         return None, (query, key)
 
     def _feed_forward(self, prefix: str, spec: DenseSpec | ExpertsSpec) -> FeedForward:
