@@ -1,8 +1,9 @@
 """`python -m quire.tools.gpu_check`, or tools/gpu_check: one command for a machine with a GPU.
 
-Environment, kernel tests compiled, golden runs, graphs on and off, then benchmarks beside what the device
-allows; under 8 minutes, ending in a table. Every part is a process of its own with a deadline: one that
-crashes or hangs costs its own rows. A part whose modules are missing is skipped, and said to be.
+Environment, kernel tests compiled, golden runs, graphs on and off, ranks on two GPUs, then benchmarks beside
+what the device allows; under 8 minutes, ending in a table. Every part is a process of its own with a
+deadline: one that crashes or hangs costs its own rows. A part whose modules are missing, or whose GPUs, is
+skipped, and said to be.
 Exit codes: 0 all that was judged is right, 1 something is not, 2 no GPU or wrong usage.
 """
 
@@ -25,9 +26,10 @@ from .gpu.rows import Row, RowFile
 # Parts in order, each with the most seconds that it may take; together less than _TOTAL_S.
 PARTS = {
     "environment": 30.0,
-    "kernel tests": 180.0,
+    "kernel tests": 140.0,
     "golden": 50.0,
     "graphs": 50.0,
+    "ranks": 40.0,
     "kernels": 50.0,
     "small engine": 70.0,
     "large engine": 45.0,

@@ -18,6 +18,8 @@ def run_part(name: str, say: Say) -> None:
         from .correctness import check_golden as part
     elif name == "graphs":
         from .correctness import check_graphs as part
+    elif name == "ranks":
+        from .ranks import check_ranks as part
     elif name == "kernels":
         from .kernels import bench_kernels as part
     elif name == "small engine":

@@ -17,7 +17,7 @@ from .rows import Row, Say
 
 _ROOT = Path(__file__).parents[2]
 _TEST_FILES = ("kernels/test_triton_*.py", "worker/test_triton_model.py", "worker/test_cuda_graphs.py")
-_TEST_TIMEOUT_S = 170.0
+_TEST_TIMEOUT_S = 135.0
 _PROMPTS = ("Once upon a time", "The little fox", "What is 12 plus 30?", "In the morning, the")
 _NUM_TOKENS = 48
 # bfloat16 may be as far from float32 as transformers' own is, and half more.
@@ -75,7 +75,7 @@ def check_golden(say: Say, device: str = "cuda") -> None:
     folder = str(find_model_folder(POCKET))
     peer: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     peer.to(device)
-    prompts = _encode_prompts()
+    prompts = encode_prompts()
     outputs = _generate("float32", device, prompts)
     sequences = [prompt + tokens for prompt, tokens in zip(prompts, outputs, strict=True)]
     expected = [_generate_with_peer(peer, prompt, device) for prompt in prompts]
@@ -106,7 +106,7 @@ def check_golden(say: Say, device: str = "cuda") -> None:
 def check_graphs(say: Say, device: str = "cuda") -> None:
     """The same tokens with CUDA graphs and without. 8 requests are a size of the ladder: none pads."""
     for dtype in ("float32", "bfloat16"):
-        prompts = [ids[:4] for ids in _encode_prompts()] * 2
+        prompts = [ids[:4] for ids in encode_prompts()] * 2
         eager = _generate(dtype, device, prompts, enforce_eager=True)
         graphed = _generate(dtype, device, prompts, enforce_eager=False)
         num_equal = sum(a == b for a, b in zip(eager, graphed, strict=True))
@@ -120,7 +120,8 @@ def check_graphs(say: Say, device: str = "cuda") -> None:
         )
 
 
-def _encode_prompts() -> list[list[int]]:
+def encode_prompts() -> list[list[int]]:
+    """The tokens of a few prompts of the packaged model."""
     from ...frontend.models.model_folder import POCKET, find_model_folder
     from ...frontend.text.tokenizer import load_tokenizer
 
