@@ -54,17 +54,18 @@ def join_group(args: GroupArgs, rank: int, config: EngineConfig, device: torch.d
         group = SharedGroup(
             args.path, rank, args.size, spin_us=spin_us, num_stages=args.num_stages, ring_bytes=ring_bytes
         )
-        _check_devices(group, config, device)
+        check_devices(group, config, device)
         return group
     group = DeviceGroup(args.path, rank, args.size, device, spin_us, sums_in_order=config.wants_exact)
-    _check_devices(group, config, device)
+    check_devices(group, config, device)
     group.connect()
     if rank == 0 and not config.model.enforce_eager:
         _log.warning("steps run without CUDA graphs: tensor_parallel_size=%d", args.size)
     return group
 
 
-def _check_devices(group: SharedGroup, config: EngineConfig, device: torch.device) -> None:
+def check_devices(group: SharedGroup, config: EngineConfig, device: torch.device) -> None:
+    """Refuse ranks that find devices of several kinds; all wait for each other. Raises ConfigError."""
     kinds = [_KINDS[number] for number in group.exchange(_KINDS.index(device.type))]
     if len(set(kinds)) > 1:
         found = ", ".join(f"rank {rank} has {kind}" for rank, kind in enumerate(kinds))
