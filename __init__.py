@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .frontend.async_llm import AsyncLLM as AsyncLLM
     from .frontend.beam_search import BeamSearchOutput as BeamSearchOutput
+    from .frontend.cli.flexible_parser import FlexibleArgumentParser as FlexibleArgumentParser
     from .frontend.engine_args import EngineArgs as EngineArgs
     from .frontend.llm import LLM as LLM
     from .frontend.llm_engine import LLMEngine as LLMEngine
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .frontend.pooling.outputs import PoolingRequestOutput as PoolingRequestOutput
     from .frontend.pooling.outputs import ScoringOutput as ScoringOutput
     from .frontend.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
+    from .frontend.text.prompts import PromptType as PromptType
     from .frontend.text.prompts import TextPrompt as TextPrompt
     from .frontend.text.prompts import TokensPrompt as TokensPrompt
     from .ipc.beam_search import BeamSearchParams as BeamSearchParams
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from .worker.sampling.logits_processor import LogitsProcessor as LogitsProcessor
     from .worker.sampling.logits_processor import LogitsRequest as LogitsRequest
 
+    AsyncEngineArgs = EngineArgs
+    AsyncLLMEngine = AsyncLLM
+
 __version__ = "0.1.0"
 
 _HOME_OF = {
@@ -38,6 +43,7 @@ _HOME_OF = {
     "AsyncLLM": "frontend.async_llm",
     "LLMEngine": "frontend.llm_engine",
     "EngineArgs": "frontend.engine_args",
+    "FlexibleArgumentParser": "frontend.cli.flexible_parser",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
     "PoolingOutput": "frontend.pooling.outputs",
@@ -50,6 +56,7 @@ _HOME_OF = {
     "ScoringRequestOutput": "frontend.pooling.outputs",
     "TextPrompt": "frontend.text.prompts",
     "TokensPrompt": "frontend.text.prompts",
+    "PromptType": "frontend.text.prompts",
     "BeamSearchOutput": "frontend.beam_search",
     "BeamSearchParams": "ipc.beam_search",
     "PoolingParams": "ipc.pooling_params",
@@ -62,10 +69,14 @@ _HOME_OF = {
     "LogitsRequest": "worker.sampling.logits_processor",
 }
 
-__all__ = ["__version__", *_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+# vLLM's names for a class that has another one here.
+_SAME_AS = {"AsyncEngineArgs": "EngineArgs", "AsyncLLMEngine": "AsyncLLM"}
+
+__all__ = ["__version__", *_HOME_OF, *_SAME_AS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    name = _SAME_AS.get(name, name)
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")

@@ -50,6 +50,7 @@ from .models.model_folder import (
 )
 from .models.pooling_head import Convert, HeadChoice, Runner, choose_heads
 from .models.sentence_transformers import find_transformer_folder, read_text_encoding
+from .off_values import OFF_VALUES, DropsOffValues, describe_off_values
 from .quantization import METHOD_NAMES, read_weight_formats, resolve_quantization
 from .text.chosen_template import read_chosen_template
 
@@ -59,24 +60,9 @@ SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a privat
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
+_Container = TypeVar("_Container", bound="argparse._ActionsContainer")  # a parser or a group of one
 _DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
 DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
-
-# vLLM's arguments that scripts carry along, with the values that ask for nothing.
-_VLLM_OFF_VALUES: dict[str, tuple[Any, ...]] = {
-    "cpu_offload_gb": (0, 0.0),
-    "disable_custom_all_reduce": (False, True),
-    "disable_log_stats": (False, True),
-    "download_dir": (None,),
-    "enable_lora": (False,),
-    "kv_cache_dtype": ("auto",),
-    "limit_mm_per_prompt": (None,),
-    "speculative_config": (None,),
-    "swap_space": (0, 0.0, 4, 4.0),
-    "task": ("auto", "generate"),
-    "tokenizer_mode": ("auto",),
-    "tokenizer_revision": (None,),
-}
 
 _UNIT_BYTES = {"": 1, "b": 1} | {
     unit: base**power
@@ -95,11 +81,12 @@ def _arg(
 
 
 @dataclass
-class EngineArgs:
+class EngineArgs(metaclass=DropsOffValues):
     """Arguments of an engine; None means that Quire chooses.
 
-    `create_engine_config` resolves them. An unknown name raises ConfigError, at construction too. `model` and
-    `tokenizer` may be given as a path object; they are kept as text.
+    `create_engine_config` resolves them. An unknown name raises ConfigError, at construction too; vLLM's
+    arguments for what Quire does not have are taken at the value that leaves it off (off_values.py).
+    `model` and `tokenizer` may be given as a path object; they are kept as text.
     """
 
     model: str = _arg(
@@ -270,22 +257,18 @@ class EngineArgs:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build from keyword arguments; unknown names raise ConfigError with the nearest known one.
-
-        vLLM's arguments for what Quire does not have are taken at the value that leaves it off.
-        """
-        known = {name: value for name, value in values.items() if not _is_switched_off(name, value)}
-        _check_names(known)
-        return cls(**known)
+        """Build from keyword arguments; unknown names raise ConfigError with the nearest known one."""
+        return cls(**values)
 
     @staticmethod
-    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add one option a field (`--max-model-len`), in groups; returns the parser."""
+    def add_cli_args(parser: _Container) -> _Container:
+        """Add one option a field (`--max-model-len`), in groups; returns the parser, or the group, given."""
         groups: dict[str, Any] = {}
         for item in fields(EngineArgs):
             name = str(item.metadata["group"])
             if name not in groups:
-                groups[name] = parser.add_argument_group(f"{name} options")
+                is_parser = isinstance(parser, argparse.ArgumentParser)
+                groups[name] = parser.add_argument_group(f"{name} options") if is_parser else parser
             _add_option(groups[name], item.name, item.default, dict(item.metadata), str(item.type))
         return parser
 
@@ -458,18 +441,11 @@ def _read_object(name: str, value: object) -> dict[str, Any]:
     return cast(dict[str, Any], value or {})
 
 
-def _is_switched_off(name: str, value: Any) -> bool:
-    return name in _VLLM_OFF_VALUES and any(
-        value == off and type(value) is type(off) for off in _VLLM_OFF_VALUES[name]
-    )
-
-
 def _check_names(values: dict[str, Any]) -> None:
     known = EngineArgs.__dataclass_fields__
     for name, value in values.items():
-        if name in _VLLM_OFF_VALUES:
-            off = " or ".join(map(repr, _VLLM_OFF_VALUES[name]))
-            raise ConfigError(name, value, f"{off}: Quire does not have it")
+        if name in OFF_VALUES:
+            raise ConfigError(name, value, describe_off_values(name))
         if name not in known:
             raise ConfigError(name, value, f"no such engine argument{did_you_mean(name, known)}")
 

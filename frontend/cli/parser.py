@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ...ipc.errors import QuireError, did_you_mean
 from .config_file import FLAG, expand_config
 from .exit_codes import ExitCode
+from .flexible_parser import spell_with_dashes
 
 _INVALID_VALUE = re.compile(r"argument (?P<field>[^:]+): invalid (?P<kind>\w+) value: (?P<value>.*)", re.S)
 _INVALID_CHOICE = re.compile(
@@ -46,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
         As in vLLM an option may have '_' for '-', and `--config` names a file with more of them.
         """
-        words = list(map(self._with_dashes, argv))
+        words = spell_with_dashes(argv, self._option_string_actions)
         if FLAG in self._option_string_actions:
             words = expand_config(self._option_string_actions, words)
         options, rest = self.parse_known_intermixed_args(words)
@@ -60,13 +61,6 @@ class Parser(argparse.ArgumentParser):
         if rest:
             raise UsageError(f"{rest[0]!r}: '{self.prog}' takes no such argument, see {self.prog} --help")
         return options
-
-    def _with_dashes(self, word: str) -> str:
-        flag, sign, value = word.partition("=")
-        known = self._option_string_actions
-        dashed = flag.replace("_", "-")
-        is_spelled_so = flag.startswith("--") and flag not in known and dashed in known
-        return f"{dashed}{sign}{value}" if is_spelled_so else word
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse's, which says nothing when it cannot write."""

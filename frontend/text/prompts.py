@@ -12,6 +12,7 @@ from ...ipc.param_fields import make_plain
 from .truncation import Truncation
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+PromptType = Prompt  # vLLM's name
 
 
 class TextPrompt(TypedDict):
