@@ -74,6 +74,7 @@ class AsyncLLM(AsyncUtilityCalls):
         self._attach = "" if attach is None else choose_attachment(attach, keys, model, tokenizer)
         self._client_kind, self._client_weight = client_kind, client_weight
         self._config = (engine_args or EngineArgs()).create_engine_config() if attach is None else None
+        self._seed = engine_args.seed if engine_args is not None else None
         self._start_lock = asyncio.Lock()
         self._loop = OwnerLoop()
         self._client: AsyncMPClient | None = None
@@ -114,7 +115,7 @@ class AsyncLLM(AsyncUtilityCalls):
                 client.close()
                 self._check_open()
             self.tokenizer = tokenizer
-            self._input_processor = InputProcessor(client.facts, self.tokenizer)
+            self._input_processor = InputProcessor(client.facts, self.tokenizer, self._seed)
             self._requests = AsyncRequests(client, tokenizer, self._loop, self._fail_all)
             self._client = client
             self._output_task = asyncio.create_task(self._requests.deliver())
@@ -183,6 +184,7 @@ class AsyncLLM(AsyncUtilityCalls):
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
             names=names,
+            drawn_seed=self._input_processor.seeds.draw(),  # here: long prompts are processed in any order
         )
         is_long = self._input_processor.takes_long(prompt, params)
         request = await asyncio.to_thread(process) if is_long else process()

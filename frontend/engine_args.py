@@ -126,7 +126,11 @@ class EngineArgs(metaclass=DropsOffValues):
         "with quantization: of the projection to logits; default: the same, but int8 with int4",
         get_args(HeadQuantization),
     )
-    seed: int | None = _arg(0, "model", "seed of dummy weights; a request has its own in SamplingParams")
+    seed: int | None = _arg(
+        None,
+        "model",
+        "of an LLM: makes requests without a seed repeatable; also of dummy weights; default: 0 for these",
+    )
     exact: bool | None = _arg(
         None,
         "model",

@@ -24,6 +24,7 @@ from ..ipc.structured_outputs import StructuredOutputsParams
 from ..ipc.token_lists import MAX_BAD_WORD_TOKENS, NO_LISTS, TokenLists, drop_packed, pack_token_lists
 from .pooling.tasks import check_task
 from .request_fields import check_fields, check_priority, check_request_id
+from .seeds import SeedSource
 from .text.prompt_tokenizer import PromptTokenizer, TokenizedPrompt
 from .text.prompts import Prompt, describe_token_ids, parse_prompt
 from .text.tokenizer import Tokenizer
@@ -70,7 +71,9 @@ class PreparedParams:
 class InputProcessor:
     """Checks requests against one engine's facts. `tokenizer` None: token ids only."""
 
-    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None, seed: int | None = None) -> None:
+        """seed: what requests without one get theirs from, see SeedSource."""
+        self.seeds = SeedSource(seed)
         self._facts = facts
         self._tokenizer = tokenizer
         self._prompts = PromptTokenizer(facts, tokenizer, num_generated=1)
@@ -101,12 +104,18 @@ class InputProcessor:
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
         names: Sequence[str] = (),
+        drawn_seed: int | None = None,
     ) -> EngineInput:
-        """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError."""
+        """Check and tokenize one request. Raises PromptError, SamplingParamsError or InputError.
+
+        drawn_seed: of `seeds`, drawn where the order of requests is known; None: it is drawn here.
+        """
         checked = check_fields(tenant, timeout_s, queue_timeout_s, names)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
         tokenized = self.tokenize([prompt], [prepared])[0]
-        return self.make_input(request_id, tokenized, prepared, priority, arrival_time, **checked)
+        return self.make_input(
+            request_id, tokenized, prepared, priority, arrival_time, drawn_seed=drawn_seed, **checked
+        )
 
     def tokenize(
         self,
@@ -219,12 +228,19 @@ class InputProcessor:
         params: SamplingParams | PreparedParams,
         priority: int = 0,
         arrival_time: float | None = None,
+        *,
+        drawn_seed: int | None = None,
         **checked: Any,
     ) -> EngineInput:
-        """Check the parameters and build best_of, or n, sequences; `checked`: more of EngineCoreRequest."""
+        """Check the parameters and build best_of, or n, sequences; `checked`: more of EngineCoreRequest.
+
+        drawn_seed: as for `process`.
+        """
         request_id, priority = check_request_id(request_id), check_priority(priority)
         prepared = params if isinstance(params, PreparedParams) else self.prepare_params(params)
         own = copy.copy(prepared.params)
+        drawn = self.seeds.draw() if drawn_seed is None else drawn_seed
+        seed = drawn if own.seed is None else own.seed
         arrived = time.time() if arrival_time is None else arrival_time
         hides = own.num_sequences > own.n and own.logprobs is None
         template = EngineCoreRequest(
@@ -251,7 +267,7 @@ class InputProcessor:
             arrived,
             [_make_search(template)]
             if searches
-            else _make_sequences(template, hides, self._facts.vocab_size),
+            else _make_sequences(template, seed, hides, self._facts.vocab_size),
             hides,
         )
 
@@ -327,13 +343,14 @@ def _make_search(template: EngineCoreRequest) -> EngineCoreRequest:
     return msgspec.structs.replace(template, sampling_params=own)
 
 
-def _make_sequences(template: EngineCoreRequest, scores: bool, vocab_size: int) -> list[EngineCoreRequest]:
-    """One request a sequence, each with a seed: the user's or a drawn one, plus its index.
+def _make_sequences(
+    template: EngineCoreRequest, seed: int, scores: bool, vocab_size: int
+) -> list[EngineCoreRequest]:
+    """One request a sequence, each with `seed` plus its index.
 
     `scores`: logprobs of the tokens themselves are computed, to choose the best sequences.
     """
     params = template.sampling_params
-    seed = int.from_bytes(os.urandom(8), "little") >> 1 if params.seed is None else params.seed
     sequences: list[EngineCoreRequest] = []
     for index in range(params.num_sequences):
         own = copy.copy(params)  # checked already; `replace` would check each one again

@@ -51,8 +51,9 @@ class LLM:
     shares with others and leaves running. With attach='tcp://HOST:PORT' that is a daemon of another machine:
     `keys` is the folder of this client's keys, and `model` (and `tokenizer`) has copies of what the engine's
     folder has beside the weights. With data_parallel_size engines share the requests, and one that is lost
-    costs none of them. Calls wait until all their requests have finished, `enqueue` apart; an exception or
-    Ctrl-C in one ends its requests and leaves the engine usable.
+    costs none of them. With `seed`, a program that makes the same requests in the same order gets the same
+    tokens, also of requests without a seed of their own. Calls wait until all their requests have finished,
+    `enqueue` apart; an exception or Ctrl-C in one ends its requests and leaves the engine usable.
 
     Threads may share it: what several generate at the same time runs in one batch, other calls are answered
     meanwhile, and each call raises only what is its own. After `close`, and in a fork of this process, every

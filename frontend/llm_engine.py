@@ -50,10 +50,11 @@ class LLMEngine(UtilityCalls):
     `startup`, `forget_requests` and `close` itself.
     """
 
-    def __init__(self, client: SyncClient, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, client: SyncClient, tokenizer: Tokenizer | None, seed: int | None = None) -> None:
+        """seed: of requests without one, see SeedSource."""
         self._client = client
         self.tokenizer = tokenizer
-        self.input_processor = InputProcessor(client.facts, tokenizer)
+        self.input_processor = InputProcessor(client.facts, tokenizer, seed)
         self._output_processor = OutputProcessor(tokenizer)
         self._turns = Turns(client)
         self._arrived: deque[RequestOutput] = deque()  # for `step`
@@ -72,7 +73,7 @@ class LLMEngine(UtilityCalls):
             loading = pool.submit(load_named_tokenizer, config.model.tokenizer, config.model.chat_template)
             client = make_sync_client(config, on_phase)
         try:
-            return cls(client, loading.result())
+            return cls(client, loading.result(), engine_args.seed)
         except BaseException:
             client.close()
             raise

@@ -69,7 +69,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # Found by the frontend, none for "dummy": names within the folder, or whole paths of GGUF files.
     weight_files: tuple[str, ...] = ()
     quantization: Quantization | None = None
-    seed: int = 0  # dummy weights; requests without a seed draw from the system's entropy
+    seed: int = 0  # of dummy weights; what seeds of requests come from is the frontend's
     max_logprobs: int = 20
     generation_config: str = "auto"  # where sampling defaults come from; for frontends that attach
     tool_call_parser: str | None = None  # likewise: how tool calls are written; None: by the chat template

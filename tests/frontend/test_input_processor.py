@@ -243,6 +243,20 @@ def test_each_sequence_has_its_own_id_and_seed(processor: InputProcessor):
     assert len({one.request_id for one in request.sequences}) == 3
 
 
+def test_requests_without_a_seed_have_the_same_ones_in_every_run_with_an_engines_seed(byte_level: Tokenizer):
+    def draw(seed: int | None) -> list[int | None]:
+        processor = InputProcessor(make_facts(), byte_level, seed)
+        params = [SamplingParams(), SamplingParams(seed=7), SamplingParams(n=2)]
+        made = [processor.process("a", [1], one) for one in params]
+        return [one.sampling_params.seed for request in made for one in request.sequences]
+
+    first = draw(3)
+    assert first == draw(3)
+    assert first[1] == 7
+    assert len({*first, *draw(4), *draw(None), *draw(None)}) == 4 * 3 + 1
+    assert all(seed is not None and 0 <= seed <= MAX_SEED for seed in first)
+
+
 @pytest.mark.parametrize("seed", [MAX_SEED - 1, -3, -MAX_SEED - 1])
 def test_seeds_near_the_ends_of_their_range_stay_distinct_and_set(processor: InputProcessor, seed: int):
     request = processor.process("a", [1], SamplingParams(n=4, seed=seed))

@@ -59,6 +59,22 @@ def test_one_prompt_or_many_of_any_kind_are_told_apart(llm: LLM, prompts: Any, c
     assert len(llm.generate(prompts, params, use_tqdm=False)) == count
 
 
+def collect_seeds(llm: LLM, client: FakeSyncClient) -> list[int | None]:
+    """What a few requests without a seed are sent with."""
+    llm.generate([[9], [4]], use_tqdm=False)
+    llm.chat([{"role": "user", "content": "the fox"}], SamplingParams(max_tokens=1), use_tqdm=False)
+    return [request.sampling_params.seed for request in client.engine.added[-3:]]
+
+
+def test_with_a_seed_of_the_llm_its_requests_have_the_same_ones_in_every_run(
+    llm: LLM, client: FakeSyncClient
+):
+    runs = [LLM(seed=5), LLM(seed=5), llm]  # dropping one would close the client that they share here
+    first, second, unseeded = (collect_seeds(one, client) for one in runs)
+    assert len(set(first)) == 3
+    assert first == second != unseeded
+
+
 def test_sampling_params_may_be_one_a_prompt(llm: LLM):
     params = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=3)]
     outputs = llm.generate([[9], [9]], params, use_tqdm=False)
