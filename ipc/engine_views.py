@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+DEFAULT_METRICS_PREFIX = "quire:"  # of the names of series that are made of EngineMetrics
+
 
 class StalledRequest(msgspec.Struct, frozen=True):
     """A live request that gets no token though the device could compute it."""

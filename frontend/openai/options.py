@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ...ipc.engine_views import DEFAULT_METRICS_PREFIX
 from ...ipc.param_fields import MAX_INT
 from ...ipc.processes.log_lines import LogFormat
 from ...ipc.processes.restarts import MAX_LOSSES
@@ -17,7 +18,6 @@ UnknownFields = Literal["refuse", "ignore"]
 HTTP_CLIENT_KIND = "http"  # what an HTTP process is called where the engine's clients are listed
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-DEFAULT_METRICS_PREFIX = "quire:"
 DEFAULT_STALL_S = 30.0
 _MAX_GRPC_CONNECTIONS = 1024  # of a process; a client needs one, however many calls it makes
 
