@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from .frontend.engine_args import EngineArgs as EngineArgs
     from .frontend.llm import LLM as LLM
     from .frontend.llm_engine import LLMEngine as LLMEngine
+    from .frontend.metric_values import Counter as Counter
+    from .frontend.metric_values import Gauge as Gauge
+    from .frontend.metric_values import Histogram as Histogram
+    from .frontend.metric_values import Metric as Metric
+    from .frontend.metric_values import Vector as Vector
     from .frontend.outputs import CompletionOutput as CompletionOutput
     from .frontend.outputs import RequestOutput as RequestOutput
     from .frontend.pooling.outputs import ClassificationOutput as ClassificationOutput
@@ -46,6 +51,11 @@ _HOME_OF = {
     "FlexibleArgumentParser": "frontend.cli.flexible_parser",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
+    "Metric": "frontend.metric_values",
+    "Counter": "frontend.metric_values",
+    "Gauge": "frontend.metric_values",
+    "Histogram": "frontend.metric_values",
+    "Vector": "frontend.metric_values",
     "PoolingOutput": "frontend.pooling.outputs",
     "EmbeddingOutput": "frontend.pooling.outputs",
     "ClassificationOutput": "frontend.pooling.outputs",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from ..ipc.beam_search import BeamSearchParams
-from ..ipc.engine_views import SchedulerStats
 from ..ipc.errors import ConfigError, InputError, PromptError
 from ..ipc.pooling_params import PoolingParams, PoolingTask
 from ..ipc.sampling_params import RequestOutputKind, SamplingParams
@@ -19,6 +18,7 @@ from .beam_search import BeamSearchOutput, prepare_beam_search, to_beam_search_o
 from .client.remote_daemon import Attachment, check_unattached, choose_attachment
 from .engine_args import EngineArgs
 from .input_processor import EngineInput, PreparedParams
+from .llm_controls import LLMControls
 from .llm_engine import LLMEngine
 from .models.model_folder import POCKET
 from .outputs import RequestOutput
@@ -35,7 +35,6 @@ from .pooling.tasks import check_task
 from .request_batch import RequestBatch, run_batches
 from .text.prompt_tokenizer import TokenizedPrompt
 from .text.prompts import Prompt, is_many
-from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .pooling.calls import PoolingCalls, PoolingOptions
@@ -44,7 +43,7 @@ Message = Mapping[str, Any]
 Params = SamplingParams | PreparedParams | Sequence[SamplingParams | PreparedParams] | None
 
 
-class LLM:
+class LLM(LLMControls):
     """A model, its engine and its processes. Use it with `with`, or call `close`, or just drop it.
 
     Takes the arguments of EngineArgs by name; or `attach`, the name of a running daemon, whose engine it then
@@ -286,27 +285,6 @@ class LLM:
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a reward model gives each token of each prompt; otherwise as `embed`."""
         return self._pooling.encode(prompts, pooling_params, "token_classify", **options)
-
-    def get_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None with skip_tokenizer_init."""
-        return self.llm_engine.get_tokenizer()
-
-    @property
-    def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", tasks of PoolingParams, "score"."""
-        return self.llm_engine.facts.tasks
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when it is given none."""
-        return self.llm_engine.get_default_sampling_params()
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prompt beginnings; True if that was done."""
-        return self.llm_engine.reset_prefix_cache()
-
-    def stats(self) -> SchedulerStats:
-        """A look at the engine at this moment."""
-        return self.llm_engine.stats()
 
     def close(self) -> None:
         """End the engine and its processes within 2 s. Idempotent."""
