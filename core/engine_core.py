@@ -39,6 +39,7 @@ from .scheduling.tenant import TenantLedger
 from .stats.remarks import Remarks
 from .stats.stats import EngineCounters
 from .stats.stats_collector import StatsCollector, Surroundings
+from .stats.step_recorder import StepRecorder
 
 EXPENSIVE_BYTES = 1024 * 1024  # of a request that the log tells of
 BAD_VECTOR = "the vector is not finite"
@@ -104,6 +105,7 @@ class EngineCore:
         self._num_searches = 0  # live requests of beam searches
         self._num_deaths_alone = num_deaths_alone or {}
         self.remarks = Remarks(monotonic)
+        self.recorder: StepRecorder | None = None  # while somebody profiles this core
 
     # -- requests
 
@@ -218,6 +220,11 @@ class EngineCore:
         free_time = self._stats_collector.free_time
         if output is not None:
             free_time.note_step(now)
+            if self.recorder is not None:
+                num_running = len(self._scheduler.running)
+                self.recorder.note_schedule(
+                    self._scheduler.in_flight[-1], began, now, num_running, len(self._requests)
+                )
             self.counters.num_steps += 1
             if output.new_requests:  # they are the last in the step
                 for request in self._scheduler.in_flight[-1].requests[-len(output.new_requests) :]:
@@ -256,7 +263,10 @@ class EngineCore:
             finished += self._outputs.accept_pooled(step, output.pooled, began)
         self._forget(finished)
         self.failures.note_step()
-        self.counters.update_s += self._clock() - began
+        now = self._clock()
+        self.counters.update_s += now - began
+        if self.recorder is not None:
+            self.recorder.note_update(step, began, now)
 
     def take_outputs(self) -> dict[bytes, list[EngineCoreOutput]]:
         """What is to be delivered, per client in order; the next call starts anew."""

@@ -35,6 +35,7 @@ from .pooling.tasks import check_task
 from .request_batch import RequestBatch, run_batches
 from .text.prompt_tokenizer import TokenizedPrompt
 from .text.prompts import Prompt, is_many
+from .trace_file import read_profile_folder
 
 if TYPE_CHECKING:
     from .pooling.calls import PoolingCalls, PoolingOptions
@@ -66,13 +67,17 @@ class LLM(LLMControls):
         attach: Attachment | None = None,
         keys: str | os.PathLike[str] | None = None,
         client_weight: float = 1.0,
+        profiler_config: Mapping[str, Any] | None = None,
         **args: Any,
     ) -> None:
         """Start an engine, or attach to a daemon's. `model` is the pocket model if nothing is given.
 
-        client_weight: with `attach`, this client's share under the fair policy. Raises ConfigError or
-        ModelError (ValueErrors), EngineStartError, or DaemonError when no daemon of that name runs.
+        client_weight: with `attach`, this client's share under the fair policy. profiler_config: vLLM's, of
+        which 'torch_profiler_dir' is where `stop_profile` writes; default: ./quire_profile. Raises
+        ConfigError or ModelError (ValueErrors), EngineStartError, or DaemonError when no daemon of that name
+        runs.
         """
+        self._profile_folder = read_profile_folder(profiler_config)
         if attach is not None:
             tokenizer = args.pop("tokenizer", None)
             check_attach_arguments(args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..ipc.engine_views import DEFAULT_METRICS_PREFIX, SchedulerStats
@@ -24,6 +25,7 @@ class LLMControls:
     """The part of LLM that needs no prompts."""
 
     llm_engine: LLMEngine
+    _profile_folder: str  # where `stop_profile` writes
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
@@ -57,6 +59,21 @@ class LLMControls:
         name = self.llm_engine.facts.served_model_name
         found = {name: self.llm_engine.metrics_by_engine()}
         return read_metrics(EnginesCollector(found, prefix).collect())
+
+    def start_profile(self) -> None:
+        """Have the engine note its steps until `stop_profile`; nothing is noted at other times.
+
+        Raises RequestFailedError if somebody profiles the engine already.
+        """
+        self.llm_engine.start_profile()
+
+    def stop_profile(self) -> Path:
+        """Write what was noted to a new file in the folder that profiler_config names, and say which.
+
+        ui.perfetto.dev opens it. Raises RequestFailedError if no profile was started, or the engine was lost
+        since.
+        """
+        return self.llm_engine.stop_profile(self._profile_folder)
 
     def collective_rpc(self, method: str | Callable[..., Any], *_args: Any, **_options: Any) -> NoReturn:
         """vLLM's way to run code in workers; raises InputError with the reason why there is none."""

@@ -22,6 +22,7 @@ from .network.served_files import ServedFiles
 from .pooling_params import PoolingParams
 from .prefix_digest import EngineDigest
 from .sampling_params import MAX_EXTRA_ARGS_BYTES, SamplingParams
+from .step_trace import StepTrace
 from .token_lists import TokenLists
 
 PROTOCOL_VERSION = 3
@@ -96,6 +97,8 @@ class UtilityMethod(IntEnum):
     SNAPSHOT = 4  # -> EngineSnapshot
     METRICS = 5  # -> EngineMetrics
     DIGEST = 6  # -> EngineDigest; from the first one on the engine notes which prompts it has had
+    START_PROFILE = 7  # from here on the engine notes its steps; an error if it does so already
+    STOP_PROFILE = 8  # -> StepTrace
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -292,6 +295,7 @@ class UtilityResult(msgspec.Struct, array_like=True, frozen=True):
     snapshot: EngineSnapshot | None = None
     metrics: EngineMetrics | None = None
     digest: EngineDigest | None = None
+    trace: StepTrace | None = None
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True):

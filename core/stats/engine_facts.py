@@ -14,6 +14,7 @@ from ...ipc.model_spec import ModelSpec
 from ...ipc.step import WorkerReady
 from ..engine_core import EngineCore
 from .stats_collector import Surroundings
+from .step_recorder import StepRecorder
 
 
 class StartupClock:
@@ -139,3 +140,18 @@ def call_utility(core: EngineCore, call: UtilityCall, surroundings: Surroundings
             return UtilityResult(call.call_id, metrics=core.metrics(len(surroundings.clients)))
         case UtilityMethod.DIGEST:
             return UtilityResult(call.call_id, digest=core.digests.make())
+        case UtilityMethod.START_PROFILE:
+            return UtilityResult(call.call_id, error=_start_profile(core))
+        case UtilityMethod.STOP_PROFILE:
+            recorder, core.recorder = core.recorder, None
+            if recorder is None:
+                return UtilityResult(call.call_id, error="nobody has started a profile of this engine")
+            return UtilityResult(call.call_id, trace=recorder.make_trace())
+
+
+def _start_profile(core: EngineCore) -> str | None:
+    """Have the core note its steps; why it does not, None if it does."""
+    if core.recorder is not None:
+        return "a profile of this engine is being taken already"
+    core.recorder = StepRecorder()
+    return None

@@ -5,13 +5,16 @@ Of several engines every one that is there is asked. An answer is of all togethe
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...ipc.engine_views import EngineMetrics, EngineSnapshot, SchedulerStats
 from ...ipc.errors import RequestFailedError
 from ...ipc.messages import FrontendCounts, UtilityMethod, UtilityResult
+from ..trace_file import DEFAULT_FOLDER, write_trace
 from .merged_answers import merge_metrics, merge_snapshots, merge_stats
 
 if TYPE_CHECKING:
@@ -48,6 +51,20 @@ class UtilityCalls(ABC):
     def metrics_by_engine(self) -> dict[int, EngineMetrics]:
         """What each engine has counted since it started."""
         return _expect(self._call_each(UtilityMethod.METRICS), "metrics")
+
+    def start_profile(self) -> None:
+        """Have the engine note when each step is scheduled, computed and taken in, until `stop_profile`.
+
+        Raises RequestFailedError if somebody does so already.
+        """
+        _raise_errors(self._call_each(UtilityMethod.START_PROFILE))
+
+    def stop_profile(self, folder: str = DEFAULT_FOLDER) -> Path:
+        """Write what was noted to a new file in `folder`, which ui.perfetto.dev opens, and say which.
+
+        Raises RequestFailedError if no profile was started, or the engine was lost since.
+        """
+        return write_trace(_expect(self._call_each(UtilityMethod.STOP_PROFILE), "trace"), folder)
 
     def check_integrity(self) -> str | None:
         """What is wrong with the engine's block accounting, None if nothing is."""
@@ -88,6 +105,15 @@ class AsyncUtilityCalls(ABC):
         """What each engine has counted since it started."""
         return _expect(await self._call_each(UtilityMethod.METRICS), "metrics")
 
+    async def start_profile(self) -> None:
+        """As UtilityCalls.start_profile."""
+        _raise_errors(await self._call_each(UtilityMethod.START_PROFILE))
+
+    async def stop_profile(self, folder: str = DEFAULT_FOLDER) -> Path:
+        """As UtilityCalls.stop_profile."""
+        traces = _expect(await self._call_each(UtilityMethod.STOP_PROFILE), "trace")
+        return await asyncio.to_thread(write_trace, traces, folder)
+
     def abort_named(self, names: Sequence[str], tenant: str = "") -> None:
         """End requests of any client of the engine that came with one of these names; '': of every tenant.
 
@@ -112,6 +138,11 @@ def _find_errors(results: Mapping[int, UtilityResult]) -> str | None:
         return next(iter(results.values())).error
     errors = [f"engine {index}: {result.error}" for index, result in results.items() if result.error]
     return "; ".join(errors) or None
+
+
+def _raise_errors(results: Mapping[int, UtilityResult]) -> None:
+    if error := _find_errors(results):
+        raise RequestFailedError(error)
 
 
 def _expect(results: Mapping[int, UtilityResult], field: str) -> dict[int, Any]:
