@@ -60,7 +60,7 @@ SHARED_MAX_QUEUED_BYTES = "1GiB"  # of engines that many clients share; a privat
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GENERATION_CONFIGS = ("auto", "vllm")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
-_Container = TypeVar("_Container", bound="argparse._ActionsContainer")  # a parser or a group of one
+_Container = TypeVar("_Container")  # of options: a parser or a group of one
 _DTYPE_ALIASES: dict[str, Dtype] = {"half": "float16", "float": "float32"}
 DTYPES = ("auto", *get_args(Dtype), *_DTYPE_ALIASES)
 
@@ -271,8 +271,9 @@ class EngineArgs(metaclass=DropsOffValues):
         for item in fields(EngineArgs):
             name = str(item.metadata["group"])
             if name not in groups:
-                is_parser = isinstance(parser, argparse.ArgumentParser)
-                groups[name] = parser.add_argument_group(f"{name} options") if is_parser else parser
+                groups[name] = parser
+                if isinstance(parser, argparse.ArgumentParser):
+                    groups[name] = parser.add_argument_group(f"{name} options")
             _add_option(groups[name], item.name, item.default, dict(item.metadata), str(item.type))
         return parser
 
