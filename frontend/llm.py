@@ -90,6 +90,11 @@ class LLM(LLMControls):
         self._request_numbers = itertools.count()
         self._enqueued: deque[RequestBatch[RequestOutput]] = deque()  # that nobody waits for yet
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """vLLM's other spelling of the constructor."""
+        return cls(**vars(engine_args))
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -11,6 +11,7 @@ import pytest
 from frontend_fakes import FakeSyncClient, prompt_ids
 from quire import TextPrompt, TokensPrompt
 from quire.frontend import llm_engine as llm_engine_module
+from quire.frontend.engine_args import EngineArgs
 from quire.frontend.llm import LLM
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.models.model_folder import pocket_folder
@@ -69,7 +70,11 @@ def collect_seeds(llm: LLM, client: FakeSyncClient) -> list[int | None]:
 def test_with_a_seed_of_the_llm_its_requests_have_the_same_ones_in_every_run(
     llm: LLM, client: FakeSyncClient
 ):
-    runs = [LLM(seed=5), LLM(seed=5), llm]  # dropping one would close the client that they share here
+    runs = [
+        LLM(seed=5),
+        LLM.from_engine_args(EngineArgs(seed=5)),
+        llm,
+    ]  # dropping one would close the client that they share here
     first, second, unseeded = (collect_seeds(one, client) for one in runs)
     assert len(set(first)) == 3
     assert first == second != unseeded
