@@ -42,6 +42,7 @@ COMMANDS = {
     ),
     "stress": Command("kill processes under load and check every token", "....tools.stress.cli"),
     "doctor": Command("check this machine: versions, devices, what is missing", ".doctor"),
+    "completion": Command("print a shell's completion script", ".completion"),
 }
 
 # What a disk or a terminal answers that takes no more: the cause is the machine's, and the text says it all.

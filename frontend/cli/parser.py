@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ...ipc.errors import QuireError, did_you_mean
@@ -23,6 +23,31 @@ _NAME_OF_TYPE = {"int": "an integer", "float": "a number"}
 
 class UsageError(QuireError):
     """The command line cannot be used; the text says what is wrong and what is allowed."""
+
+
+DESCRIBE = "\0describe"  # in the place of the words for a command; no command line can hold it
+
+
+class CommandsDescribed(Exception):
+    """Instead of running one of several commands: what their names are."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+
+
+class ParserDescribed(Exception):
+    """Instead of running a command: the options of its parser, by flag."""
+
+    def __init__(self, actions: Mapping[str, argparse.Action]) -> None:
+        super().__init__()
+        self.actions = actions
+
+
+def describe_if_asked(argv: Sequence[str], names: Iterable[str]) -> None:
+    """Raise CommandsDescribed where DESCRIBE stands for one of these commands."""
+    if list(argv) == [DESCRIBE]:
+        raise CommandsDescribed(names)
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,10 +68,14 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of `argv`; raises UsageError. Options may stand between positional arguments.
+        """Parse all of `argv`; raises UsageError, or ParserDescribed for DESCRIBE.
+
+        Options may stand between positional arguments.
 
         As in vLLM an option may have '_' for '-', and `--config` names a file with more of them.
         """
+        if list(argv) == [DESCRIBE]:
+            raise ParserDescribed(self._option_string_actions)
         words = spell_with_dashes(argv, self._option_string_actions)
         if FLAG in self._option_string_actions:
             words = expand_config(self._option_string_actions, words)
@@ -74,6 +103,7 @@ def run_subcommand(
     prog: str, usage: str, commands: Mapping[str, Callable[[Sequence[str]], int]], argv: Sequence[str]
 ) -> int:
     """Run the command that `argv` begins with, or print `usage`; raises UsageError for any other word."""
+    describe_if_asked(argv, commands)
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help", "help"):
         print(usage, end="")
