@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
 
 from ....ipc.daemon.daemon_state import read_state
-from ....ipc.daemon.run_dir import find_named
+from ....ipc.daemon.run_dir import find_named, find_owner
 from ....ipc.errors import InputError
 from ....ipc.network.listening import check_listening
 from ....ipc.network.tcp_address import parse_tcp_address
@@ -27,11 +30,13 @@ from ...engine_args import SHARED_MAX_QUEUED_BYTES, EngineArgs
 from ..config_file import add_config_option
 from ..engine_choice import choose_model
 from ..exit_codes import ExitCode
+from ..followed_log import follow_log
 from ..parser import Parser, UsageError, run_subcommand
 from ..progress import PhaseLine
 
 DEFAULT_NAME = "default"
 _NUM_LOG_LINES = 100
+_FOLLOW_PERIOD_S = 0.25
 
 _USAGE = """\
 usage: quire daemon COMMAND [OPTIONS]
@@ -42,7 +47,7 @@ commands:
   start [MODEL]   start one and return when it is ready; takes the engine options
   stop [NAME]     end one
   restart [NAME]  restart its engine; attached clients wait, and their requests go on
-  logs [NAME]     print the last lines of its log
+  logs [NAME]     print the last lines of its log; -f goes on
 
 of a daemon with several engines (start --engines N), whose numbers `quire ps` shows:
   restart [NAME]               one after the other: each one's requests go on at another meanwhile
@@ -141,6 +146,8 @@ def _remove_engine(argv: Sequence[str]) -> int:
 def _logs(argv: Sequence[str]) -> int:
     parser = _make_name_parser("logs", "Print the last lines of a daemon's log, also when it has ended.")
     parser.add_argument("-n", "--lines", type=int, default=_NUM_LOG_LINES, help="how many (%(default)s)")
+    text = "go on as it is written, until the daemon ends or Ctrl-C"
+    parser.add_argument("-f", "--follow", action="store_true", help=text)
     options = parser.parse(argv)
     if options.lines < 1:
         raise UsageError(f"lines={options.lines}: an integer from 1")
@@ -149,9 +156,21 @@ def _logs(argv: Sequence[str]) -> int:
     try:
         with path.open(encoding="utf-8", errors="replace") as log:
             sys.stdout.writelines(deque(log, maxlen=options.lines))
+            if options.follow:
+                _follow(log, find_named(name))
     except FileNotFoundError:
         raise InputError("name", name, f"a daemon that has logged something (no file {path})") from None
     return ExitCode.OK
+
+
+def _follow(log: TextIO, directory: Path) -> None:
+    def is_running() -> bool:
+        return find_owner(directory) is not None
+
+    sys.stdout.flush()
+    for text in follow_log(log, is_running, lambda: time.sleep(_FOLLOW_PERIOD_S)):
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def _make_name_parser(command: str, description: str, more: str = "") -> Parser:
