@@ -32,6 +32,7 @@ COMMANDS = {
     "chat": Command("talk to a chat model, or answer what is piped in", ".chat"),
     "embed": Command("turn texts into vectors", ".embed"),
     "rerank": Command("order documents by how well they answer a query", ".rerank"),
+    "pull": Command("download a model from the Hugging Face hub", ".pull"),
     "daemon": Command("start, stop, restart an engine in the background", ".daemon", prints=False),
     "keys": Command("make keys for frontends on other machines", ".keys"),
     "ps": Command("list the daemons that run", ".ps"),

@@ -1,0 +1,33 @@
+"""`quire pull`: download a model, so that later starts find it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...gguf.files import find_gguf_files
+from ...models.model_folder import find_model_folder
+from ..exit_codes import ExitCode
+from ..parser import Parser
+
+_EPILOG = """\
+Prints where the model is. What was interrupted goes on where it stopped, and what is there is not loaded
+again. Files go to the Hugging Face cache (HF_HOME); HF_TOKEN opens what is not public.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `quire pull`."""
+    parser = Parser("quire pull", "Download a model from the Hugging Face hub.", _EPILOG, " NAME")
+    text = "a hub name, such as Qwen/Qwen3-0.6B, or with a tag the GGUF file of it: owner/name:Q4_K_M"
+    parser.add_argument("name", metavar="NAME", help=text)
+    parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit")
+    options = parser.parse(argv)
+    for path in _find(options.name, options.revision):
+        print(path)
+    return ExitCode.OK
+
+
+def _find(name: str, revision: str | None) -> tuple[Path, ...]:
+    """A model's GGUF files, or its folder; huggingface_hub shows its progress where a person looks on."""
+    return find_gguf_files(name, revision) or (find_model_folder(name, revision),)
