@@ -7,12 +7,8 @@ engines `?model=NAME` chooses one.
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
-import hashlib
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
@@ -21,10 +17,10 @@ from ...ipc.engine_views import EngineSnapshot
 from .bodies.openapi import Routes
 from .engines.served_models import ServedModel, ServedModels
 from .errors import ErrorResponse
+from .page import load_page, make_content_security_policy
 from .stream import EventStream, encode_event, respond
 
 PERIOD_S = 0.5
-_PAGE = Path(__file__).parent / "static" / "index.html"
 
 
 def add_routes(app: FastAPI, routes: Routes, models: ServedModels) -> None:
@@ -32,7 +28,7 @@ def add_routes(app: FastAPI, routes: Routes, models: ServedModels) -> None:
 
     An engine that is gone raises EngineDeadError or ApiError, for the app to answer.
     """
-    page = _PAGE.read_text()
+    page = load_page()
     headers = {"content-security-policy": make_content_security_policy(page), "cache-control": "no-cache"}
     feeds = {model: SnapshotFeed(functools.partial(_look, model)) for model in models.models}
     models.parts.on_drain += [feed.close for feed in feeds.values()]
@@ -107,18 +103,3 @@ class SnapshotFeed:
     def _publish(self, event: bytes) -> None:
         if self._next is not None and not self._next.done():
             self._next.set_result(event)
-
-
-def make_content_security_policy(page: str) -> str:
-    """Only this page's own script and style, told by their hashes, and only this server."""
-    script = _hash_of("script", page)
-    style = _hash_of("style", page)
-    return (
-        f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
-def _hash_of(tag: str, page: str) -> str:
-    (body,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-    return "sha256-" + base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()

@@ -1,0 +1,153 @@
+"use strict";
+// -- live view
+
+const spark = [];
+const percent = (part, whole) => whole ? `${Math.round(100 * part / whole)} %` : "0 %";
+const milliseconds = (value) => `${value.toFixed(value < 10 ? 2 : 0)} ms`;
+const duration = (s) => s < 60 ? `${s.toFixed(s < 10 ? 1 : 0)} s` : s < 3600 ? `${Math.floor(s / 60)} min` : `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
+const size = (bytes) => bytes < 1e6 ? `${Math.round(bytes / 1e3)} kB` : `${Math.round(bytes / 1e6)} MB`;
+const count = (value) => Math.round(value).toLocaleString("en");
+
+function show(snapshot) {
+  const stats = snapshot.stats;
+  setText("model", snapshot.model + describeTasks());
+  setText("link", `up ${duration(snapshot.uptime_s)}`);
+  setText("generation", count(snapshot.generation_tokens_per_s));
+  setText("prompt", count(snapshot.prompt_tokens_per_s));
+  setText("running", `${stats.num_running}`);
+  setText("waiting", count(stats.num_waiting));
+  setText("kv", percent(stats.kv_blocks_used, stats.kv_blocks_total));
+  setText("hits", percent(stats.prefix_cache_hits_total, stats.prefix_cache_queries_total));
+  showSpark(snapshot.generation_tokens_per_s);
+  showRequests(snapshot);
+  showBlocks(snapshot);
+  showSplit(snapshot);
+  byId("engines_panel").hidden = !snapshot.engines.length;
+  fill(byId("engines"), snapshot.engines, 6, (engine, cells) => {
+    const values = [engine.index, engine.num_running, count(engine.num_waiting), count(engine.generation_tokens_per_s),
+      count(engine.prompt_tokens_per_s), percent(engine.kv_blocks_used, engine.kv_blocks_total)];
+    values.forEach((value, place) => { cells[place].textContent = `${value}`; });
+  });
+  fill(byId("clients"), snapshot.clients, 7, (client, cells) => {
+    const values = [client.name, client.num_running, client.num_waiting, count(client.tokens_served_total),
+      client.num_unsent, client.weight, duration(client.connected_s)];
+    values.forEach((value, place) => { cells[place].textContent = `${value}`; });
+  });
+}
+
+function showSpark(rate) {
+  spark.push(rate);
+  if (spark.length > SPARK_POINTS) spark.shift();
+  const top = Math.max(1, ...spark), from = SPARK_POINTS - spark.length;
+  byId("spark").setAttribute("points", spark.map((value, place) => `${from + place},${(58 - 56 * value / top).toFixed(1)}`).join(" "));
+  setText("spark_top", `top ${count(top)}`);
+  setText("spark_text", `${count(rate)} tokens per second now, at most ${count(top)} in the last minute`);
+}
+
+// Gives `table` a row of `width` cells for each item, made once and then changed in place.
+function fill(table, items, width, write) {
+  const body = table.tBodies[0];
+  while (body.rows.length > items.length) body.deleteRow(-1);
+  items.forEach((item, place) => {
+    const row = body.rows[place] ?? body.insertRow();
+    while (row.cells.length < width) row.insertCell();
+    write(item, row.cells);
+  });
+}
+
+function showRequests(snapshot) {
+  const { requests, num_hidden_requests: hidden } = snapshot;
+  byId("no_requests").hidden = requests.length > 0;
+  byId("requests").hidden = requests.length === 0;
+  byId("hidden_requests").hidden = hidden === 0;
+  setText("hidden_requests", `and ${count(hidden)} more`);
+  fill(byId("requests"), requests, 9, (request, cells) => {
+    const bar = cells[3].firstChild ?? cells[3].appendChild(document.createElement("progress"));
+    const length = request.max_total_tokens - request.num_prompt_tokens;
+    const prefills = request.num_output_tokens === 0 && request.state === "running";
+    cells[0].className = "id";
+    cells[0].title = cells[0].textContent = request.request_id;
+    cells[1].textContent = request.client;
+    cells[2].textContent = [prefills ? "prefill" : request.state, request.kind].filter(Boolean).join(", ");
+    bar.max = Math.max(1, prefills ? request.num_prompt_tokens : length);
+    bar.value = prefills ? request.num_computed_tokens : request.num_output_tokens;
+    bar.setAttribute("aria-label", `progress of ${request.request_id}`);
+    cells[4].textContent = `${request.num_prompt_tokens} + ${request.num_output_tokens} / ${length}`;
+    cells[5].textContent = [count(request.num_cached_tokens), request.prefix_miss].filter(Boolean).join(", ");
+    cells[6].textContent = size(request.held_bytes);
+    cells[7].textContent = duration(request.age_s);
+    cells[8].className = "why";
+    cells[8].textContent = request.waits_for;
+  });
+}
+
+function showBlocks(snapshot) {
+  const canvas = byId("blocks"), scale = devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
+  const width = Math.round(canvas.clientWidth * scale), height = Math.round(canvas.clientHeight * scale);
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== height) canvas.height = height;
+  const shares = Uint8Array.from(atob(snapshot.block_map), (letter) => letter.charCodeAt(0)), cells = shares.length / 2;
+  const [used, cached, empty] = ["--accent", "--cached", "--empty"].map((name) => style.getPropertyValue(name));
+  let columns = Math.max(1, Math.ceil(Math.sqrt(cells * width / height)));
+  const rows = Math.max(1, Math.ceil(cells / columns));
+  columns = Math.ceil(cells / rows);
+  const pen = canvas.getContext("2d"), dx = width / columns, dy = height / rows, gap = Math.min(dx, dy) > 5 ? scale : 0;
+  pen.clearRect(0, 0, width, height);
+  for (let cell = 0; cell < cells; cell++) {
+    const box = [(cell % columns) * dx, Math.floor(cell / columns) * dy, dx - gap, dy - gap];
+    for (const [color, share] of [[empty, 255], [cached, shares[2 * cell + 1]], [used, shares[2 * cell]]]) {
+      if (!share) continue;
+      pen.globalAlpha = share / 255;
+      pen.fillStyle = color;
+      pen.fillRect(...box);
+    }
+  }
+  const { kv_blocks_used: now, kv_blocks_total: total } = snapshot.stats, text = `${count(now)} of ${count(total)}`;
+  setText("blocks_used", text);
+  setText("blocks_scale", snapshot.blocks_per_cell > 1 ? `a cell is ${snapshot.blocks_per_cell} blocks` : "");
+  canvas.setAttribute("aria-label", `KV blocks in use: ${text}`);
+}
+
+function showSplit(snapshot) {
+  const parts = [snapshot.schedule_ms, snapshot.update_ms, snapshot.step_wait_ms];
+  [...byId("split").children].forEach((part, place) => { part.style.flexGrow = parts[place]; });
+  ["schedule_ms", "update_ms", "wait_ms"].forEach((id, place) => setText(id, milliseconds(parts[place])));
+  setText("steps", `${snapshot.steps_per_s.toFixed(1)} steps/s`);
+}
+
+// -- the stream: watched only while somebody can see it
+
+let watching = null;
+
+async function watch() {
+  const stop = watching = new AbortController();
+  while (!stop.signal.aborted) {
+    try {
+      const path = `/stats/stream?model=${encodeURIComponent(await findModel())}`;
+      for await (const snapshot of readEvents(await call(path, { signal: stop.signal }))) {
+        byId("link").className = "up";
+        byId("live").classList.remove("stale");
+        show(snapshot);
+      }
+      throw new Error("the server ended the stream");
+    } catch (error) {
+      if (stop.signal.aborted) return;
+      byId("link").className = "down";
+      byId("live").classList.add("stale");
+      setText("link", `not connected: ${error.message}`);
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+}
+
+function watchAgain() {
+  watching?.abort();
+  watching = null;
+  if (!document.hidden) watch();
+}
+
+document.addEventListener("visibilitychange", watchAgain);
+byId("models").addEventListener("change", () => { spark.length = 0; watchAgain(); });
+askForResults([]);
+watch();
+byId("message").focus();
