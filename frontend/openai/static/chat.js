@@ -1,16 +1,16 @@
 "use strict";
-// -- chat
+// The chat: turns are what is sent and kept, views show them. A turn is {message, end}.
 
-let messages = [], stopper = null;
+const FRAME_MS = 33, SAVE_MS = 1000, MAX_SAID = 2000, FIELDS = ["system", "temperature", "max_tokens", "think", "tools"];
+const NAMES = { user: "You", assistant: "Model", tool: "Result of a tool", error: "Error" };
+const ENDS = {
+  length: "Cut: the answer is as long as Max tokens or the context allows.", stopped: "Stopped.", running: "Interrupted.",
+  failed: "The connection broke off.", abort: "The server ended this answer.",
+};
 
-function addMessage(role, text) {
-  const node = document.createElement("div");
-  node.className = `message ${role}`;
-  node.textContent = text;
-  byId("log").append(node);
-  byId("log").scrollTop = byId("log").scrollHeight;
-  return node;
-}
+let chat = newChat(readFields()), views = [], stopper = null, running = Promise.resolve(), edited = null;
+
+// -- the model and the options
 
 // Of several models, one at a time is talked to and shown.
 let cards = [];
@@ -31,6 +31,10 @@ function describeTasks() {
   return tasks.join() === "generate" ? "" : ` (${tasks.join(", ")})`;
 }
 
+function readFields() { return Object.fromEntries(FIELDS.map((id) => [id, byId(id).value])); }
+
+function writeFields(fields) { for (const id of FIELDS) byId(id).value = fields?.[id] ?? ""; }
+
 // A field left empty is left to the model's defaults.
 const numberOf = (id) => byId(id).value === "" ? {} : { [id]: Number(byId(id).value) };
 
@@ -47,90 +51,86 @@ function readOptions() {
   };
 }
 
-// What is under way of an answer: thoughts, folded, then text and calls in the order in which they come.
-class Answer {
-  constructor() {
-    this.node = addMessage("assistant", "");
-    this.node.classList.add("busy");
-    this.text = this.thoughts = "";
-    this.calls = [];
+// -- what is shown of a turn: thoughts, folded, then text, then calls, why it ended, and what can be done
+
+class TurnView {
+  constructor(role) {
+    this.role = role;
+    this.node = make("article", { class: `message ${role}`, "aria-label": NAMES[role] });
+    this.note = make("p", { class: "note", hidden: "" });
+    this.actions = make("div", { class: "actions" });
+    this.node.append(this.note, this.actions);
     this.parts = new Map();
   }
-  // Returns whether the delta brought something.
-  take(delta) {
-    if (!delta) return false;
-    const log = byId("log"), follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    const { content, reasoning_content: thoughts } = delta, calls = delta.tool_calls ?? [];
-    if (thoughts) this.part("thoughts", makeFold).lastChild.textContent = this.thoughts += thoughts;
-    if (content) this.part("text").textContent = this.text += content;
-    for (const { index, id, function: { name, arguments: more = "" } } of calls) {
-      const call = this.calls[index] ??= { id, type: "function", function: { name, arguments: "" } };
-      call.function.arguments += more;
-      this.part(`call ${index}`).className = "call";
-      this.part(`call ${index}`).textContent = `${call.function.name} ${call.function.arguments}`;
-    }
-    if (follows) log.scrollTop = log.scrollHeight;
-    return Boolean(content || thoughts || calls.length);
+
+  show({ content, reasoning_content: thoughts, tool_calls: calls = [] }) {
+    if (thoughts) this.part("thoughts", makeFold).lastChild.textContent = thoughts;
+    if (content) this.showText(content);
+    calls.forEach((call, place) => {
+      const part = this.part(`call ${place}`, () => make("div", { class: "call" }));
+      part.textContent = `${call.function.name} ${call.function.arguments}`;
+    });
   }
-  part(name, make = () => document.createElement("div")) {
-    if (!this.parts.has(name)) this.parts.set(name, this.node.appendChild(make()));
+
+  showText(text) {
+    const body = this.part("body", () => make("div", { class: "body" }));
+    if (this.role !== "assistant") body.textContent = text;
+    else (this.markdown ??= new MarkdownView(body)).show(text);
+  }
+
+  part(name, makePart) {
+    if (!this.parts.has(name)) {
+      this.parts.set(name, makePart());
+      this.note.before(this.parts.get(name));
+    }
     return this.parts.get(name);
   }
-  // The message for the next prompt, null for an empty one. Calls of an answer that was cut short are left out.
-  end(reason) {
-    this.node.classList.remove("busy");
-    const calls = ["tool_calls", "stop"].includes(reason) ? this.calls : [];
-    if (!this.parts.size) this.node.remove();
-    if (!this.text && !calls.length) return null;
-    return {
-      role: "assistant", content: this.text, ...(this.thoughts ? { reasoning_content: this.thoughts } : {}),
-      ...(calls.length ? { tool_calls: calls } : {}),
-    };
+
+  // `isLast`: of the conversation, where an answer can go on.
+  finish(turn, isLast, place) {
+    const { message, end } = turn, isEmpty = !message.content && !message.tool_calls?.length;
+    const why = this.role !== "assistant" ? "" : ENDS[end] ?? (isEmpty ? "The answer is empty." : "");
+    this.note.hidden = !why;
+    this.note.textContent = why;
+    const buttons = message.content ? [makeButton("Copy", (button) => copyText(message.content, button))] : [];
+    if (this.role === "user") buttons.push(makeButton("Edit", () => edit(place)));
+    if (this.role === "assistant" || isLast) buttons.push(makeButton("Retry", () => retry(place)));
+    if (isLast && canGoOn(turn)) buttons.push(makeButton("Continue", goOn, { class: "continue" }));
+    this.actions.replaceChildren(...buttons);
   }
 }
 
-function makeFold() {
-  const fold = document.createElement("details"), title = document.createElement("summary");
-  title.textContent = "Thoughts";
-  fold.append(title, document.createElement("div"));
-  return fold;
-}
+const makeFold = () => make("details", {}, make("summary", {}, "Thoughts"), make("div", { class: "plain" }));
 
-async function answer() {
-  const log = byId("log"), current = new Answer(), timing = new Timing();
-  log.setAttribute("aria-busy", "true");
-  let reason = null;
-  try {
-    const response = await call("/v1/chat/completions", {
-      method: "POST", signal: stopper.signal, headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({
-        model: await findModel(), messages, stream: true, stream_options: { include_usage: true }, ...readOptions(),
-      }),
-    });
-    for await (const chunk of readEvents(response)) {
-      const choice = chunk.choices?.[0];
-      reason = choice?.finish_reason ?? reason;
-      timing.take(current.take(choice?.delta), chunk.usage);
-    }
-    setText("rates", timing.describe(""));
-  } catch (error) {
-    if (stopper.signal.aborted) setText("rates", timing.describe("stopped, "));
-    else addMessage("error", error.message);
+const canGoOn = ({ message, end }) => message.role === "assistant" && end in ENDS && Boolean(message.content) && !message.tool_calls;
+
+// Makes the views what the turns are from `place` on; those before are as they were.
+function draw(place = 0) {
+  views.splice(place).forEach((view) => view.node.remove());
+  for (const turn of chat.turns.slice(place)) {
+    const view = new TurnView(turn.message.role);
+    view.show(turn.message);
+    views.push(view);
+    byId("log").append(view.node);
   }
-  const message = current.end(reason);
-  if (message) messages.push(message);
-  askForResults(message?.tool_calls ?? []);
-  log.removeAttribute("aria-busy");
+  finishViews();
+  byId("log").scrollTop = byId("log").scrollHeight;
 }
 
-// Calls whose results are not there: what is typed next is the first one's.
-let waiting = [];
-
-function askForResults(calls) {
-  waiting = calls;
-  const name = calls[0]?.function.name, keys = "Enter sends, Shift+Enter breaks the line, Escape stops.";
-  byId("message").placeholder = name ? `Result of ${name}, for the model. ${keys}` : `Message. ${keys}`;
+// What can be done with a turn depends on those that follow.
+function finishViews() {
+  views.forEach((view, place) => view.finish(chat.turns[place], place === views.length - 1, place));
+  askForResults();
 }
+
+function showError(text) {
+  byId("log").append(make("div", { class: "message error", role: "alert" }, text));
+  byId("log").scrollTop = byId("log").scrollHeight;
+}
+
+const clearErrors = () => document.querySelectorAll(".message.error").forEach((node) => node.remove());
+
+// -- an answer while it comes
 
 class Timing {
   constructor() { this.began = performance.now(); this.first = this.last = null; this.pieces = 0; this.tokens = null; }
@@ -140,7 +140,6 @@ class Timing {
     this.last = performance.now();
     this.first ??= this.last;
     this.pieces += 1;
-    setText("rates", this.describe(""));
   }
   describe(prefix) {
     if (this.first === null) return prefix + "no token yet";
@@ -150,42 +149,230 @@ class Timing {
   }
 }
 
+// Deltas change the message; a timer paints it, 30 times a second at most and for a quarter of the time at most.
+class Answer {
+  constructor(turn, view) {
+    Object.assign(this, { turn, view, timing: new Timing(), calls: [], timer: null, pause: FRAME_MS, saved: performance.now() });
+    view.node.classList.add("busy");
+  }
+
+  take({ choices, usage }) {
+    const { delta = {}, finish_reason: reason } = choices?.[0] ?? {}, { message } = this.turn;
+    const { content, reasoning_content: thoughts } = delta ?? {}, calls = delta?.tool_calls ?? [];
+    if (thoughts) message.reasoning_content = (message.reasoning_content ?? "") + thoughts;
+    if (content) message.content += content;
+    for (const { index, id, function: { name, arguments: more = "" } } of calls) {
+      const called = this.calls[index] ??= { id, type: "function", function: { name, arguments: "" } };
+      called.function.arguments += more;
+    }
+    if (reason) this.turn.end = reason;
+    this.timing.take(Boolean(content || thoughts || calls.length), usage);
+    this.timer ??= setTimeout(() => this.paint(), this.pause);
+  }
+
+  paint() {
+    clearTimeout(this.timer);
+    this.timer = null;
+    const began = performance.now(), log = byId("log"), follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    this.view.show({ ...this.turn.message, tool_calls: this.calls });
+    setText("rates", this.timing.describe(""));
+    if (follows) log.scrollTop = log.scrollHeight;
+    if (began - this.saved > SAVE_MS) {
+      this.saved = began;
+      saveChat(chat);
+    }
+    this.pause = Math.max(FRAME_MS, 3 * (performance.now() - began));
+  }
+
+  // Calls of an answer that was cut short are left out: nobody should do half of what is asked.
+  close() {
+    this.paint();
+    this.view.node.classList.remove("busy");
+    if (this.calls.length && ["tool_calls", "stop"].includes(this.turn.end)) this.turn.message.tool_calls = this.calls;
+  }
+}
+
+// Has the model answer, or go on with its last message. Of what is refused, or stopped before anything came, nothing is
+// kept: the turns are `before` again, and `text` is back where it was typed.
+async function ask({ before = [...chat.turns], text = "", goesOn = false } = {}) {
+  const stop = stopper = new AbortController(), messages = listMessages();
+  if (!goesOn) chat.turns.push({ message: { role: "assistant", content: "" } });
+  const turn = chat.turns.at(-1), had = structuredClone(turn);
+  turn.end = "running";
+  hasDeclined = false;
+  clearErrors();
+  draw(chat.turns.length - 1);
+  setBusy(true);
+  saveChat(chat);
+  const current = new Answer(turn, views.at(-1));
+  let failure = "";
+  try {
+    await stream({ messages, ...(goesOn ? { continue_final_message: true, add_generation_prompt: false } : {}) }, stop.signal, current);
+    if (turn.end === "running") turn.end = "failed";
+  } catch (error) {
+    turn.end = stop.signal.aborted ? "stopped" : "failed";
+    if (!stop.signal.aborted) failure = error.message;
+  }
+  current.close();
+  if (current.timing.first === null && ["stopped", "failed"].includes(turn.end)) takeBack(turn, had, before, text);
+  saveChat(chat);
+  stopper = null;
+  setBusy(false);
+  finishViews();
+  if (failure) showError(failure);
+  else say(`${turn.message.content || "No text."} ${ENDS[turn.end] ?? ""}`.slice(0, MAX_SAID));
+  setText("rates", current.timing.describe(turn.end === "stopped" ? "stopped, " : ""));
+}
+
+function takeBack(turn, had, before, text) {
+  if (stopper.signal.reason === "left") text = "";  // what is typed next belongs to another chat
+  Object.assign(turn, had);
+  chat.turns = before;
+  if (!byId("message").value) byId("message").value = text;
+  if (!before.length) deleteChat(chat.id);
+  draw();
+}
+
+async function stream(body, signal, current) {
+  const response = await call("/v1/chat/completions", {
+    method: "POST", signal, headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ model: await findModel(), ...body, stream: true, stream_options: { include_usage: true }, ...readOptions() }),
+  });
+  let rested = performance.now();
+  for await (const chunk of readEvents(response)) {
+    signal.throwIfAborted();
+    current.take(chunk);
+    if (performance.now() - rested > FRAME_MS) {  // a burst never ends by itself: keys, clicks and painting have their turn
+      await new Promise((resolve) => setTimeout(resolve));
+      rested = performance.now();
+    }
+  }
+}
+
+function listMessages() {
+  const system = byId("system").value.trim();
+  return [...(system ? [{ role: "system", content: system }] : []), ...chat.turns.map((turn) => turn.message)];
+}
+
 function setBusy(isBusy) {
   byId("send").disabled = isBusy;
   byId("stop").disabled = !isBusy;
+  byId("log").setAttribute("aria-busy", `${isBusy}`);
+  if (!isBusy) return;
+  setText("rates", "");
+  say("The model answers");
 }
 
-byId("compose").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const field = byId("message"), text = field.value.trim();
+function start(options) { return running = ask(options); }
+
+// -- what a person does
+
+// Calls whose results are not there: what is typed next is the first one's.
+function listOpenCalls() {
+  const last = chat.turns.findLastIndex((turn) => turn.message.role !== "tool");
+  return (chat.turns[last]?.message.tool_calls ?? []).slice(chat.turns.length - 1 - last);
+}
+
+function askForResults() {
+  const name = listOpenCalls()[0]?.function.name, keys = "Enter sends, Shift+Enter breaks the line, Escape stops.";
+  byId("message").placeholder = name ? `Result of ${name}, for the model. ${keys}` : `Message. ${keys}`;
+}
+
+async function submit() {
+  const field = byId("message"), text = field.value.trim(), before = [...chat.turns];
   if (!text || stopper || !byId("compose").reportValidity()) return;
+  if (edited !== null) chat.turns.splice(edited);
+  const from = chat.turns.length, [asked, ...others] = listOpenCalls();
+  const message = asked ? { role: "tool", tool_call_id: asked.id, content: text } : { role: "user", content: text };
+  stopEditing();
   field.value = "";
-  const [asking, ...others] = waiting;
-  addMessage(asking ? "tool" : "user", text);
-  messages.push(asking ? { role: "tool", tool_call_id: asking.id, content: text } : { role: "user", content: text });
-  askForResults(others);
-  if (others.length) return;
-  stopper = new AbortController();
-  setBusy(true);
-  setText("rates", "");
-  await answer();
-  stopper = null;
-  setBusy(false);
+  chat.turns.push({ message });
+  chat.fields = readFields();
+  draw(from);
+  if (!others.length) await start({ before, text });
+  else saveChat(chat);
   field.focus();
-});
+}
+
+async function retry(place) {
+  if (stopper) return;
+  const before = [...chat.turns];
+  chat.turns.splice(chat.turns[place].message.role === "assistant" ? place : place + 1);
+  draw();
+  await start({ before });
+}
+
+async function goOn() {
+  if (!stopper) await start({ goesOn: true });
+}
+
+function edit(place) {
+  if (stopper) return;
+  edited = place;
+  byId("editing").hidden = false;
+  byId("message").value = chat.turns[place].message.content;
+  byId("message").focus();
+}
+
+function stopEditing() {
+  edited = null;
+  byId("editing").hidden = true;
+}
+
+async function openChat(next) {
+  stopper?.abort("left");
+  await running;
+  stopEditing();
+  chat = next;
+  sessionStorage.setItem(OPEN, chat.id);
+  writeFields(chat.fields);
+  clearErrors();
+  draw();
+  setText("rates", "");
+  byId("message").focus();
+}
+
+// After the page was loaded again, an answer that was under way goes on from what has come of it.
+async function takeUp() {
+  const kept = loadChat(sessionStorage.getItem(OPEN));
+  if (!kept) return openChat(chat);
+  await openChat(kept);
+  const last = chat.turns.at(-1), isReload = performance.getEntriesByType("navigation")[0]?.type === "reload";
+  if (last?.end !== "running" || !isReload) return;
+  if (canGoOn(last)) return goOn();
+  chat.turns.pop();
+  draw();
+  await start();
+}
+
+function showChats() {
+  const rows = listChats().map((one) => make("li", {},
+    makeButton(titleOf(one), () => { byId("chats").close(); openChat(one); }, { class: "open" }),
+    make("span", {}, new Date(one.at).toLocaleString()),
+    makeButton("Delete", () => { deleteChat(one.id); showChats(); if (one.id === chat.id) openChat(newChat(readFields())); }, { "aria-label": `Delete ${titleOf(one)}` })));
+  byId("chat_list").replaceChildren(...rows);
+  byId("no_chats").hidden = rows.length > 0;
+  if (!byId("chats").open) byId("chats").showModal();
+}
+
+byId("compose").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
 byId("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     byId("compose").requestSubmit();
   }
 });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") stopper?.abort(); });
-byId("stop").addEventListener("click", () => stopper?.abort());
-byId("clear").addEventListener("click", () => {
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (edited !== null) byId("message").value = "";
+  stopEditing();
   stopper?.abort();
-  messages = [];
-  askForResults([]);
-  byId("log").replaceChildren();
-  setText("rates", "");
-  byId("message").focus();
 });
+byId("stop").addEventListener("click", () => stopper?.abort());
+byId("edit_cancel").addEventListener("click", () => { byId("message").value = ""; stopEditing(); byId("message").focus(); });
+byId("new").addEventListener("click", () => openChat(newChat(readFields())));
+byId("chats_button").addEventListener("click", showChats);
+byId("chats_close").addEventListener("click", () => byId("chats").close());
+// What ends because the page does was interrupted, not refused: it stays as it is kept here.
+addEventListener("pagehide", () => { saveChat(chat); isGone = true; });
+addEventListener("pageshow", () => { isGone = false; });

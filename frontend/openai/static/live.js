@@ -1,5 +1,7 @@
 "use strict";
-// -- live view
+// The live view of the engine.
+
+const SPARK_POINTS = 120;
 
 const spark = [];
 const percent = (part, whole) => whole ? `${Math.round(100 * part / whole)} %` : "0 %";
@@ -148,6 +150,6 @@ function watchAgain() {
 
 document.addEventListener("visibilitychange", watchAgain);
 byId("models").addEventListener("change", () => { spark.length = 0; watchAgain(); });
-askForResults([]);
+byId("key_button").addEventListener("click", async () => { if (await askForKey()) watchAgain(); });
 watch();
-byId("message").focus();
+takeUp();

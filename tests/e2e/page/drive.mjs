@@ -63,13 +63,13 @@ async function keepsMarkupAsText({ page }) {
   const markup = "<img src=x onerror=\"document.title='bad'\"><b>bold</b>";
   await send(page, markup);
   await answered(page);
-  assert.equal(await page.locator(".message.user").last().textContent(), markup);
+  assert.equal(await page.locator(".message.user .body").last().textContent(), markup);
   assert.equal(await page.locator("#log img, #log b").count(), 0);
   assert.equal(await page.title(), "Quire");
 }
 
-async function clears({ page }) {
-  await page.click("#clear");
+async function beginsAnew({ page }) {
+  await page.click("#new");
   assert.equal(await page.locator(".message").count(), 0);
 }
 
@@ -99,11 +99,11 @@ async function showsTheEngine({ page }) {
 
 async function stops({ page }) {
   await send(page, "Tell me a long story about a fox.");
-  await page.waitForFunction(() => document.querySelector(".message.assistant:last-child")?.textContent.length > 0);
+  await page.waitForFunction(() => document.querySelector(".message.assistant:last-child .body")?.textContent.length > 0);
   await page.click("#stop");
   await answered(page);
   assert.match(await page.textContent("#rates"), /^stopped, /);
-  const before = await page.locator(".message.assistant").last().textContent();
+  const before = await page.locator(".message.assistant .body").last().textContent();
   assert.ok(before.length > 0);
 }
 
@@ -114,7 +114,7 @@ async function poses({ page }) {
   const endLoads = [startLoad(6)];
   await hasText(page, "#running", /^6$/);
   await send(page, "Tell me a long story about a fox.");
-  await page.waitForFunction(() => document.querySelector(".message.assistant:last-child")?.textContent.length > 0);
+  await page.waitForFunction(() => document.querySelector(".message.assistant:last-child .body")?.textContent.length > 0);
   endLoads.push(startLoad(14));
   await hasText(page, "#waiting", /^1\d$/);
   await page.screenshot({ path: screenshot });
@@ -128,14 +128,150 @@ async function becomesIdle({ page }) {
   await page.waitForSelector("#no_requests:not([hidden])");
 }
 
-// Chat answers in turn: the deltas of each; `asked` gets the bodies of the requests.
-async function openScripted(answers, asked) {
+// Chat answers in turn: the deltas of each and why it ended, or a refusal; `asked` gets the bodies of the requests.
+async function openScripted(answers, asked = []) {
   return openPage((page) => page.route("**/v1/chat/completions", (route) => {
     asked.push(route.request().postDataJSON());
-    const deltas = answers.shift(), choices = [...deltas.map((delta) => ({ delta })), { delta: {}, finish_reason: "stop" }];
+    const { refusal, deltas, reason = "stop" } = answers.shift();
+    if (refusal) return route.fulfill({ status: 400, contentType: "application/json", body: JSON.stringify({ error: { message: refusal } }) });
+    const choices = [...deltas.map((delta) => ({ delta })), { delta: {}, finish_reason: reason }];
     const events = choices.map((choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`);
     return route.fulfill({ contentType: "text/event-stream", body: `${events.join("")}data: [DONE]\n\n` });
   }));
+}
+
+const says = (text, reason) => ({ deltas: [{ content: text }], reason });
+const lastAnswer = (page) => page.locator(".message.assistant .body").last();
+const lastButton = (page, name) => page.locator(".message").last().getByRole("button", { name, exact: true });
+
+async function drawsMarkdownAndNoMarkup() {
+  const text = [
+    "# Title", "", "- one **bold** `x < y`", "- two", "", "| a | b |", "|---|---|", "| 1 | 2 |", "",
+    "```python", "print('<b>')", "```", "", "[web](https://example.org/) [bad](javascript:alert(1)) ![p](https://example.org/p.png)",
+    "<img src=x onerror=\"document.title='bad'\"><script>document.title='bad'</script>", "", "<div>", "raw", "</div>",
+  ].join("\n");
+  const asked = [], deltas = text.match(/[^]{1,3}/g).map((content) => ({ content }));
+  const { page, complaints } = await openScripted([{ deltas }], asked);
+  await send(page, "Hello");
+  await answered(page);
+  const body = lastAnswer(page);
+  const count = (selector) => body.locator(selector).count();
+  assert.deepEqual(await Promise.all(["h3", "li", "strong", "td", "pre code", "img, script, b"].map(count)), [1, 2, 1, 2, 1, 0]);
+  assert.equal(await body.locator("pre code").textContent(), "print('<b>')");
+  assert.deepEqual(await body.locator("a").evaluateAll((links) => links.map((link) => link.href)), ["https://example.org/", "https://example.org/p.png"]);
+  assert.match(await body.textContent(), /<img src=x[^]*<div>[^]*raw/);
+  assert.equal(await page.title(), "Quire");
+  await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+  await body.getByRole("button", { name: "Copy code" }).click();
+  await hasText(page, "#said", /^Copied$/);
+  assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "print('<b>')");
+  assert.deepEqual(complaints, []);
+  await page.context().close();
+}
+
+async function stopsABurst() {
+  const { page } = await openScripted([{ deltas: Array.from({ length: 50_000 }, () => ({ content: "word " })) }]);
+  await page.evaluate(() => {  // whatever the machine's speed: the first paint stops it
+    new MutationObserver((_, observer) => {
+      if (!document.querySelector(".message.assistant .body")) return;
+      observer.disconnect();
+      document.querySelector("#stop").click();
+    }).observe(document.querySelector("#log"), { childList: true, subtree: true });
+  });
+  await send(page, "Go");
+  await answered(page);
+  assert.match(await page.textContent("#rates"), /^stopped, /);
+  assert.ok((await lastAnswer(page).textContent()).length < 250_000);
+  assert.match(await page.locator(".message.assistant .note").textContent(), /^Stopped/);
+  await page.context().close();
+}
+
+async function paintsABurstSeldom() {
+  const { page } = await openScripted([{ deltas: Array.from({ length: 4000 }, () => ({ content: "word " })) }]);
+  await page.evaluate(() => {
+    window.numPaints = 0;
+    new MutationObserver(() => { window.numPaints += 1; }).observe(document.querySelector("#log"), { childList: true, subtree: true, characterData: true });
+  });
+  await send(page, "Go");
+  await answered(page);
+  assert.equal((await lastAnswer(page).textContent()).trim().length, 4000 * 5 - 1);
+  assert.ok(await page.evaluate(() => window.numPaints) < 400, "each delta was painted");
+  await page.context().close();
+}
+
+async function givesBackWhatWasRefused() {
+  const asked = [], { page } = await openScripted([{ refusal: "max_tokens: too many" }, says("Fine."), { refusal: "again" }], asked);
+  await send(page, "First");
+  await hasText(page, ".message.error", /too many/);
+  await answered(page);
+  assert.equal(await page.inputValue("#message"), "First");
+  assert.equal(await page.locator(".message.user").count(), 0);
+  await page.press("#message", "Enter");
+  await hasText(page, ".message.assistant .body", /^Fine\.$/);
+  await answered(page);
+  assert.deepEqual(asked[1].messages, [{ role: "user", content: "First" }]);
+  assert.equal(await page.locator(".message.error").count(), 0);
+  await lastButton(page, "Retry").click();
+  await hasText(page, ".message.error", /again/);
+  assert.equal(await lastAnswer(page).textContent(), "Fine.");
+  await page.context().close();
+}
+
+async function retriesEditsAndGoesOn() {
+  const asked = [], { page } = await openScripted([says("One", "length"), says(" two"), says("Three"), says("Four")], asked);
+  await page.click("#compose summary");
+  await page.fill("#system", "Be brief.");
+  await send(page, "Count");
+  await hasText(page, ".message.assistant .note", /^Cut/);
+  await lastButton(page, "Continue").click();
+  await hasText(page, ".message.assistant .body", /^One two$/);
+  await answered(page);
+  assert.equal(await page.locator(".message.assistant .note").isHidden(), true);
+  assert.deepEqual([asked[1].continue_final_message, asked[1].messages.at(-1)], [true, { role: "assistant", content: "One" }]);
+  assert.deepEqual(asked[0].messages[0], { role: "system", content: "Be brief." });
+  await lastButton(page, "Retry").click();
+  await hasText(page, ".message.assistant .body", /^Three$/);
+  await answered(page);
+  assert.deepEqual(asked[2].messages, asked[0].messages);
+  await page.getByRole("button", { name: "Edit" }).click();
+  assert.equal(await page.inputValue("#message"), "Count");
+  await send(page, "Count on");
+  await hasText(page, ".message.assistant .body", /^Four$/);
+  await answered(page);
+  assert.deepEqual(asked[3].messages.at(-1), { role: "user", content: "Count on" });
+  await keepsChats(page);
+  await page.context().close();
+}
+
+async function keepsChats(page) {
+  await page.reload();
+  await hasText(page, ".message.assistant .body", /^Four$/);
+  assert.equal(await page.inputValue("#system"), "Be brief.");
+  await page.click("#new");
+  await page.waitForFunction(() => !document.querySelector(".message"));
+  await page.click("#chats_button");
+  await page.getByRole("button", { name: "Count on", exact: true }).click();
+  await hasText(page, ".message.assistant .body", /^Four$/);
+  await page.click("#chats_button");
+  await page.getByRole("button", { name: "Delete Count on" }).click();
+  await page.waitForSelector("#no_chats:not([hidden])");
+  await page.press("#chats", "Escape");
+  await page.waitForFunction(() => !document.querySelector(".message"));
+}
+
+async function goesOnAfterAReload({ page }) {
+  const endLoad = startLoad(6);
+  await page.click("#new");
+  await send(page, "Tell me a long story about a fox.");
+  await page.waitForFunction(() => document.querySelector(".message.assistant:last-child .body")?.textContent.length > 20);
+  const began = await lastAnswer(page).textContent();
+  await page.reload();
+  await page.waitForFunction((text) => document.querySelector(".message.assistant .body")?.textContent.startsWith(text), began.trim().slice(0, 20));
+  await page.waitForFunction((length) => document.querySelector(".message.assistant .body").textContent.length > length, began.length);
+  await endLoad();
+  await answered(page);
+  assert.equal(await page.locator(".message").count(), 2);
+  await page.click("#new");
 }
 
 async function foldsThoughtsAndAsksForResultsOfCalls() {
@@ -146,14 +282,14 @@ async function foldsThoughtsAndAsksForResultsOfCalls() {
   const thoughts = [{ role: "assistant", content: "" }, { reasoning_content: "Two ", reasoning: "Two " }, { reasoning_content: "cities." }];
   const calls = [...callOf(0, "weather", ['{"city": ', '"Rome"}']), ...callOf(1, "weather", ['{"city": "<b>Oslo</b>"}'])];
   const asked = [];
-  const { page, complaints } = await openScripted([[...thoughts, { content: "Let me look." }, ...calls], [{ content: "Rome is warmer." }]], asked);
+  const { page, complaints } = await openScripted([{ deltas: [...thoughts, { content: "Let me look." }, ...calls] }, says("Rome is warmer.")], asked);
   const tools = [{ type: "function", function: { name: "weather" } }];
   await page.click("#compose summary");
   await page.fill("#tools", "[{]");
   await send(page, "Hello");
   await answered(page);
   assert.match(await page.textContent(".message.error"), /^tools: .*JSON/);
-  await page.click("#clear");
+  await page.click("#new");
   await page.fill("#tools", JSON.stringify(tools));
   await page.selectOption("#think", "true");
   await send(page, "Rome or Oslo?");
@@ -167,7 +303,7 @@ async function foldsThoughtsAndAsksForResultsOfCalls() {
   await send(page, "20");
   await send(page, "-3");
   await answered(page);
-  assert.match(await page.textContent(".message.assistant:last-child"), /^Rome is warmer\.$/);
+  assert.match(await page.textContent(".message.assistant:last-child .body"), /^Rome is warmer\.$/);
   assert.match(await page.getAttribute("#message", "placeholder"), /^Message/);
   assert.deepEqual([asked[0].tools, asked[0].chat_template_kwargs], [tools, { enable_thinking: true }]);
   const [, turn, ...results] = asked[1].messages;
@@ -194,6 +330,23 @@ async function asksForAKey() {
   await page.context().close();
 }
 
+async function asksForAKeyOnceUnlessItIsWanted() {
+  const { page } = await openPage((page) => page.route(/stats|v1/, (route) =>
+    route.fulfill({ status: 401, contentType: "application/json", body: '{"error": {"message": "a key, please"}}' })));
+  await page.waitForSelector("#key_dialog[open]");
+  await page.press("#key", "Escape");
+  await hasText(page, "#link", /a key, please/);
+  await page.waitForResponse(/v1.models/);  // it tried again
+  assert.equal(await page.locator("#key_dialog[open]").count(), 0);
+  await send(page, "Hello");
+  await page.waitForSelector("#key_dialog[open]");
+  await page.click("#key_cancel");
+  await hasText(page, ".message.error", /a key, please/);
+  assert.equal(await page.inputValue("#message"), "Hello");
+  assert.equal(await page.isVisible("#key_button"), true);
+  await page.context().close();
+}
+
 async function worksInTheDarkAndOnAPhone({ page }) {
   await page.emulateMedia({ colorScheme: "dark" });
   const [ground, ink] = await page.evaluate(() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]);
@@ -215,7 +368,7 @@ try {
   const opened = await openPage();
   await chats(opened);
   await keepsMarkupAsText(opened);
-  await clears(opened);
+  await beginsAnew(opened);
   const endLoad = await showsTheEngine(opened);
   await hasANameForEverythingOneCanUse(opened);
   await endLoad();
@@ -223,11 +376,18 @@ try {
   const endSmallLoad = startLoad(6);
   await stops(opened);
   await endSmallLoad();
+  await goesOnAfterAReload(opened);
   await becomesIdle(opened);
   await worksInTheDarkAndOnAPhone(opened);
   assert.deepEqual(opened.complaints, []);
   await foldsThoughtsAndAsksForResultsOfCalls();
+  await drawsMarkdownAndNoMarkup();
+  await stopsABurst();
+  await paintsABurstSeldom();
+  await givesBackWhatWasRefused();
+  await retriesEditsAndGoesOn();
   await asksForAKey();
+  await asksForAKeyOnceUnlessItIsWanted();
   console.log("ok");
 } finally {
   await browser.close();

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from pathlib import Path
 
+from quire.frontend import openai
 from quire.frontend.openai.page import load_page, make_content_security_policy
 
 
@@ -14,13 +16,14 @@ def test_the_policy_allows_the_pages_own_script_and_nothing_else():
     policy = dict(part.split(" ", 1) for part in make_content_security_policy(page).split("; "))
     digest = base64.b64encode(hashlib.sha256(b"let x = 1;").digest()).decode()
     assert policy["script-src"] == f"'sha256-{digest}'"
+    assert policy["require-trusted-types-for"] == "'script'"
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
     assert "unsafe" not in str(policy)
 
 
 def test_the_page_loads_nothing_and_writes_no_markup():
-    page = load_page()
+    page = "".join(path.read_text() for path in (Path(openai.__path__[0]) / "static").glob("*.*"))
     for word in (
         "http://",
         "https://",
@@ -31,8 +34,9 @@ def test_the_page_loads_nothing_and_writes_no_markup():
         "eval(",
     ):
         assert word not in page
-    for word in (" src=", " onclick=", " style=", "EventSource"):
+    for word in (" onclick=", " style=", "EventSource"):
         assert word not in page
+    assert " src=" not in re.sub("<script>.*?</script>", "", load_page(), flags=re.S)
 
 
 def test_the_page_has_a_cell_for_every_heading_and_shows_what_a_request_holds():
@@ -46,3 +50,11 @@ def test_the_page_has_a_cell_for_every_heading_and_shows_what_a_request_holds():
         assert int(width[1]) == len(headings)
         if table == "requests":
             assert f"cells[{headings.index('holds')}].textContent = size(request.held_bytes)" in page
+
+
+def test_no_script_ends_early_or_begins_another():
+    page = load_page()
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert len(scripts) == page.count("<script") == page.count("</script>") >= 5
+    assert not any("<!--" in script for script in scripts)
+    assert page.count("<style>") == 1
