@@ -221,7 +221,7 @@ async function ask({ before = [...chat.turns], text = "", goesOn = false } = {})
   finishViews();
   if (failure) showError(failure);
   else say(`${turn.message.content || "No text."} ${ENDS[turn.end] ?? ""}`.slice(0, MAX_SAID));
-  setText("rates", current.timing.describe(turn.end === "stopped" ? "stopped, " : ""));
+  setText("rates", failure && current.timing.first === null ? "" : current.timing.describe(turn.end === "stopped" ? "stopped, " : ""));
 }
 
 function takeBack(turn, had, before, text) {

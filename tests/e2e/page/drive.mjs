@@ -79,7 +79,7 @@ async function showsTheEngine({ page }) {
   await hasText(page, "#waiting", /^1\d$/);
   await hasText(page, "#generation", /^[1-9]/);
   await page.waitForFunction(() => document.querySelectorAll("#requests tbody tr").length >= 20);
-  assert.match(await page.textContent("#requests tbody tr:nth-child(1)"), /running/);
+  await hasText(page, "#requests tbody tr:nth-child(1)", /running/);
   assert.match(await page.textContent("#requests tbody tr:nth-child(1) td:nth-child(7)"), /^\d+ [kM]B$/);
   const waiting = page.locator("#requests tbody tr", { hasText: "waiting" }).first();
   assert.match(await waiting.locator("td.why").textContent(), /\S/);

@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from quire.ipc.engine_views import EngineSnapshot
 
-DRIVE = Path(__file__).parent / "drive.mjs"
+FOLDER = Path(__file__).parent
 DEADLINE_S = 60.0
 LONG = {"model": "pocket", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
@@ -154,15 +154,32 @@ def test_a_finished_request_is_in_every_metric_it_belongs_to(port: int):
 
 
 def test_the_page_works_in_a_browser(port: int, tmp_path: Path):
+    drive("drive.mjs", port, str(tmp_path / "page.png"), needs="playwright-core")
+    keep(tmp_path)
+
+
+def test_nothing_on_the_page_keeps_people_out_at_any_width_light_or_dark(port: int, tmp_path: Path):
+    """`pictures/` holds what this draws, for people to look at; QUIRE_ARTIFACTS gets the new ones."""
+    drive("looks.mjs", port, str(tmp_path), needs="axe-core")
+    assert len(list(tmp_path.iterdir())) == len(list((FOLDER / "pictures").glob("*.png"))) == 6
+    keep(tmp_path)
+
+
+def drive(script: str, port: int, *arguments: str, needs: str) -> None:
+    """Run a script of this folder in Node with the browser; skips where one of them is not there."""
     chromium, node = shutil.which("chromium"), shutil.which("node")
     if chromium is None or node is None:
         pytest.skip("chromium and node are needed: apt-get install chromium nodejs")
-    if not (DRIVE.parent / "node_modules" / "playwright-core").is_dir():
-        pytest.skip(f"playwright-core is needed: npm install --prefix {DRIVE.parent}")
-    command = [node, str(DRIVE), f"http://127.0.0.1:{port}", chromium, str(tmp_path / "page.png")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    if not (FOLDER / "node_modules" / needs).is_dir():
+        pytest.skip(f"{needs} is needed: npm install --prefix {FOLDER}")
+    command = [node, str(FOLDER / script), f"http://127.0.0.1:{port}", chromium, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
-    picture = tmp_path / "page.png"
-    assert picture.stat().st_size < 300_000
-    if kept := os.environ.get("QUIRE_ARTIFACTS"):  # where CI keeps what people may want to look at
-        shutil.copy(picture, kept)
+
+
+def keep(pictures: Path) -> None:
+    """Small pictures, and where CI keeps what people may want to look at."""
+    for picture in pictures.iterdir():
+        assert picture.stat().st_size < 300_000
+        if kept := os.environ.get("QUIRE_ARTIFACTS"):
+            shutil.copy(picture, kept)

@@ -1,0 +1,73 @@
+// Takes a picture of the page at three widths, light and dark, and has axe-core look for what keeps people out.
+//   node looks.mjs URL CHROMIUM FOLDER
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { chromium } from "playwright-core";
+
+const [url, executablePath, folder] = process.argv.slice(2);
+const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const SIZES = [[360, 780], [1200, 800], [1920, 1000]];
+const ANSWER = [
+  "## Sorting", "Python has `sorted`, which is **stable**:", "", "```python", 'words = ["pear", "fig", "apple"]', "print(sorted(words, key=len))", "```", "",
+  "| function | changes the list |", "|---|---|", "| `sorted` | no |", "| `list.sort` | yes |", "", "> Both take `key`; see [the manual](https://docs.python.org/).",
+].join("\n");
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+
+async function look([width, height], colorScheme) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme });
+  context.setDefaultTimeout(30_000);
+  const page = await context.newPage();
+  const answers = [{ deltas: [{ reasoning_content: "Two ways." }, { content: ANSWER }], reason: "length" }];
+  await page.route("**/v1/chat/completions", (route) => {
+    const { deltas, reason } = answers.shift() ?? {};
+    if (!deltas) return route.fulfill({ status: 400, contentType: "application/json", body: '{"error": {"message": "max_tokens: 9 is too many"}}' });
+    const choices = [...deltas.map((delta) => ({ delta })), { delta: {}, finish_reason: reason }];
+    return route.fulfill({ contentType: "text/event-stream", body: choices.map((choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`).join("") });
+  });
+  await page.goto(url);
+  await page.waitForSelector("#link.up");
+  const name = `${width}-${colorScheme}`;
+  const found = await check(page, `${name}, empty`);
+  for (const text of ["How do I sort a list?", "And a tuple?"]) {
+    await page.fill("#message", text);
+    await page.press("#message", "Enter");
+    await page.waitForFunction(() => !document.querySelector("#send").disabled);
+  }
+  await page.waitForSelector(".message.error");
+  await page.screenshot({ path: `${folder}/${name}.png` });
+  found.push(...await check(page, `${name}, chat`));
+  await page.click("#compose summary");
+  await page.getByRole("button", { name: "Edit" }).last().click();
+  found.push(...await check(page, `${name}, options`), ...await findCutLabels(page, name));
+  await page.click("#chats_button");
+  found.push(...await check(page, `${name}, chats`));
+  const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  if (overflow) found.push(`${name}: scrolls sideways`);
+  await context.close();
+  return found;
+}
+
+// What axe-core calls serious or critical.
+async function check(page, where) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"] }));
+  return violations.filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .map(({ id, nodes }) => `${where}: ${id}: ${nodes.map((node) => `${node.target} ${node.any[0]?.message ?? ""}`).join("; ")}`);
+}
+
+async function findCutLabels(page, name) {
+  const cut = await page.evaluate(() => [...document.querySelectorAll("button, label, dt, dd, h2, summary, #link")]
+    .filter((node) => node.offsetParent && node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== "inline")
+    .map((node) => node.textContent.trim().slice(0, 40)));
+  return cut.map((text) => `${name}: cut: ${text}`);
+}
+
+try {
+  const found = [];
+  for (const size of SIZES) for (const scheme of ["light", "dark"]) found.push(...await look(size, scheme));
+  assert.deepEqual(found, []);
+  console.log("ok");
+} finally {
+  await browser.close();
+}
