@@ -1,4 +1,4 @@
-"""What an engine core notes of its steps while somebody profiles it: counts and times, nothing of requests."""
+"""What an engine core notes of its steps while somebody profiles it: counts, times, no requests."""
 
 from __future__ import annotations
 

@@ -42,7 +42,11 @@ LAZY_ARROWS = {
     ("core.executor", "worker"),
 }
 SCRIPTS = (ROOT / "tools" / "check", ROOT / "tools" / "gpu_check")  # run from a checkout only
-CHECKOUT_ONLY = {"quire.tools.pocket", "quire.tools.pocket.encoder"}  # not in the wheel, but for models
+CHECKOUT_ONLY = {  # not in the wheel, but for models
+    "quire.tools.docs",
+    "quire.tools.pocket",
+    "quire.tools.pocket.encoder",
+}
 LIGHT_PACKAGES = ("ipc", "frontend", "core")
 HEAVY_MODULES = ("torch", "transformers", "numpy", "scipy", "pandas")
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
@@ -55,7 +59,8 @@ def find_sources() -> list[Path]:
     return [
         path
         for path in sorted(ROOT.rglob("*.py"))
-        if not any(part.startswith(".") or part in NOT_THE_PACKAGE for part in path.relative_to(ROOT).parts)
+        if path.relative_to(ROOT).parts[0] not in NOT_THE_PACKAGE
+        and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
     ]
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from ...ipc.errors import QuireError, did_you_mean
@@ -25,29 +26,32 @@ class UsageError(QuireError):
     """The command line cannot be used; the text says what is wrong and what is allowed."""
 
 
-DESCRIBE = "\0describe"  # in the place of the words for a command; no command line can hold it
+class Described(Exception):
+    """Raised in the place of running a command that `describe` asks about."""
+
+    def __init__(self, what: Parser | tuple[str, ...]) -> None:
+        self.what = what
 
 
-class CommandsDescribed(Exception):
-    """Instead of running one of several commands: what their names are."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__()
-        self.names = tuple(names)
+_is_description = ContextVar("_is_description", default=False)
 
 
-class ParserDescribed(Exception):
-    """Instead of running a command: the options of its parser, by flag."""
+def describe(run: Callable[[Sequence[str]], int], words: Sequence[str] = ()) -> Parser | tuple[str, ...]:
+    """The parser with which `run(words)` reads its options, or the names of its subcommands. Runs nothing."""
+    token = _is_description.set(True)
+    try:
+        code = run(words)
+    except Described as found:
+        return found.what
+    finally:
+        _is_description.reset(token)
+    raise AssertionError(f"{words} ended with {code} before its options were read")
 
-    def __init__(self, actions: Mapping[str, argparse.Action]) -> None:
-        super().__init__()
-        self.actions = actions
 
-
-def describe_if_asked(argv: Sequence[str], names: Iterable[str]) -> None:
-    """Raise CommandsDescribed where DESCRIBE stands for one of these commands."""
-    if list(argv) == [DESCRIBE]:
-        raise CommandsDescribed(names)
+def name_commands_if_asked(argv: Sequence[str], names: Iterable[str]) -> None:
+    """Raise Described where `describe` asks which commands there are."""
+    if _is_description.get() and not argv:
+        raise Described(tuple(names))
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,14 +72,14 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of `argv`; raises UsageError, or ParserDescribed for DESCRIBE.
+        """Parse all of `argv`; raises UsageError, or Described where `describe` asks.
 
         Options may stand between positional arguments.
 
         As in vLLM an option may have '_' for '-', and `--config` names a file with more of them.
         """
-        if list(argv) == [DESCRIBE]:
-            raise ParserDescribed(self._option_string_actions)
+        if _is_description.get():
+            raise Described(self)
         words = spell_with_dashes(argv, self._option_string_actions)
         if FLAG in self._option_string_actions:
             words = expand_config(self._option_string_actions, words)
@@ -91,6 +95,11 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"{rest[0]!r}: '{self.prog}' takes no such argument, see {self.prog} --help")
         return options
 
+    @property
+    def actions(self) -> Mapping[str, argparse.Action]:
+        """Its options, by flag."""
+        return self._option_string_actions
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse's, which says nothing when it cannot write."""
         (file or sys.stderr).write(message)
@@ -103,7 +112,7 @@ def run_subcommand(
     prog: str, usage: str, commands: Mapping[str, Callable[[Sequence[str]], int]], argv: Sequence[str]
 ) -> int:
     """Run the command that `argv` begins with, or print `usage`; raises UsageError for any other word."""
-    describe_if_asked(argv, commands)
+    name_commands_if_asked(argv, commands)
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help", "help"):
         print(usage, end="")

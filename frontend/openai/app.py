@@ -129,7 +129,7 @@ def create_app(models: ServedModels, peers: PeerSockets | None = None) -> Direct
     found = [route for route in app.routes if isinstance(route, Route)]
     paths = [(method, route.path) for route in found for method in route.methods or ()]
     counts = HttpCounts(paths) if peers is None else HttpCounts(paths, peers.counts_fd, peers.place)
-    return DirectRoutes(app, endpoints, counts)
+    return DirectRoutes(app, endpoints, counts, routes)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -156,10 +156,13 @@ class DirectRoutes:
     it lasts: 1,000 at once took 40 MB, 30 MB without it.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: dict[str, Endpoint], counts: HttpCounts) -> None:
+    def __init__(
+        self, app: ASGIApp, endpoints: dict[str, Endpoint], counts: HttpCounts, routes: Routes
+    ) -> None:
         self._app = app
         self._endpoints = endpoints
         self._counts = counts
+        self.routes = routes  # as /openapi.json describes them
         self.body_paths = frozenset(endpoints)  # where a POST has a body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...frontend.cli.exit_codes import ExitCode
-from ...frontend.cli.parser import Parser, UsageError, describe_if_asked
+from ...frontend.cli.parser import Parser, UsageError, name_commands_if_asked
 from ...ipc.errors import InputError, QuireError, did_you_mean
 
 _HELP = """\
@@ -36,7 +36,7 @@ kinds:
 
 def run(argv: Sequence[str]) -> int:
     """Run `quire bench`."""
-    describe_if_asked(argv, _KINDS)
+    name_commands_if_asked(argv, _KINDS)
     kind = argv[0] if argv else "--help"
     if kind in ("-h", "--help"):
         print(_HELP, end="")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..parser import DESCRIBE, CommandsDescribed, ParserDescribed
+from ..parser import describe
 
 Run = Callable[[Sequence[str]], int]
 
@@ -24,21 +24,16 @@ def read_command_words(commands: Mapping[str, Run]) -> dict[str, CommandWords]:
     """'serve', 'daemon', 'daemon start' ... -> its words; each command's `run` is asked and does nothing."""
     found: dict[str, CommandWords] = {}
     for name, run in commands.items():
-        words = _ask(run, [DESCRIBE])
+        words = _ask(run, [])
         found[name] = words
         for below in words.commands:
-            found[f"{name} {below}"] = _ask(run, [below, DESCRIBE])
+            found[f"{name} {below}"] = _ask(run, [below])
     return found
 
 
 def _ask(run: Run, argv: list[str]) -> CommandWords:
-    try:
-        run(argv)
-    except ParserDescribed as described:
-        return _read_parser(described.actions)
-    except CommandsDescribed as described:
-        return CommandWords(commands=described.names)
-    return CommandWords()
+    found = describe(run, argv)
+    return CommandWords(commands=found) if isinstance(found, tuple) else _read_parser(found.actions)
 
 
 def _read_parser(actions: Mapping[str, argparse.Action]) -> CommandWords:

@@ -44,7 +44,7 @@ def _render_route(method: str, path: str, operation: dict[str, Any], schemas: di
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     fields = ""
     if body and "anyOf" in body:
-        fields = f"<p>Takes {escape(_describe(body))}</p>"
+        fields = f"<p>Takes {escape(describe_type(body))}</p>"
     elif body:
         fields = _render_fields(schemas[_name_of(body)])
     answers = ", ".join(
@@ -60,7 +60,7 @@ def _render_route(method: str, path: str, operation: dict[str, Any], schemas: di
 def _render_fields(schema: dict[str, Any]) -> str:
     required = set(schema.get("required", ()))
     rows = [
-        f"<tr><td><code>{escape(name)}</code><td>{escape(_describe(field))}"
+        f"<tr><td><code>{escape(name)}</code><td>{escape(describe_type(field))}"
         f"<td>{'required' if name in required else ''}<td>{escape(_NOTES.get(name, ''))}"
         for name, field in sorted(
             schema.get("properties", {}).items(), key=lambda item: item[0] not in required
@@ -69,17 +69,17 @@ def _render_fields(schema: dict[str, Any]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _describe(field: dict[str, Any]) -> str:
+def describe_type(field: dict[str, Any]) -> str:
     """A field's type and range in words: 'integer 1 to 128', 'text or list of text'."""
     if "anyOf" in field:
-        kinds = [_describe(one) for one in field["anyOf"] if one.get("type") != "null"]
+        kinds = [describe_type(one) for one in field["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in field:
         return _name_of(field)
     kind = str(field.get("type", "anything"))
     kind = _TYPE_WORDS.get(kind, kind)
     if kind == "list" and field.get("items"):
-        kind = f"list of {_describe(field['items'])}"
+        kind = f"list of {describe_type(field['items'])}"
     low = field.get("minimum", field.get("exclusiveMinimum"))
     high = field.get("maximum", field.get("exclusiveMaximum"))
     if low is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import UnionType
 from typing import Any, cast, get_args
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from ..errors import ErrorResponse, MessagesErrorResponse, is_messages_path
 
+_SENTENCE_END = re.compile(r"\.(?:\s|$)")
 _REF = "#/components/schemas/{name}"
 _ERRORS_OF_POSTS = {
     400: "A field cannot be used",
@@ -74,7 +76,7 @@ class Routes:
             endpoint,
             methods=[method or ("GET" if request is None else "POST")],
             name=name,
-            summary=(summary or "").partition(". ")[0].removesuffix("."),
+            summary=_SENTENCE_END.split(summary or "", maxsplit=1)[0],
             responses=responses,
             response_class=Response,
             response_model=None,

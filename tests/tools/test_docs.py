@@ -1,0 +1,94 @@
+"""The generated parts of docs/ are what the sources say, and links between documents lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quire.frontend.cli.commands import daemon
+from quire.frontend.cli.parser import Parser, describe
+from quire.tools.docs.examples import EXAMPLES, shorten_answer
+from quire.tools.docs.http_api import make_document
+from quire.tools.docs.markdown import format_table, replace_parts
+from quire.tools.docs.pages import PAGES, update_page
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_says_what_the_sources_say(path: Path) -> None:
+    stale = path.read_text(encoding="utf-8") != update_page(path)
+    assert not stale, "run `python -m quire.tools.docs`"
+
+
+def list_operations() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, operations in make_document()["paths"].items():
+        yield from ((f"{method.upper()} {path}", operation) for method, operation in operations.items())
+
+
+def test_each_route_has_an_example_and_each_example_a_route() -> None:
+    assert {name for name, _ in list_operations()} == set(EXAMPLES)
+
+
+def test_examples_say_what_their_routes_need_and_nothing_that_they_do_not_know() -> None:
+    schemas = make_document()["components"]["schemas"]
+    for name, operation in list_operations():
+        body = EXAMPLES[name].body
+        assert (body is not None) == ("requestBody" in operation), name
+        content = operation.get("requestBody", {}).get("content", {})
+        reference = content.get("application/json", {}).get("schema", {}).get("$ref")
+        if reference is not None:
+            schema = schemas[reference.rpartition("/")[2]]
+            assert set(schema.get("required", ())) <= set(body) <= set(schema["properties"]), name
+
+
+def find_anchors(page: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    for name, anchor in LINK.findall(document.read_text(encoding="utf-8")):
+        target = (document.parent / name) if name else document
+        assert target.exists(), name
+        if anchor:
+            assert anchor in find_anchors(target.read_text(encoding="utf-8")), f"{name}#{anchor}"
+
+
+def test_only_the_generated_parts_of_a_page_are_replaced() -> None:
+    page = "# Title\n<!-- begin one: so -->\nold\n<!-- end one -->\nprose\n"
+    expected = "# Title\n<!-- begin one: so -->\n\nnew\n<!-- end one -->\nprose\n"
+    assert replace_parts(page, {"one": "new"}) == expected
+    with pytest.raises(ValueError):
+        replace_parts(page, {"two": "new"})
+    with pytest.raises(ValueError):
+        replace_parts(page.replace("end", "and"), {"one": "new"})
+
+
+def test_a_cell_of_a_table_may_hold_bars_and_lines() -> None:
+    assert format_table(["a"], [["x|y\nz"]]) == "| a |\n| --- |\n| x\\|y z |\n"
+
+
+def test_an_answer_is_shortened_to_what_does_not_differ() -> None:
+    answer = (
+        '{"id": "cmpl-0123456789abcdef01", "created": 1700000001, "embedding": [1.23456, 2, 3, 4, 5, 6, 7]}'
+    )
+    assert shorten_answer(answer) == (
+        '{"id": "cmpl-1f", "created": 1790000000, "embedding": [1.2346, 2, 3, "..."]}'
+    )
+
+
+def test_a_command_tells_its_options_or_its_subcommands_and_does_nothing() -> None:
+    names = describe(daemon.run)
+    assert isinstance(names, tuple)
+    assert "stop" in names
+    parser = describe(daemon.run, ["stop"])
+    assert isinstance(parser, Parser)
+    assert parser.prog == "quire daemon stop"

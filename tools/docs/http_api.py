@@ -1,0 +1,120 @@
+"""docs/http.md: every route with its fields, an example and its answer, from the OpenAPI document."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from ...frontend.openai.app import create_app
+from ...frontend.openai.bodies.docs_page import describe_type
+from ...frontend.openai.bodies.schema import SamplingFields
+from ...frontend.openai.bodies.silent import SilentFields
+from ...frontend.openai.endpoints import unsupported
+from ...frontend.openai.engines.served_models import ServedModels, ServerParts
+from ...frontend.openai.limits import Limits, list_limits
+from ...frontend.openai.options import ServerOptions
+from .examples import find_example
+from .markdown import format_table
+
+_RULES: dict[str, dict[str, Any]] = {
+    "CompletionRequest": unsupported.COMPLETION_RULES,
+    "ChatCompletionRequest": unsupported.CHAT_RULES,
+    "ResponsesRequest": unsupported.RESPONSES_RULES,
+    "MessagesRequest": unsupported.MESSAGES_RULES,
+    "TokenizeRequest": unsupported.TOKENIZE_RULES,
+    "RerankRequest": unsupported.RERANK_RULES,
+    "AnyRerankRequest": unsupported.RERANK_RULES,
+    "CohereEmbedRequest": unsupported.COHERE_EMBED_RULES,
+}
+_HEAD = ("field", "type", "meaning")
+_SILENT_NAMES = SilentFields.__struct_fields__
+
+
+@functools.cache
+def make_document() -> dict[str, Any]:
+    """The OpenAPI document of a server with every route."""
+    options = ServerOptions(enable_tokenizer_info_endpoint=True)
+    return create_app(ServedModels(ServerParts(options), [])).routes.document
+
+
+def render_routes() -> str:
+    """A list of the routes, and a section for each."""
+    document = make_document()
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    operations = [
+        (method, path, operation)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    index = [(f"`{method.upper()} {path}`", one["summary"]) for method, path, one in operations]
+    sections = [part for one in operations for part in _render_route(*one, schemas)]
+    return "\n".join([format_table(("route", "does"), index), *sections])
+
+
+def _render_route(
+    method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]
+) -> Iterator[str]:
+    yield f"## {method.upper()} {path}\n"
+    yield f"{operation['summary']}.\n"
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    if body and "anyOf" in body:
+        yield f"Takes {describe_type(body)}.\n"
+    elif body:
+        yield from _render_fields(str(body["$ref"]).rpartition("/")[2], schemas)
+    if example := find_example(method, path):
+        yield example.render()
+
+
+def _render_fields(kind: str, schemas: dict[str, Any]) -> Iterator[str]:
+    """Fields of a request that are its own, and the names of those that it shares."""
+    properties: dict[str, Any] = schemas[kind]["properties"]
+    shared = [name for name in properties if name in _SHARED_NAMES]
+    required = set(schemas[kind].get("required", ()))
+    is_split = len(shared) > len(_SHARED_NAMES) / 3
+    hidden = {*_SILENT_NAMES, *(shared if is_split else ())} - required
+    rows = _list_fields({name: one for name, one in properties.items() if name not in hidden}, kind, required)
+    yield format_table(_HEAD, rows)
+    if is_split:
+        names = ", ".join(f"`{name}`" for name in shared)
+        has_all = len(shared) == len(_SHARED_NAMES)
+        told = "" if has_all else f": {names}"
+        yield f"And {'all ' if has_all else ''}[sampling fields](#sampling-fields){told}.\n"
+
+
+def _list_fields(
+    properties: dict[str, Any], kind: str, required: Collection[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Rows, required fields first."""
+    rules = _RULES.get(kind, {})
+    for name, schema in sorted(properties.items(), key=lambda item: item[0] not in required):
+        meaning = f"only {rules[name][0]}" if name in rules else _find_text(schema)
+        told = ["required"] if name in required else []
+        yield f"`{name}`", describe_type(schema), "; ".join([*told, *([meaning] if meaning else [])])
+
+
+def _find_text(schema: dict[str, Any]) -> str:
+    """What a field means, where its declaration says it."""
+    texts = (one.get("description", "") for one in (schema, *schema.get("anyOf", ())) if "$ref" not in one)
+    return next(filter(None, texts), "")
+
+
+def render_sampling_fields() -> str:
+    """Those that completions and chats share."""
+    properties = make_document()["components"]["schemas"]["CompletionRequest"]["properties"]
+    named = {name: properties[name] for name in _SHARED_NAMES}
+    return format_table(_HEAD, _list_fields(named, "CompletionRequest", ()))
+
+
+def render_silent_fields() -> str:
+    """Names of the fields that are taken and left."""
+    return f"{', '.join(f'`{name}`' for name in _SILENT_NAMES)}\n"
+
+
+def render_limits() -> str:
+    """Every limit of a server that nobody has set otherwise."""
+    rows = [(f"`{one.name}`", f"{one.value:.12g}", one.meaning, one.answer) for one in list_limits(Limits())]
+    return format_table(("limit", "value", "of", "a request past it gets"), rows)
+
+
+_SHARED_NAMES = [name for name in SamplingFields.__struct_fields__ if name not in _SILENT_NAMES]

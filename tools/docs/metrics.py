@@ -1,0 +1,61 @@
+"""docs/metrics.md: every series of /metrics, from a core that has run nothing and counts that are made up."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from ...core.engine_core import EngineCore
+from ...frontend.engine_args import EngineArgs
+from ...frontend.openai.access.http_counts import BOUNDS_S, STATUSES, RouteCounts
+from ...frontend.openai.metrics import format_http_counts, format_metrics
+from .markdown import format_table
+
+_COMMON_LABELS = ("model_name", "engine", "le")
+
+
+def render_engine_metrics() -> str:
+    """The engine's series."""
+    core = EngineCore(EngineArgs(load_format="dummy").create_engine_config(), num_blocks=8)
+    return _render(format_metrics({"here": {0: core.metrics()}, "away": None}))
+
+
+def render_http_metrics() -> str:
+    """Those of the HTTP processes."""
+    counts = RouteCounts("POST", "/v1/completions", [1] * len(STATUSES), [1] * (len(BOUNDS_S) + 1), 1.0)
+    return _render(format_http_counts([counts]))
+
+
+def _render(text: bytes) -> str:
+    return format_table(("name", "kind", "labels", "meaning"), _list_rows(text.decode()))
+
+
+def _list_rows(text: str) -> list[tuple[str, str, str, str]]:
+    return [
+        (f"`{_name_series(family)}`", family.type, _tell_labels(family), family.documentation)
+        for family in text_string_to_metric_families(text)
+    ]
+
+
+def _name_series(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _tell_labels(family: Metric) -> str:
+    """Labels beyond those of all, with the values that there are where they are words."""
+    values: dict[str, dict[str, None]] = {}
+    for sample in family.samples:
+        for name, value in sample.labels.items():
+            if name not in _COMMON_LABELS:
+                values.setdefault(name, {})[value] = None
+    is_info = family.name.endswith("_info")
+    return "; ".join(
+        f"`{name}`" if is_info or not _are_words(found) else f"`{name}`: {', '.join(found)}"
+        for name, found in values.items()
+    )
+
+
+def _are_words(values: dict[str, None]) -> bool:
+    return len(values) > 1 and all(re.fullmatch(r"[a-z0-9_ ]+", value) for value in values)

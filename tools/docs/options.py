@@ -1,0 +1,117 @@
+"""docs/options.md: the options of every command, from the parsers that read them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from ...frontend.cli import entry
+from ...frontend.cli.parser import Parser, describe
+from ...frontend.engine_args import EngineArgs
+from .markdown import format_table
+
+_ENGINE_NAMES = {item.name for item in fields(EngineArgs)}
+_HEAD = ("option", "default", "meaning")
+_SHOWN_DEFAULT = re.compile(r" \((?:default: )?%\(default\)s\)")
+
+
+def render_engine_options() -> str:
+    """A table for each group of engine options."""
+    parser = Parser("engine", "")
+    EngineArgs.add_cli_args(parser)
+    groups = [group for group in _list_groups(parser) if _list_actions(group)]
+    return "\n".join(f"### {_name_group(one)}\n\n{_render_actions(_list_actions(one))}" for one in groups)
+
+
+def render_commands() -> str:
+    """A section for each command but `bench`, whose parsers load what they measure."""
+    return "\n".join(text for name in entry.COMMANDS if name != "bench" for text in _render_command([name]))
+
+
+def _render_command(words: list[str]) -> list[str]:
+    """The section of a command, or of each of its subcommands."""
+    module = importlib.import_module(entry.COMMANDS[words[0]].module, f"{entry.__package__}.commands")
+    found = describe(module.run, words[1:])
+    if isinstance(found, tuple):
+        return [text for word in found for text in _render_command([*words, word])]
+    return list(_render_parser(found))
+
+
+def _render_parser(parser: Parser) -> Iterator[str]:
+    yield f"## {parser.prog}\n"
+    usage = parser.usage or ""
+    yield f"{parser.description}\n\n`{usage}`\n"
+    actions = [action for group in _list_groups(parser) for action in _list_actions(group)]
+    takes_engine = len(_ENGINE_NAMES & {action.dest for action in actions}) > len(_ENGINE_NAMES) / 2
+    own = [one for one in actions if not (takes_engine and one.dest in _ENGINE_NAMES)]
+    if own:
+        yield _render_actions(own)
+    if takes_engine:
+        changed = {
+            item.name: parser.get_default(item.name)
+            for item in fields(EngineArgs)
+            if parser.get_default(item.name) != item.default
+        }
+        told = ", ".join(
+            f"`--{name.replace('_', '-')}` {'none' if value is None else value}"
+            for name, value in changed.items()
+        )
+        yield f"And all engine options{'; defaults that differ: ' if told else ''}{told}.\n"
+
+
+def _list_groups(parser: Parser) -> list[Any]:
+    return parser._action_groups  # pyright: ignore[reportPrivateUsage]  # argparse shows them nowhere else
+
+
+def _name_group(group: Any) -> str:
+    return str(group.title).removesuffix(" options").capitalize()
+
+
+def _list_actions(group: Any) -> list[argparse.Action]:
+    """Those with a name that a person would type."""
+    return [
+        action
+        for action in group._group_actions
+        if action.help != argparse.SUPPRESS
+        and action.dest != "help"
+        and (action.option_strings or not _is_hidden_flag(action))
+    ]
+
+
+def _is_hidden_flag(action: argparse.Action) -> bool:
+    """An option that another one of the same name has taken the place of."""
+    return action.dest in _ENGINE_NAMES
+
+
+def _render_actions(actions: Iterable[argparse.Action]) -> str:
+    return format_table(_HEAD, ((_name(one), _tell_default(one), _tell_meaning(one)) for one in actions))
+
+
+def _name(action: argparse.Action) -> str:
+    metavar = str(action.metavar or action.dest.upper())
+    if not action.option_strings:
+        return f"`{metavar}`"
+    takes_value = action.nargs != 0 and not action.choices
+    value = f" {metavar}" if takes_value else ""
+    return ", ".join(f"`{flag}{value}`" for flag in action.option_strings)
+
+
+def _tell_default(action: argparse.Action) -> str:
+    value = action.default
+    if value is None or value is False or value in ("", [], argparse.SUPPRESS) or not action.option_strings:
+        return ""
+    if value is True:
+        return "on"
+    return f"`{' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}`"
+
+
+def _tell_meaning(action: argparse.Action) -> str:
+    text = _SHOWN_DEFAULT.sub("", action.help or "").replace("%%", "%")
+    default = f" ({action.default})"
+    text = text.removesuffix(default) if _tell_default(action) else text
+    choices = ", ".join(f"`{choice}`" for choice in dict.fromkeys(action.choices or ()))
+    return f"{text}{'; ' if text and choices else ''}{'one of ' if choices else ''}{choices}"

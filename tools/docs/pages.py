@@ -1,0 +1,28 @@
+"""Which parts of which pages are generated, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from . import http_api, metrics, options
+from .markdown import replace_parts
+
+_DOCS = Path(__file__).parents[2] / "docs"
+# Page -> its generated parts, in the order in which they stand there.
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    _DOCS / "options.md": {"engine": options.render_engine_options, "commands": options.render_commands},
+    _DOCS / "http.md": {
+        "routes": http_api.render_routes,
+        "sampling": http_api.render_sampling_fields,
+        "silent": http_api.render_silent_fields,
+        "limits": http_api.render_limits,
+    },
+    _DOCS / "metrics.md": {"engine": metrics.render_engine_metrics, "http": metrics.render_http_metrics},
+}
+
+
+def update_page(path: Path) -> str:
+    """The text that a page of PAGES ought to have: its own, with each generated part as it is today."""
+    parts = {name: render() for name, render in PAGES[path].items()}
+    return replace_parts(path.read_text(encoding="utf-8"), parts)
