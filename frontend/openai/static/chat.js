@@ -200,6 +200,7 @@ async function ask({ before = [...chat.turns], text = "", goesOn = false } = {})
   const turn = chat.turns.at(-1), had = structuredClone(turn);
   turn.end = "running";
   hasDeclined = false;
+  chat.fields = readFields();
   clearErrors();
   draw(chat.turns.length - 1);
   setBusy(true);
@@ -287,7 +288,6 @@ async function submit() {
   stopEditing();
   field.value = "";
   chat.turns.push({ message });
-  chat.fields = readFields();
   draw(from);
   if (!others.length) await start({ before, text });
   else saveChat(chat);
@@ -347,12 +347,24 @@ async function takeUp() {
 
 function showChats() {
   const rows = listChats().map((one) => make("li", {},
-    makeButton(titleOf(one), () => { byId("chats").close(); openChat(one); }, { class: "open" }),
+    makeButton(titleOf(one), () => openKept(one.id), { class: "open" }),
     make("span", {}, new Date(one.at).toLocaleString()),
-    makeButton("Delete", () => { deleteChat(one.id); showChats(); if (one.id === chat.id) openChat(newChat(readFields())); }, { "aria-label": `Delete ${titleOf(one)}` })));
+    makeButton("Delete", () => forget(one.id), { "aria-label": `Delete ${titleOf(one)}` })));
   byId("chat_list").replaceChildren(...rows);
   byId("no_chats").hidden = rows.length > 0;
   if (!byId("chats").open) byId("chats").showModal();
+}
+
+async function openKept(id) {
+  byId("chats").close();
+  if (id !== chat.id) await openChat(loadChat(id) ?? newChat(readFields()));
+}
+
+// An answer that is under way in it ends first: it would keep the chat.
+async function forget(id) {
+  if (id === chat.id) await openChat(newChat(readFields()));
+  deleteChat(id);
+  showChats();
 }
 
 byId("compose").addEventListener("submit", (event) => { event.preventDefault(); submit(); });

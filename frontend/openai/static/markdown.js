@@ -2,7 +2,7 @@
 // Markdown as nodes. The library reads; the nodes are made here, of text, by kinds from a written list. Markup, pictures
 // and addresses that are not of the web or mail stay text, whatever a model writes.
 
-const MAX_MARKDOWN = 100_000, SLOW_MS = 200;  // beyond either, text is shown as it is
+const MAX_MARKDOWN = 100_000, SLOW_MS = 200, MAX_DEPTH = 24;  // beyond these, text is shown as it is
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#39": "'", nbsp: "\u00a0" };
 const decode = (text) => text.replace(/&(amp|lt|gt|quot|#39|nbsp);/g, (_, name) => ENTITIES[name]);
 
@@ -31,8 +31,17 @@ const BLOCKS = {
   table: (token) => [makeTable(token)],
 };
 
-const makeInlines = (tokens) => tokens.flatMap((token) => INLINES[token.type]?.(token) ?? [token.raw]);
-const makeBlocks = (tokens) => tokens.flatMap((token) => (BLOCKS[token.type] ?? INLINES[token.type])?.(token) ?? [make("p", {}, token.raw)]);
+let depth = 0;
+
+// Nodes of each token; what is nested deeper than anybody writes stays text, for browsers draw by recursion.
+function makeEach(tokens, makeOne) {
+  if (depth === MAX_DEPTH) return [tokens.map((token) => token.raw).join("")];
+  depth += 1;
+  try { return tokens.flatMap(makeOne); } finally { depth -= 1; }
+}
+
+const makeInlines = (tokens) => makeEach(tokens, (token) => INLINES[token.type]?.(token) ?? [token.raw]);
+const makeBlocks = (tokens) => makeEach(tokens, (token) => (BLOCKS[token.type] ?? INLINES[token.type])?.(token) ?? [make("p", {}, token.raw)]);
 
 function makeLink(address, children) {
   const isKnown = /^(https?:\/\/|mailto:)/i.test(address);
@@ -87,6 +96,6 @@ class MarkdownView {
 
   draw(token) {
     if (token.type === "plain") return [make("div", { class: "plain" }, token.raw)];
-    try { return makeBlocks([token]).map((node) => typeof node === "string" ? make("p", {}, node) : node); } catch { return [make("div", { class: "plain" }, token.raw)]; }
+    return makeBlocks([token]).map((node) => typeof node === "string" ? make("p", {}, node) : node);
   }
 }

@@ -151,7 +151,7 @@ async function drawsMarkdownAndNoMarkup() {
     "<img src=x onerror=\"document.title='bad'\"><script>document.title='bad'</script>", "", "<div>", "raw", "</div>",
   ].join("\n");
   const asked = [], deltas = text.match(/[^]{1,3}/g).map((content) => ({ content }));
-  const { page, complaints } = await openScripted([{ deltas }], asked);
+  const { page, complaints } = await openScripted([{ deltas }, says(`${">".repeat(3000)} deep`), says(`${">".repeat(30_000)} deeper`)], asked);
   await send(page, "Hello");
   await answered(page);
   const body = lastAnswer(page);
@@ -165,6 +165,12 @@ async function drawsMarkdownAndNoMarkup() {
   await body.getByRole("button", { name: "Copy code" }).click();
   await hasText(page, "#said", /^Copied$/);
   assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "print('<b>')");
+  for (const word of [/deep$/, /deeper$/]) {
+    await send(page, "On");
+    await answered(page);
+    assert.match(await lastAnswer(page).textContent(), word);
+    assert.ok(await lastAnswer(page).locator("blockquote").count() < 30);
+  }
   assert.deepEqual(complaints, []);
   await page.context().close();
 }
