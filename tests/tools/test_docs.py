@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from quire.frontend.cli.commands import daemon
-from quire.frontend.cli.parser import Parser, describe
+from quire.frontend.cli.entry import COMMANDS
+from quire.frontend.cli.parser import Parser, UsageError, describe
 from quire.tools.docs.examples import EXAMPLES, shorten_answer
 from quire.tools.docs.http_api import make_document
 from quire.tools.docs.markdown import format_table, replace_parts
@@ -92,3 +97,53 @@ def test_a_command_tells_its_options_or_its_subcommands_and_does_nothing() -> No
     parser = describe(daemon.run, ["stop"])
     assert isinstance(parser, Parser)
     assert parser.prog == "quire daemon stop"
+
+
+DEPLOYMENTS = ROOT / "docs" / "deploy"
+# What a shell block may hold beside commands of ours, which are looked at.
+OURS = re.compile(r"(?:^|[|&]\s*)(?:\.venv/bin/|/opt/quire/bin/)?quire ([^|&#\n]+)", re.M)
+
+
+def list_commands(document: Path) -> list[str]:
+    text = document.read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    return [words.strip() for block in blocks for words in OURS.findall(block.replace("\\\n", " "))]
+
+
+def parse_command(words: list[str]) -> None:
+    """Raises UsageError for what its command would not take."""
+    command = COMMANDS[words[0]]
+    run = importlib.import_module(command.module, "quire.frontend.cli.commands").run
+    found, rest = describe(run), words[1:]
+    if isinstance(found, tuple):
+        found, rest = describe(run, rest[:1]), rest[1:]
+    assert isinstance(found, Parser)
+    found.parse(rest)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_documents_show_have_these_options(document: Path) -> None:
+    for command in list_commands(document):
+        words = shlex.split(command)
+        if words[0] not in ("bench", "--help"):
+            parse_command(words)
+
+
+def test_a_command_with_an_option_that_there_is_not_is_found() -> None:
+    with pytest.raises(UsageError):
+        parse_command(["daemon", "stop", "--engines", "2"])
+
+
+def test_files_of_deployments_can_be_read_and_name_options_that_there_are() -> None:
+    files = {path.name: path.read_text(encoding="utf-8") for path in DEPLOYMENTS.iterdir()}
+    kinds = {name: list(yaml.safe_load_all(text)) for name, text in files.items() if name.endswith(".yaml")}
+    [deployment] = [one for one in kinds["kubernetes.yaml"] if one["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    image = json.loads(re.findall(r"^CMD (\[.*\])$", files["Dockerfile"], re.M)[-1])
+    for words in (container["args"], kinds["compose.yaml"][0]["services"]["quire"]["command"], image):
+        parse_command(words)
+    parse_command(["serve", "--config", str(DEPLOYMENTS / "serve.yaml")])
+    [unit] = re.findall(r"^ExecStart=/opt/quire/bin/quire (.*)$", files["quire.service"], re.M)
+    parse_command(["serve", "--config", str(DEPLOYMENTS / "serve.yaml"), *shlex.split(unit)[3:]])
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] in make_document()["paths"]
