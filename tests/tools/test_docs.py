@@ -16,6 +16,7 @@ from quire.frontend.cli.commands import daemon
 from quire.frontend.cli.entry import COMMANDS
 from quire.frontend.cli.parser import Parser, UsageError, describe
 from quire.tools.docs.examples import EXAMPLES, shorten_answer
+from quire.tools.docs.field_texts import FIELD_TEXTS
 from quire.tools.docs.http_api import make_document
 from quire.tools.docs.markdown import format_table, replace_parts
 from quire.tools.docs.pages import PAGES, update_page
@@ -50,6 +51,11 @@ def test_examples_say_what_their_routes_need_and_nothing_that_they_do_not_know()
         if reference is not None:
             schema = schemas[reference.rpartition("/")[2]]
             assert set(schema.get("required", ())) <= set(body) <= set(schema["properties"]), name
+
+
+def test_no_field_is_told_of_that_there_is_not() -> None:
+    schemas = make_document()["components"]["schemas"].values()
+    assert set(FIELD_TEXTS) <= {name for schema in schemas for name in schema.get("properties", ())}
 
 
 def find_anchors(page: str) -> set[str]:

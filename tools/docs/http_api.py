@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, cast
 
 from ...frontend.openai.app import create_app
 from ...frontend.openai.bodies.docs_page import describe_type
@@ -14,7 +15,9 @@ from ...frontend.openai.endpoints import unsupported
 from ...frontend.openai.engines.served_models import ServedModels, ServerParts
 from ...frontend.openai.limits import Limits, list_limits
 from ...frontend.openai.options import ServerOptions
+from ...ipc.param_fields import MAX_INT
 from .examples import find_example
+from .field_texts import FIELD_TEXTS
 from .markdown import format_table
 
 _RULES: dict[str, dict[str, Any]] = {
@@ -27,6 +30,7 @@ _RULES: dict[str, dict[str, Any]] = {
     "AnyRerankRequest": unsupported.RERANK_RULES,
     "CohereEmbedRequest": unsupported.COHERE_EMBED_RULES,
 }
+_NO_BOUND = f" to {MAX_INT:,}"  # only what an integer can hold
 _HEAD = ("field", "type", "meaning")
 _SILENT_NAMES = SilentFields.__struct_fields__
 
@@ -88,9 +92,11 @@ def _list_fields(
     """Rows, required fields first."""
     rules = _RULES.get(kind, {})
     for name, schema in sorted(properties.items(), key=lambda item: item[0] not in required):
-        meaning = f"only {rules[name][0]}" if name in rules else _find_text(schema)
+        meaning = (
+            f"only {rules[name][0]}" if name in rules else _find_text(schema) or FIELD_TEXTS.get(name, "")
+        )
         told = ["required"] if name in required else []
-        yield f"`{name}`", describe_type(schema), "; ".join([*told, *([meaning] if meaning else [])])
+        yield f"`{name}`", _tell_value(schema), "; ".join([*told, *([meaning] if meaning else [])])
 
 
 def _find_text(schema: dict[str, Any]) -> str:
@@ -104,6 +110,57 @@ def render_sampling_fields() -> str:
     properties = make_document()["components"]["schemas"]["CompletionRequest"]["properties"]
     named = {name: properties[name] for name in _SHARED_NAMES}
     return format_table(_HEAD, _list_fields(named, "CompletionRequest", ()))
+
+
+def render_types() -> str:
+    """What the requests' fields are made of, a line for each type."""
+    document = make_document()
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    bodies = [
+        operation["requestBody"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        if "requestBody" in operation
+    ]
+    requests = dict.fromkeys(name for body in bodies for name in _find_references(body))
+    found: dict[str, None] = dict.fromkeys(requests)
+    for name in (pending := list(requests)):
+        new = [one for one in _find_references(schemas[name]) if one not in found]
+        found |= dict.fromkeys(new)
+        pending += new
+    rows = [(f"`{one}`", _tell_fields(schemas[one])) for one in sorted(found) if one not in requests]
+    return format_table(("type", "is"), rows)
+
+
+def _find_references(schema: Any) -> Iterator[str]:
+    """Names of the types that a schema is made of."""
+    if isinstance(schema, dict):
+        parts = cast(dict[str, Any], schema)
+        if isinstance(parts.get("$ref"), str):
+            yield str(parts["$ref"]).rpartition("/")[2]
+        yield from (name for one in parts.values() for name in _find_references(one))
+    elif isinstance(schema, list):
+        yield from (name for one in cast(list[Any], schema) for name in _find_references(one))
+
+
+def _tell_fields(schema: dict[str, Any]) -> str:
+    if "properties" not in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", ())) or describe_type(schema)
+    required = schema.get("required", ())
+    named = ((name, _tell_value(one)) for name, one in schema["properties"].items())
+    return "; ".join(f"`{name}`{' (required)' if name in required else ''}: {text}" for name, text in named)
+
+
+def _tell_value(schema: dict[str, Any]) -> str:
+    """A type, or the words that are allowed."""
+    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    texts = [
+        ", ".join(f"`{word if isinstance(word, str) else json.dumps(word)}`" for word in one["enum"])
+        if "enum" in one
+        else describe_type(one).replace(_NO_BOUND, "")
+        for one in kinds
+    ]
+    return " or ".join(texts) or "null"
 
 
 def render_silent_fields() -> str:

@@ -15,6 +15,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     _DOCS / "http.md": {
         "routes": http_api.render_routes,
         "sampling": http_api.render_sampling_fields,
+        "types": http_api.render_types,
         "silent": http_api.render_silent_fields,
         "limits": http_api.render_limits,
     },
