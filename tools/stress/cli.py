@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from ...frontend.cli.parser import Parser
 from ...ipc.errors import InputError
+from ...ipc.weight_format import Quantization
 
 _SUPERVISOR = "supervisor"
-_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # of its own engine
+# Of its own engine, with the values that are its defaults.
+_RANKS = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+_WEIGHTS = {"model": "pocket", "quantization": None}
 _DURATION_S, _HOSTILE_DURATION_S = 60.0, 300.0
 _EPILOG = """\
 Requests of known tokens come over HTTP and from AsyncLLM and LLM at once while processes are killed. Exit
@@ -52,17 +55,17 @@ def run(argv: Sequence[str]) -> int:
     if options.reproduce is not None:
         if options.attach is not None:
             raise InputError("attach", options.attach, "not given with --reproduce, which kills its engine")
-        for field in _RANKS:
-            if getattr(options, field) != 1:
-                raise InputError(field, getattr(options, field), "1 with --reproduce")
+        for field, default in (_RANKS | _WEIGHTS).items():
+            if getattr(options, field) != default:
+                raise InputError(field, getattr(options, field), f"{default} with --reproduce")
         if has_ray:
             raise InputError("distributed_executor_backend", "ray", "not given with --reproduce")
         return run_reproduction(options.reproduce, options.max_tokens, options.seed, options.warm_spare)
     if options.attach is not None:
         if options.warm_spare:
             raise InputError("warm_spare", True, "not given with --attach: the daemon's engine has its own")
-        for field in (*_RANKS, "engines"):
-            if getattr(options, field) != 1:
+        for field, default in (_RANKS | _WEIGHTS | {"engines": 1}).items():
+            if getattr(options, field) != default:
                 raise InputError(
                     field, getattr(options, field), "not given with --attach: the daemon has its own"
                 )
@@ -88,9 +91,10 @@ def run(argv: Sequence[str]) -> int:
             kill_interval_s=options.kill_interval,
             has_noise=options.noise,
             warm_spare=options.warm_spare,
-            stage_size=options.tensor_parallel_size,
-            num_stages=options.pipeline_parallel_size,
-            num_engines=options.engines,
+            engine={
+                "data_parallel_size": options.engines,
+                **{field: getattr(options, field) for field in (*_RANKS, *_WEIGHTS)},
+            },
             has_network=options.network,
             has_ray=has_ray,
             json_path=options.json,
@@ -112,9 +116,10 @@ def _check_victims_of_others(options: argparse.Namespace, names: set[str]) -> No
 def _run_hostile(options: argparse.Namespace) -> int:
     """Its daemon and server are its own, since it takes all that they have and deletes their files."""
     ray = "distributed_executor_backend"
-    for field in ("attach", "reproduce", "kills", "plot", "warm_spare", *_RANKS, "network", ray):
+    given = ("attach", "reproduce", "kills", "plot", "warm_spare", *_RANKS, *_WEIGHTS, "network", ray)
+    for field in given:
         value = getattr(options, field)
-        if value not in (None, False, 1, "mp"):
+        if value not in (None, False, 1, "mp", "pocket"):
             raise InputError(field, value, "not given with --hostile, which attacks an engine of its own")
     from .hostile.attacks import ATTACKS
     from .hostile.run import HostileOptions, run_hostile
@@ -187,6 +192,9 @@ def _make_parser() -> Parser:
     text = "ray: its workers are on nodes of a Ray that this machine plays, where actor and node die too (mp)"
     add("--distributed-executor-backend", choices=("mp", "ray"), default="mp", help=text)
     add("--pipeline-parallel-size", type=int, default=1, metavar="N", help="stages of the engine (1)")
+    add("--model", default=_WEIGHTS["model"], help="of the engine: a folder or .gguf file (pocket)")
+    text = "of the engine's weights, while they are read (none)"
+    add("--quantization", choices=get_args(Quantization), metavar="FORMAT", help=f"int4, int8 or fp8 {text}")
     add(
         "--reproduce", type=int, metavar="N", help="N requests, one death of each kind, beside Dynamo's table"
     )

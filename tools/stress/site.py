@@ -7,8 +7,9 @@ import os
 import select
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -243,17 +244,15 @@ def open_site(
     attach: str | None,
     broken: list[str],
     recovery: RecoveryConfig | None = None,
-    stage_size: int = 1,
-    num_stages: int = 1,
-    num_engines: int = 1,
+    engine: Mapping[str, Any] | None = None,
     *,
     has_network: bool = False,
     ray: RayNodes | None = None,
 ) -> Generator[Site]:
     """A site on a running daemon, or with one of its own; what that leaves behind is added to `broken`.
 
-    `recovery` and the sizes are the own daemon's; None takes the defaults. has_network: its clients come over
-    TCP. ray: its workers are there.
+    `recovery` and `engine`, arguments by EngineArgs' names, are the own daemon's; None takes the defaults.
+    has_network: its clients come over TCP. ray: its workers are there.
     """
     if attach is not None:
         with contextlib.closing(Site(attach)) as site:
@@ -268,10 +267,8 @@ def open_site(
             logits_processors=[NO_REPEAT],
             runner="generate",
             convert="embed",
-            tensor_parallel_size=stage_size,
-            pipeline_parallel_size=num_stages,
-            data_parallel_size=num_engines,
             distributed_executor_backend=None if ray is None else "ray",
+            **engine or {},
         )
         config = msgspec.structs.replace(args.create_engine_config(), recovery=recovery or RecoveryConfig())
         remote = start_own_daemon(config, folder if has_network else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -67,9 +68,7 @@ class StressOptions:
     kill_interval_s: float
     has_noise: bool
     warm_spare: bool  # of its own engine
-    stage_size: int  # likewise
-    num_stages: int  # likewise
-    num_engines: int  # likewise
+    engine: dict[str, Any]  # likewise, arguments by EngineArgs' names
     has_network: bool  # whether its clients come over TCP
     has_ray: bool  # whether its workers are on nodes of a Ray
     json_path: str | None
@@ -86,10 +85,12 @@ def run_stress(options: StressOptions) -> int:
     )
     left: list[str] = []
     recovery = RecoveryConfig(warm_spare=options.warm_spare)
-    sizes = options.stage_size, options.num_stages, options.num_engines
+    num_engines: int = options.engine.get("data_parallel_size", 1)
     with (
-        open_ray(options.num_engines) if options.has_ray else contextlib.nullcontext() as ray,
-        open_site(options.attach, left, recovery, *sizes, has_network=options.has_network, ray=ray) as site,
+        open_ray(num_engines) if options.has_ray else contextlib.nullcontext() as ray,
+        open_site(
+            options.attach, left, recovery, options.engine, has_network=options.has_network, ray=ray
+        ) as site,
     ):
         check_kills(options.roles, site.recovery)
         pool = draw_pool(options.seed, _POOL_SIZE, options.max_tokens)
