@@ -13,7 +13,7 @@ import msgspec
 
 from .errors import ConfigError
 from .fault_hooks import keep_lasting, parse_fault_hooks
-from .gguf_tensor import GgufTensor
+from .gguf_tensor import GgufTensor, find_main_type
 from .model_spec import Dtype, ModelSpec
 from .param_fields import MAX_INT
 from .processes.core_losses import CoreLosses
@@ -107,6 +107,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return self.spec.weight_formats
         same: HeadQuantization = "int8" if self.quantization == "int4" else self.quantization
         return make_online_formats(self.quantization, self.lm_head_quantization or same)
+
+    @property
+    def weights_name(self) -> str:
+        """What most weights are where they are narrower than `dtype`, or of a GGUF file; '' where not."""
+        if self.gguf_tensors:
+            return f"gguf {find_main_type(self.gguf_tensors)}"
+        return self.quantization or self.spec.weight_formats.name
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ The frontend makes the table of a file's header; the worker reads these places a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
@@ -50,3 +51,11 @@ class GgufTensor(msgspec.Struct, frozen=True, array_like=True):
     def size_bytes(self) -> int:
         """Bytes that it takes in the file."""
         return prod(self.shape[:-1]) * count_row_bytes(self.type, self.shape[-1])
+
+
+def find_main_type(tensors: Sequence[GgufTensor]) -> GgmlType:
+    """The type that most bytes have."""
+    sizes: dict[GgmlType, int] = {}
+    for tensor in tensors:
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
+    return max(sizes, key=lambda name: sizes[name], default="BF16")

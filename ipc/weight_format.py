@@ -71,6 +71,13 @@ class WeightFormats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Of one layer."""
         return self.exceptions.get(name, self.default)
 
+    @property
+    def name(self) -> str:
+        """What a checkpoint's narrow weights are, such as 'gptq 4-bit' or 'awq'; '' where it has none."""
+        layouts = [each.layout for each in (self.default, *self.exceptions.values()) if each is not None]
+        method, slash, bits = (next(filter(None, layouts), "")).partition("/")
+        return f"{method} {bits}-bit" if slash else method
+
 
 LM_HEAD = "lm_head"
 

@@ -54,6 +54,7 @@ def make_engine_facts(
         max_model_len=config.model.max_model_len,
         vocab_size=config.model.spec.vocab_size,
         dtype=config.model.dtype,
+        weights=config.model.weights_name,
         device=ready.device,
         num_gpu_blocks=ready.num_gpu_blocks if config.block_size_bytes else 0,
         block_size=config.cache.block_size,
@@ -101,8 +102,9 @@ def format_phases(phases: list[tuple[str, float]]) -> str:
 def format_startup(facts: EngineFacts) -> list[str]:
     """Lines for a person: what runs where, how the start took its time, and the device's memory ledger."""
     num_tokens = facts.num_gpu_blocks * facts.block_size
+    formats = f"{facts.dtype}, {facts.weights} weights" if facts.weights else facts.dtype
     lines = [
-        f"{facts.served_model_name} ({facts.dtype}) on {facts.device}, {format_phases(facts.startup)}",
+        f"{facts.served_model_name} ({formats}) on {facts.device}, {format_phases(facts.startup)}",
         f"KV cache of {facts.num_gpu_blocks:,} blocks: {num_tokens:,} tokens, "
         f"{num_tokens / facts.max_model_len:.1f} requests of {facts.max_model_len:,}"
         if num_tokens

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ...ipc.errors import ModelError
-from ...ipc.gguf_tensor import GgufTensor
+from ...ipc.gguf_tensor import GgufTensor, find_main_type
 from .config import read_config, read_generation_config
 from .header import GgufHeader, read_header
 from .tensors import name_tensors
@@ -91,12 +91,8 @@ def _check_parts(headers: Sequence[GgufHeader]) -> None:
 
 
 def _find_dtype(tensors: Sequence[GgufTensor]) -> str:
-    """Of the type that most bytes have; what is quantized is served in bfloat16."""
-    sizes: dict[str, int] = {}
-    for tensor in tensors:
-        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
-    largest = max(sizes, key=lambda name: sizes[name], default="BF16")
-    return {"F32": "float32", "F16": "float16"}.get(largest, "bfloat16")
+    """What is quantized is served in bfloat16."""
+    return {"F32": "float32", "F16": "float16"}.get(find_main_type(tensors), "bfloat16")
 
 
 def _hash(headers: Sequence[GgufHeader]) -> str:

@@ -81,6 +81,7 @@ def test_a_file_with_its_vocabulary_is_all_that_is_needed(tmp_path: Path):
         with LLM(model, dtype="bfloat16", max_model_len=256, distributed_executor_backend=backend) as llm:
             outputs = llm.chat(question, constrained, use_tqdm=False)
             if backend == "mp":
+                assert llm.llm_engine.facts.weights == "gguf BF16"
                 os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
             outputs += llm.generate(["Once upon"], greedy, use_tqdm=False)
             answers.append([output.outputs[0].text for output in outputs])

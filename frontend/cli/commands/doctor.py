@@ -227,7 +227,8 @@ def check_model(options: argparse.Namespace) -> Iterator[Check]:
     config = EngineArgs(**given).create_engine_config().model
     spec, num_stages = config.spec, given["pipeline_parallel_size"]
     place = ", ".join(config.weight_files) if config.gguf_tensors else config.model
-    yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}, in {place}", spec.tasks)
+    weights = f" ({config.weights_name} weights)" if config.weights_name else ""
+    yield Check("model", Status.OK, f"{spec.architecture}, {config.dtype}{weights}, in {place}", spec.tasks)
     if config.gguf_tensors:
         counts = Counter(tensor.type for tensor in config.gguf_tensors)
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.frontend.gguf.formats import make_formats
-from quire.ipc.gguf_tensor import GgufTensor
+from quire.ipc.gguf_tensor import GgufTensor, find_main_type
 from quire.ipc.model_spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from quire.ipc.weight_format import WeightFormat, WeightFormats
 
@@ -53,6 +53,12 @@ def test_a_table_has_a_format_only_where_it_is_tied():
     types = {"model.embed_tokens": "Q6_K", "a.down": "Q4_0", "b.down": "Q4_0"}
     assert make(types).exceptions == {}
     assert make(types, tied=True).exceptions == {"model.embed_tokens": Q6_K}
+
+
+def test_people_see_the_type_that_most_bytes_have():
+    tensors = [GgufTensor(name, "Q4_0", (32, 32), 0, 0) for name in "ab"]
+    assert find_main_type([*tensors, GgufTensor("c", "F32", (64,), 0, 0)]) == "Q4_0"
+    assert find_main_type([*tensors, GgufTensor("c", "Q8_0", (32, 64), 0, 0)]) == "Q8_0"
 
 
 def test_a_file_of_floats_has_no_formats_so_it_may_be_quantized():

@@ -183,6 +183,12 @@ def test_a_router_that_is_left_out_is_no_gate_projection(key: str) -> None:
     assert found.find("model.layers.1.self_attn.q_proj") == FP8_BLOCKS
 
 
+def test_people_see_the_method_and_its_bits() -> None:
+    assert read(GPTQ).name == "gptq 4-bit"
+    assert read({"quant_method": "fp8"}).name == "fp8"
+    assert WeightFormats().name == ""
+
+
 def test_awq_leaves_out_what_contains_a_text() -> None:
     found = read({**AWQ, "modules_to_not_convert": ["layers.0."]})
     assert found.find("model.layers.0.mlp.down_proj") is None
