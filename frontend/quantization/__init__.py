@@ -33,7 +33,8 @@ _METHODS: dict[str, Callable[[QuantizationFields], FormatRule]] = {
 }
 
 
-METHOD_NAMES = (*_METHODS, "gptq_marlin", "awq_marlin")  # the last are kernels of vLLM
+_GGUF = "gguf"  # whose types are in the file's header (frontend/gguf/formats.py)
+METHOD_NAMES = (*_METHODS, _GGUF, "gptq_marlin", "awq_marlin")  # the last are kernels of vLLM
 
 
 def read_weight_formats(
@@ -65,13 +66,17 @@ def _is_plain(name: str, optional_prefix: str, float_tensors: frozenset[str]) ->
     return any(f"{each}.weight.quant_map" not in float_tensors for each in found)
 
 
-def resolve_quantization(name: str | None, config: Mapping[str, Any]) -> Quantization | None:
+def resolve_quantization(
+    name: str | None, config: Mapping[str, Any], is_gguf: bool = False
+) -> Quantization | None:
     """What `quantization` asks for; the checkpoint's own method by name (vLLM's habit) asks for nothing.
 
     Raises ConfigError for a method that the checkpoint does not have.
     """
     value = config.get(_find_key(config))
     own = cast(dict[str, Any], value).get("quant_method") if isinstance(value, dict) else None
+    if is_gguf:
+        own = _GGUF
     if name is None or name.removesuffix("_marlin") == own:
         return None
     if name not in get_args(Quantization):

@@ -120,6 +120,17 @@ def test_a_file_that_has_become_shorter_is_refused(tmp_path: Path):
         source.take("model.norm.weight", (256,))
 
 
+def test_a_gguf_file_is_quantized_by_its_own_method_only(tmp_path: Path):
+    config, _ = make_quantized(tmp_path, "Q4_0")
+    file = tmp_path / "model.gguf"
+    assert read(file, quantization="gguf") == config
+    assert config.model.weights_name == "gguf Q4_0"
+    with pytest.raises(ValueError, match="quantization='awq': one of int4, int8, fp8; gguf, what the"):
+        read(file, quantization="awq")
+    with pytest.raises(ValueError, match="quantization='gguf': one of int4, int8, fp8; this checkpoint is"):
+        read(tmp_path / "plain", quantization="gguf")
+
+
 def test_stages_of_a_pipeline_take_their_tensors_and_leave_the_others(tmp_path: Path):
     make_checkpoint(tmp_path / "plain", Recipe(num_layers=3))
     model = read(convert_checkpoint(tmp_path / "plain").write(tmp_path / "model.gguf")).model
