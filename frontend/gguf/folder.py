@@ -1,7 +1,7 @@
 """Puts what a GGUF file's header says into a model folder of the usual files, in which no weights lie.
 
-The folder is a cache named by the header's content. So what reads config.json, tokenizer.json and the rest
-(families, tokenizers, grammars, clients of a daemon) knows nothing of GGUF.
+The folder is one of a cache (cache.py), named by the header's content. So what reads config.json,
+tokenizer.json and the rest (families, tokenizers, grammars, clients of a daemon) knows nothing of GGUF.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from ...ipc.errors import ModelError
 from ...ipc.gguf_tensor import GgufTensor, find_main_type
+from .cache import SCRATCH_PREFIX, note_used, remove_old
 from .config import read_config, read_generation_config
 from .header import GgufHeader, read_header
 from .tensors import name_tensors
@@ -61,7 +62,9 @@ def open_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> GgufModel:
     tensors = name_tensors(headers, config)
     target = cache_folder() / f"{_shorten(files[0].stem)}-{_hash(headers)}"
     has_tokenizer = with_tokenizer and TOKENS in first.metadata
-    if not (target / ("tokenizer.json" if has_tokenizer else "config.json")).is_file():
+    if (target / ("tokenizer.json" if has_tokenizer else "config.json")).is_file():
+        note_used(target)
+    else:
         contents = {"config.json": config}
         if has_tokenizer:
             vocabulary = Vocabulary(first)
@@ -69,6 +72,7 @@ def open_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> GgufModel:
             contents["tokenizer_config.json"] = make_tokenizer_config(vocabulary)
             contents["generation_config.json"] = read_generation_config(first)
         _write(target, contents)
+        remove_old(target.parent)
     return GgufModel(target, tuple(files), tensors, _find_dtype(tensors))
 
 
@@ -114,7 +118,7 @@ def _write(target: Path, contents: dict[str, dict[str, Any]]) -> None:
     """All at once: another process sees none of it or the whole."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = Path(tempfile.mkdtemp(dir=target.parent, prefix="new-"))
+        made = Path(tempfile.mkdtemp(dir=target.parent, prefix=SCRATCH_PREFIX))
         try:
             for name, content in contents.items():
                 (made / name).write_bytes(msgspec.json.encode(content))
