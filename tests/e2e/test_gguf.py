@@ -15,6 +15,7 @@ from gguf_files import add_vocabulary, convert_checkpoint, fill_with_blocks
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.frontend.gguf import folder
 from quire.frontend.models.model_folder import POCKET, pocket_folder
+from quire.ipc.processes.folder_lock import lock_to_remove
 
 # Where transformers does not read a size of the file, it is its default here. mixtral and gemma
 # are missing: their files transformers does not read (tests/worker/test_gguf.py compares their tensors).
@@ -82,6 +83,8 @@ def test_a_file_with_its_vocabulary_is_all_that_is_needed(tmp_path: Path):
             outputs = llm.chat(question, constrained, use_tqdm=False)
             if backend == "mp":
                 assert llm.llm_engine.facts.weights == "gguf BF16"
+                with lock_to_remove(Path(llm.llm_engine.facts.model)) as is_free:
+                    assert not is_free  # as long as the engine serves it
                 os.kill(llm.llm_engine.facts.pids["worker"], signal.SIGKILL)
             outputs += llm.generate(["Once upon"], greedy, use_tqdm=False)
             answers.append([output.outputs[0].text for output in outputs])
