@@ -14,7 +14,7 @@ from typing import Any, cast
 from ...ipc.errors import ConfigError, did_you_mean
 
 FLAG = "--config"
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 18  # PyYAML reads 100 KB a second
 _Actions = Mapping[str, argparse.Action]
 
 
@@ -58,14 +58,19 @@ def _read_options(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        text = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError("config", path, f"a file that can be read ({error.strerror})") from None
     if len(text) > _MAX_BYTES:
-        raise ConfigError("config", path, f"a file of at most {_MAX_BYTES} bytes, not {len(text)}")
+        raise ConfigError("config", path, f"a file of at most {_MAX_BYTES} bytes")
     try:
+        # A few lines of aliases stand for more values than any memory holds.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise yaml.YAMLError("an alias, such as *name, which is not taken here")
         options: object = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that there is not
+    # PyYAML raises the others for a value that is not of its tag, and for a date that there is not.
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise ConfigError("config", path, f"YAML ({' '.join(str(error).split())})") from None
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in cast(Any, options)):
         raise ConfigError("config", path, "a mapping of options' names to values, as in 'port: 8000'")
@@ -80,14 +85,17 @@ def _make_words(place: str, flag: str, action: argparse.Action, value: Any) -> l
         negated = f"--no-{flag.removeprefix('--')}"
         return [flag] if value else [word for word in action.option_strings if word == negated]
     if isinstance(value, list) and _takes_several(action):
-        return [f"{flag}={_as_word(one)}" for one in cast(list[Any], value)]
-    return [f"{flag}={_as_word(value)}"]
+        return [f"{flag}={_as_word(place, one)}" for one in cast(list[Any], value)]
+    return [f"{flag}={_as_word(place, value)}"]
 
 
 def _takes_several(action: argparse.Action) -> bool:
     return isinstance(action, argparse._AppendAction)  # pyright: ignore[reportPrivateUsage]
 
 
-def _as_word(value: object) -> str:
+def _as_word(place: str, value: object) -> str:
     """As one would type it; an object or a list as JSON, which options that take one read."""
-    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+    try:
+        return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+    except (TypeError, ValueError) as error:  # a date or a set in an object; an integer of 10,000 digits
+        raise ConfigError(f"config {place}", type(value).__name__, f"plain values ({error})") from None

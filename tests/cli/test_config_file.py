@@ -56,6 +56,15 @@ def test_the_command_line_wins_over_the_file(config: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("hf_overrides: [&a [1], *a]", "an alias, such as *name, which is not taken here"),
+        ("hf_overrides: &a [*a]", "an alias, such as *name"),
+        ("hf_overrides: {a: &a {b: 1}, c: {<<: *a}}", "an alias, such as *name"),
+        ("port: !!int ''", "YAML (string index out of range)"),
+        ("port: !!bool maybe", "YAML ('maybe')"),
+        ("port: !!timestamp x", "YAML ("),
+        ("port: 0x" + "f" * 10_000, "port='int': plain values (Exceeds"),
+        ("unknown: 0x" + "f" * 10_000, "an option of this command"),
+        ("hf_overrides: {a: 2024-01-01}", "hf_overrides='dict': plain values (Object of type date"),
         ("max_modellen: 5", "max_modellen=5: an option of this command, did you mean '--max-model-len'"),
         ("config: other.yaml", "config='other.yaml': an option of this command"),
         ("port: [1, 2]", "port='[1, 2]': an integer"),
@@ -80,6 +89,8 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_place(
 def test_a_file_that_is_not_there_or_one_too_many_is_refused(config: str) -> None:
     with pytest.raises(ConfigError, match=r"config='/no/such\.yaml': a file that can be read"):
         make_parser().parse(["--config", "/no/such.yaml"])
+    with pytest.raises(ConfigError, match="config='/dev/zero': a file of at most"):
+        make_parser().parse(["--config", "/dev/zero"])
     with pytest.raises(ConfigError, match="one file"):
         make_parser().parse(["--config", config, "--config", config])
 
