@@ -70,7 +70,14 @@ def _read_options(path: str) -> dict[str, Any]:
             raise yaml.YAMLError("an alias, such as *name, which is not taken here")
         options: object = yaml.safe_load(text)
     # PyYAML raises the others for a value that is not of its tag, and for a date that there is not.
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         raise ConfigError("config", path, f"YAML ({' '.join(str(error).split())})") from None
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in cast(Any, options)):
         raise ConfigError("config", path, "a mapping of options' names to values, as in 'port: 8000'")

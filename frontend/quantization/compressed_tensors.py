@@ -6,7 +6,6 @@ read and not used, as are the scales of a KV cache.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import WeightFormat
 from .fields import FormatRule, QuantizationFields, check_multiple
 from .fp8 import check_block
-from .names import compile_patterns, read_names
+from .names import NamePattern, compile_patterns, read_names
 
 _CLASS = "Linear"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
@@ -29,7 +28,7 @@ _MAX_SCHEMES = 1000
 @dataclass(frozen=True, slots=True)
 class _Scheme:
     names: frozenset[str]
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[NamePattern, ...]
     weight_format: WeightFormat
 
     def names_layer(self, name: str) -> bool:
@@ -66,7 +65,7 @@ def _check(linear: LinearShape, weight_format: WeightFormat) -> WeightFormat:
     return weight_format
 
 
-def _read_targets(fields: QuantizationFields, key: str) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+def _read_targets(fields: QuantizationFields, key: str) -> tuple[frozenset[str], tuple[NamePattern, ...]]:
     names = read_names(fields, key) or []
     patterns = compile_patterns(fields, key, [name[3:] for name in names if name.startswith("re:")])
     return frozenset(name for name in names if not name.startswith("re:")), tuple(patterns)
@@ -114,6 +113,6 @@ def _read_weights(fields: QuantizationFields, layout: str) -> WeightFormat:
         bits=4 if is_packed and bits <= 4 else 8,
         group_size=group_size,
         has_offsets=not is_symmetric,
-        has_permutation=order in ("group", "dynamic", True) and strategy == "group",
+        has_permutation=order in ("group", "dynamic", True) and group_size > 0,
         layout=f"pack-quantized/{bits}" if is_packed else "int-quantized",
     )

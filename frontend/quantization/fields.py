@@ -14,13 +14,27 @@ from ..families.config_fields import ConfigFields
 FormatRule = Callable[[LinearShape], WeightFormat | None]
 
 _MAX_GROUP = 1 << 20
+MAX_MATCHING_S = 20.0  # of computing, for all patterns of a config and all layers; it takes milliseconds
+
+
+class MatchingTime:
+    """What matching names of layers with the patterns of one config may still take."""
+
+    def __init__(self) -> None:
+        self.left_s = MAX_MATCHING_S
 
 
 class QuantizationFields(ConfigFields):
     """A quantization_config or an object in it, of which every key must be known or have no value."""
 
-    def __init__(self, values: dict[str, Any], prefix: str = "quantization_config.") -> None:
+    def __init__(
+        self,
+        values: dict[str, Any],
+        prefix: str = "quantization_config.",
+        matching_time: MatchingTime | None = None,
+    ) -> None:
         super().__init__(values, prefix)
+        self.matching_time = matching_time or MatchingTime()
         self._values, self._prefix = values, prefix
 
     def object(self, key: str) -> QuantizationFields:
@@ -28,7 +42,8 @@ class QuantizationFields(ConfigFields):
         value = self.get(key, {})
         if not isinstance(value, dict):
             raise self.error(key, value, "an object")
-        return QuantizationFields(value, f"{self._prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        prefix = f"{self._prefix}{key}."
+        return QuantizationFields(value, prefix, self.matching_time)  # pyright: ignore[reportUnknownArgumentType]
 
     def choice(self, key: str, allowed: Iterable[Any], default: object = None) -> Any:
         """One of the allowed values, a text in lower case; absent or null: the default."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, cast
 
 from ...ipc.linear_shapes import LinearShape
 from ...ipc.weight_format import LM_HEAD, WeightFormat
 from .fields import FormatRule, QuantizationFields
-from .names import MAX_PATTERNS, compile_pattern
+from .names import MAX_PATTERNS, NamePattern, compile_pattern
 
 # Of how it was made, and which kernels its makers use; AWQ's tools write most of it too.
 HARMLESS = (
@@ -66,7 +65,7 @@ def _read_format(
 
 def _read_dynamic(
     fields: QuantizationFields, default: WeightFormat, version: str
-) -> list[tuple[re.Pattern[str], WeightFormat | None]]:
+) -> list[tuple[NamePattern, WeightFormat | None]]:
     """GPTQModel's rules by pattern: "-:..." leaves layers out, "+:..." or none changes what is given."""
     rules = fields.object("dynamic")
     texts: dict[str, Any] = {key: rules.get(key) for key in cast(dict[str, Any], fields.get("dynamic", {}))}
@@ -78,7 +77,7 @@ def _read_dynamic(
         "desc_act": default.has_permutation,
         "sym": not default.has_offsets,
     }
-    made: list[tuple[re.Pattern[str], WeightFormat | None]] = []
+    made: list[tuple[NamePattern, WeightFormat | None]] = []
     for text in texts:
         sign, colon, rest = text.partition(":")
         pattern = compile_pattern(fields, "dynamic", rest if colon and sign in "+-" else text)
@@ -98,4 +97,7 @@ def _read_inside(fields: QuantizationFields) -> tuple[str, ...]:
     names = [name for each in lists for name in (cast(list[Any], each) if isinstance(each, list) else [each])]
     if not all(isinstance(name, str) for name in names):
         raise fields.error("modules_in_block_to_quantize", value, "lists of names of layers")
+    if len(names) > MAX_PATTERNS:
+        text = f"at most {MAX_PATTERNS}"
+        raise fields.error("modules_in_block_to_quantize", f"{len(names)} names", text)
     return tuple(f".{name}" for name in names)

@@ -1,15 +1,18 @@
 """Which layers a list of names or patterns in a quantization_config means.
 
-Patterns are anybody's: short, and of a kind whose cost does not grow exponentially with a name's length.
+Patterns are anybody's: short, of a kind whose cost does not grow exponentially with a name's length, and
+refused when all of a config take too long.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from ..families.config_fields import ConfigFields
+from ...ipc.errors import ModelError
+from .fields import MAX_MATCHING_S, MatchingTime, QuantizationFields
 
 Rule = Callable[[str], bool]
 
@@ -17,12 +20,16 @@ MAX_NAMES = 100_000  # a list of the experts of a large model, written out
 MAX_PATTERN_LENGTH = 300
 MAX_PATTERNS = 1000
 _MAX_REPEATS = 4  # beside those of digits: 60 characters are cut into five parts in 500,000 ways
-_REPEAT = re.compile(r"(?<!\\)(?<!\\d)(?<![(*+}])[*+?{]")
-_REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
+_MAX_CHOICES = 1024  # ways through the groups of alternatives, which multiply
+_ESCAPED = re.compile(r"\\[^d]", re.DOTALL)
+_CLASS = re.compile(r"\[\^?\]?[^\]]*\]")
+_REPEAT = re.compile(r"(?<!\\d)(?<![(*+}])[*+?{]")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_VERBOSE = re.compile(r"\(\?[a-zA-Z-]*x")  # under which a space may stand between a group and its repeat
 _SPECIAL = re.compile(r"[*+?\[\](){}|^$\\]")
 
 
-def read_names(fields: ConfigFields, *keys: str) -> list[str] | None:
+def read_names(fields: QuantizationFields, *keys: str) -> list[str] | None:
     """The list of texts of the first key that is there; None where all are absent or null."""
     for key in keys:
         value = fields.get(key)
@@ -37,28 +44,64 @@ def read_names(fields: ConfigFields, *keys: str) -> list[str] | None:
     return None
 
 
-def compile_pattern(fields: ConfigFields, key: str, pattern: str) -> re.Pattern[str]:
+class NamePattern:
+    """A regular expression. Whoever matches with those of one `MatchingTime` is stopped where it ends."""
+
+    def __init__(self, pattern: re.Pattern[str], left: MatchingTime, error: ModelError) -> None:
+        self._pattern = pattern
+        self._left = left
+        self._error = error
+
+    def match(self, name: str) -> bool:
+        """Whether it matches from the start on; ModelError when the time is over."""
+        start = time.thread_time()
+        is_match = self._pattern.match(name) is not None
+        self._left.left_s -= time.thread_time() - start
+        if self._left.left_s < 0:
+            raise self._error
+        return is_match
+
+
+def compile_pattern(fields: QuantizationFields, key: str, pattern: str) -> NamePattern:
     """A regular expression; ModelError for one that is wrong or may take for ever."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise fields.error(key, pattern[:80] + "...", f"patterns of at most {MAX_PATTERN_LENGTH} characters")
-    if _REPEATED_GROUP.search(pattern) or len(_REPEAT.findall(pattern)) > _MAX_REPEATS:
-        raise fields.error(
-            key, pattern, f"patterns with no group repeated and at most {_MAX_REPEATS} repeats"
-        )
+    plain = _CLASS.sub("_", _ESCAPED.sub("_", pattern))
+    if _REPEATED_GROUP.search(plain) or _VERBOSE.search(plain) or len(_REPEAT.findall(plain)) > _MAX_REPEATS:
+        allowed = f"patterns with no group repeated, at most {_MAX_REPEATS} repeats, and no flag x"
+        raise fields.error(key, pattern, allowed)
+    if _count_choices(plain) > _MAX_CHOICES:
+        allowed = f"patterns whose alternatives are combined in at most {_MAX_CHOICES} ways"
+        raise fields.error(key, pattern, allowed)
     try:
-        return re.compile(pattern)
+        compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise fields.error(key, pattern, f"a regular expression ({error})") from None
+    slow = fields.error(key, pattern, f"patterns that take less than {MAX_MATCHING_S:g} s for all layers")
+    return NamePattern(compiled, fields.matching_time, slow)
 
 
-def compile_patterns(fields: ConfigFields, key: str, texts: list[str]) -> list[re.Pattern[str]]:
+def _count_choices(plain: str) -> int:
+    """The product of the numbers of alternatives in all groups, an upper bound of the ways through them."""
+    product, open_groups = 1, [1]
+    for character in plain:
+        if character == "(":
+            open_groups.append(1)
+        elif character == "|":
+            open_groups[-1] += 1
+        elif character == ")" and len(open_groups) > 1:
+            product *= open_groups.pop()
+    return product
+
+
+def compile_patterns(fields: QuantizationFields, key: str, texts: list[str]) -> list[NamePattern]:
     """Those of a list, at most MAX_PATTERNS."""
     if len(texts) > MAX_PATTERNS:
         raise fields.error(key, f"{len(texts)} patterns", f"at most {MAX_PATTERNS}")
     return [compile_pattern(fields, key, text) for text in texts]
 
 
-def match_parts(fields: ConfigFields, key: str, names: list[str]) -> Rule:
+def match_parts(fields: QuantizationFields, key: str, names: list[str]) -> Rule:
     """Layers that a name holds or ends: "mlp.gate" means "layers.0.mlp.gate", not "layers.0.mlp.gate_proj".
 
     A name with a regular expression's signs matches from the start to the end of a part (transformers' rule).
@@ -75,7 +118,7 @@ def match_parts(fields: ConfigFields, key: str, names: list[str]) -> Rule:
     return is_one
 
 
-def match_text(fields: ConfigFields, key: str, names: list[str]) -> Rule:
+def match_text(fields: QuantizationFields, key: str, names: list[str]) -> Rule:
     """Layers whose name contains one of the texts (AutoAWQ's rule)."""
     if len(names) > MAX_PATTERNS:
         raise fields.error(key, f"{len(names)} names", f"at most {MAX_PATTERNS}")

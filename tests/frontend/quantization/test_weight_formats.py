@@ -10,7 +10,7 @@ import pytest
 from golden_weights import GOLDEN_NAMES, GoldenWeight
 from msgspec.structs import replace
 from quire.frontend.families import read_model_spec
-from quire.frontend.quantization import read_weight_formats
+from quire.frontend.quantization import fields, read_weight_formats
 from quire.ipc.errors import ModelError
 from quire.ipc.linear_shapes import list_linears
 from quire.ipc.model_spec import ModelSpec
@@ -253,6 +253,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**FP8, "ignored_layers": [r"(?:a|b).*?\.\d+"] * 1001}, "ignored_layers"),
     ({**FP8, "ignored_layers": [".*.*.*.*.*x"]}, "ignored_layers"),
     ({**FP8, "ignored_layers": ["[a-z.]?" * 40 + "x"]}, "ignored_layers"),
+    ({**FP8, "ignored_layers": ["(?x:(?:.|..) *!)"]}, "ignored_layers"),
+    ({**FP8, "ignored_layers": [r"(?:.|..|\\)*!"]}, "ignored_layers"),
+    ({**FP8, "ignored_layers": ["(?:.|.)" * 40 + "!"]}, "ignored_layers"),
+    ({**FP8, "ignored_layers": ["(?:[)].|.|.)" * 24 + "!"]}, "ignored_layers"),
+    ({**GPTQ, "modules_in_block_to_quantize": [["a"] * 1001]}, "modules_in_block_to_quantize"),
     ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
     ({**FP8, "weight_block_size": [128, True]}, "weight_block_size"),
     ({**FP8, "fmt": "e5m2"}, "fmt"),
@@ -297,6 +302,20 @@ def test_a_shape_that_does_not_go_with_a_format_names_the_layer() -> None:
     spec = read_model_spec({"architectures": ["LlamaForCausalLM"], **BASE, "intermediate_size": 200})
     with pytest.raises(ModelError, match=r"mlp\.down_proj inputs.*200.*multiple of 64"):
         read(NF4, spec)
+
+
+def test_patterns_that_take_long_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "MAX_MATCHING_S", 1e-4)
+    with pytest.raises(
+        ModelError, match=r"ignored_layers='.*patterns that take less than"
+    ):
+        read({**FP8, "ignored_layers": [".*.*.*.*!"] * 50})
+
+
+def test_one_group_of_all_inputs_has_no_order_of_inputs() -> None:
+    found = read(make_schemes("pack-quantized", make_scheme(["Linear"], group_size=-1, actorder="group")))
+    assert found.default is not None
+    assert (found.default.group_size, found.default.has_permutation) == (0, False)
 
 
 def test_errors_are_one_line() -> None:
