@@ -8,6 +8,7 @@ from ...ipc.model_spec import ExpertsSpec, LayerSpec, ModelSpec
 from .config_fields import ConfigFields
 from .parts import read_activation, read_attention, read_model, read_num_layers, read_window
 
+MAX_EXPERTS = 200_000  # of all layers: each is written out; the largest published models have 25,000
 _EXPERT = "block_sparse_moe.experts.{}."
 
 
@@ -33,8 +34,9 @@ def read_spec(fields: ConfigFields) -> ModelSpec:
 
 def read_num_experts(fields: ConfigFields, default: int, per_token: int) -> tuple[int, int]:
     """(experts of a layer, those that a token is sent to); the count has two names."""
-    old = fields.integer("num_experts", default)
-    num_experts = fields.integer("num_local_experts", old)
+    highest = MAX_EXPERTS // read_num_layers(fields)
+    old = fields.integer("num_experts", default, high=highest)
+    num_experts = fields.integer("num_local_experts", old, high=highest)
     most = fields.integer("num_experts_per_tok", per_token)
     if most > num_experts:
         raise fields.error("num_experts_per_tok", most, f"at most {num_experts}, the experts of a layer")

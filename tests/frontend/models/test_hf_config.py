@@ -262,6 +262,8 @@ QWEN3_MOE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"]}
         ({"partial_rotary_factor": True}, "partial_rotary_factor", "number"),
         (GEMMA2 | {"attn_logit_softcapping": False}, "attn_logit_softcapping", "number"),
         (GEMMA2 | {"final_logit_softcapping": ""}, "final_logit_softcapping", "number"),
+        (QWEN3_MOE | {"num_experts": 2**31 - 1}, "num_experts", "from 1 to"),
+        (MIXTRAL | {"num_local_experts": 2**31 - 1}, "num_local_experts", "from 1 to"),
         (QWEN3_MOE | {"mlp_only_layers": False}, "mlp_only_layers", "list"),
         (QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers", "list"),
         (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8"),
