@@ -58,6 +58,7 @@ _NEUTRAL: dict[str, Any] = {
 # llama.cpp writes Llama 3's scaling as a table of divisors. All published models have these settings.
 _ORIGINAL = 8192
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
+_MAX_DIVISORS = 4096  # half a head's size; no published model has more than 256
 ROPE_TABLE = "rope_freqs.weight"
 
 
@@ -188,8 +189,9 @@ def _read_llama3(header: GgufHeader, keys: _Keys, head_dim: int) -> Config:
     """The settings that a table of divisors was made with."""
     table = header.tensors[ROPE_TABLE]
     field, size = f"{header.file.name} tensor {ROPE_TABLE}", head_dim // 2
-    if table.type != "F32" or table.shape != (size,):
-        raise ModelError(field, f"{table.type} {list(table.shape)}", f"F32 {[size]}")
+    if table.type != "F32" or table.shape != (size,) or size > _MAX_DIVISORS:
+        allowed = f"F32 {[size]}, of at most {_MAX_DIVISORS}"
+        raise ModelError(field, f"{table.type} {list(table.shape)}", allowed)
     stored = header.read_floats(table)
     factor, theta = max(stored), keys.number("rope.freq_base", 10000.0, low=1.0)
     made = make_llama3_divisors(factor, theta, head_dim) if 1 <= factor < math.inf else []

@@ -21,7 +21,7 @@ from ...ipc.errors import ModelError
 from ...ipc.gguf_tensor import GgufTensor, find_main_type
 from .cache import SCRATCH_PREFIX, note_used, remove_old
 from .config import read_config, read_generation_config
-from .header import GgufHeader, read_header
+from .header import MAX_HEADER_BYTES, GgufHeader, read_header
 from .tensors import name_tensors
 from .vocabulary import TOKENS, Vocabulary, make_tokenizer, make_tokenizer_config
 
@@ -55,7 +55,7 @@ def open_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> GgufModel:
     Raises ModelError: a header that is corrupt, a model or vocabulary that is not read here, and a cache that
     cannot be written.
     """
-    headers = [read_header(file) for file in files]
+    headers = _read_headers(files)
     first = headers[0]
     _check_parts(headers)
     config = read_config(first if len(headers) == 1 else _join(headers))
@@ -74,6 +74,18 @@ def open_gguf(files: Sequence[Path], with_tokenizer: bool = True) -> GgufModel:
         _write(target, contents)
         remove_old(target.parent)
     return GgufModel(target, tuple(files), tensors, _find_dtype(tensors))
+
+
+def _read_headers(files: Sequence[Path]) -> list[GgufHeader]:
+    """Of all parts, which together take no more than one file's may; later ones hold tables of tensors."""
+    headers: list[GgufHeader] = []
+    for file in files:
+        headers.append(read_header(file))
+        size_bytes = sum(header.size_bytes for header in headers)
+        if size_bytes > MAX_HEADER_BYTES:
+            allowed = f"headers of at most {MAX_HEADER_BYTES} bytes in all parts"
+            raise ModelError(file.name, f"{size_bytes} bytes", allowed)
+    return headers
 
 
 def _join(headers: Sequence[GgufHeader]) -> GgufHeader:

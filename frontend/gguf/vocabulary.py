@@ -30,6 +30,7 @@ _END_TEXTS = frozenset(
 # Merges are looked for in every place of every token: 262,144 tokens of Gemma have 2,000,000 characters.
 MAX_MERGED_CHARACTERS = 16 << 20
 MAX_MERGED_TOKEN = 1024
+MAX_MERGES = 2_000_000  # that follow from the tokens; of Gemma 580,000
 
 
 class Vocabulary:
@@ -51,6 +52,9 @@ class Vocabulary:
         self.tokens: list[str] = self._list("tokens", str)
         self.types: list[int] = self._list("token_type", int, len(self.tokens))
         self.kind = self.fields.get("model")
+        self.pre: str = self.fields.get("pre", "default")
+        if not isinstance(self.pre, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise self.fields.error("pre", self.pre, "a text")
         if self.kind not in ("gpt2", "llama"):
             raise self.fields.error("model", self.kind, "gpt2 (byte-level BPE) or llama (SentencePiece)")
 
@@ -138,8 +142,8 @@ def make_tokenizer_config(vocabulary: Vocabulary) -> Json:
 
 
 def _make_byte_level(vocabulary: Vocabulary) -> Json:
-    pre = vocabulary.fields.get("pre", "default")
-    if not isinstance(pre, str) or pre not in EXPRESSIONS:
+    pre = vocabulary.pre
+    if pre not in EXPRESSIONS:
         raise vocabulary.fields.error("pre", pre, f"one of {', '.join(EXPRESSIONS)}")
     merges = vocabulary.read_merges()
     if merges is None:
@@ -219,7 +223,11 @@ def _find_merges(vocabulary: Vocabulary, tokens: list[str], scores: list[float])
         cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
         pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-        found += [(score, left, right) for left, right in pairs]
+        # The vocabulary's own texts: copies of their parts could take a hundred times its memory.
+        found += [(score, tokens[ids[left]], tokens[ids[right]]) for left, right in pairs]
+        if len(found) > MAX_MERGES:
+            allowed = f"tokens of which at most {MAX_MERGES} pairs make another"
+            raise vocabulary.fields.error("tokens", f"{len(found)} pairs at {token[:40]}", allowed)
     found.sort(key=lambda each: (each[0], len(each[1]), len(each[2])), reverse=True)
     return [(left, right) for _, left, right in found]
 
@@ -231,8 +239,8 @@ def _make_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **settings: 
 
 def _make_ends(vocabulary: Vocabulary) -> Json | None:
     """What puts BOS before a text and EOS behind it."""
-    is_piece, pre = vocabulary.kind == "llama", vocabulary.fields.get("pre")
-    adds_bos = vocabulary.fields.boolean("add_bos_token", is_piece or pre in TAKES_WORDS)
+    starts = vocabulary.kind == "llama" or vocabulary.pre in TAKES_WORDS
+    adds_bos = vocabulary.fields.boolean("add_bos_token", starts)
     adds_eos = vocabulary.fields.boolean("add_eos_token", False)
     first = vocabulary.find_token_id("bos") if adds_bos else None
     last = vocabulary.find_token_id("eos") if adds_eos else None

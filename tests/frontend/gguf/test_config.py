@@ -84,6 +84,13 @@ def test_parts_of_a_split_file_are_one_model(tmp_path: Path):
         read_args(files[0])
 
 
+def test_headers_of_all_parts_are_bounded_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    header = write(tmp_path)
+    monkeypatch.setattr(folder, "MAX_HEADER_BYTES", 2 * header.size_bytes)
+    with pytest.raises(ModelError, match=r"bytes': headers of at most \d+ bytes in all parts"):
+        open_gguf([header.file] * 3)
+
+
 def test_ropes_are_read(tmp_path: Path):
     linear = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
     assert read_config(write(tmp_path, **linear))["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
@@ -110,6 +117,11 @@ def test_llama_3_s_table_of_divisors_is_its_scaling_and_another_table_is_refused
     )
     writer.add("rope_freqs.weight", divisors * 1.1)
     with pytest.raises(ModelError, match=r"rope_freqs\.weight=.*Llama 3's divisors"):
+        read_config(write(tmp_path, writer))
+    sizes = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 10_000)
+    writer.metadata |= {f"llama.{key}": size for key, size in sizes.items()}
+    writer.add("rope_freqs.weight", torch.ones(5000))
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight='F32 \[5000\]': .*of at most 4096"):
         read_config(write(tmp_path, writer))
 
 

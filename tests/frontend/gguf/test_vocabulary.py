@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
-from quire.frontend.gguf import folder
+from quire.frontend.gguf import folder, vocabulary
 from quire.frontend.gguf.folder import open_gguf
 from quire.frontend.gguf.header import read_header
 from quire.frontend.gguf.pre_tokenizers import EXPRESSIONS
@@ -150,6 +150,7 @@ def test_the_chat_template_is_the_file_s(tmp_path: Path):
     [
         ({"model": "bert"}, "tokenizer.ggml.model='bert': gpt2"),
         ({"pre": "never-heard-of"}, "tokenizer.ggml.pre='never-heard-of': one of default"),
+        ({"pre": ["qwen2"]}, "tokenizer.ggml.pre=['qwen2']: a text"),
         ({"tokens": [1, 2]}, "tokenizer.ggml.tokens=[1, 2]: a list of str"),
         ({"token_type": [1]}, "tokenizer.ggml.token_type='1 entries'"),
         ({"merges": ["h"]}, "tokenizer.ggml.merges='h': two texts"),
@@ -166,3 +167,13 @@ def test_a_bad_vocabulary_is_refused_by_its_key(changes: dict[str, object], word
     with pytest.raises(ModelError) as caught:
         open_gguf([file])
     assert str(caught.value).startswith(f"model.gguf {words}")
+
+
+def test_tokens_of_too_many_parts_that_are_tokens_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(vocabulary, "MAX_MERGES", 100)
+    metadata = make_sentence_piece(tokens=["x" * length for length in range(1, 288)])
+    file = make_tiny(**{f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+    with pytest.raises(ModelError, match=r"tokens='105 pairs at x{15}': tokens of which at most 100 pairs"):
+        open_gguf([file.write(tmp_path / "model.gguf")])
