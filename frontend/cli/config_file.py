@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -103,6 +104,9 @@ def _takes_several(action: argparse.Action) -> bool:
 def _as_word(place: str, value: object) -> str:
     """As one would type it; an object or a list as JSON, which options that take one read."""
     try:
-        return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+        word = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+        if b"\0" in os.fsencode(word):
+            raise ValueError("a zero, which no command line has")
+        return word
     except (TypeError, ValueError) as error:  # a date or a set in an object; an integer of 10,000 digits
         raise ConfigError(f"config {place}", type(value).__name__, f"plain values ({error})") from None

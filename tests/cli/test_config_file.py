@@ -64,6 +64,8 @@ def test_the_command_line_wins_over_the_file(config: str) -> None:
         ("port: !!timestamp x", "YAML ("),
         ("port: 0x" + "f" * 10_000, "port='int': plain values (Exceeds"),
         ("unknown: 0x" + "f" * 10_000, "an option of this command"),
+        (r'model: "a\0b"', "model='str': plain values (a zero"),
+        (r'model: "\ud800"', "model='str': plain values ('utf-8' codec"),
         ("hf_overrides: {a: 2024-01-01}", "hf_overrides='dict': plain values (Object of type date"),
         ("max_modellen: 5", "max_modellen=5: an option of this command, did you mean '--max-model-len'"),
         ("config: other.yaml", "config='other.yaml': an option of this command"),
