@@ -306,9 +306,7 @@ def test_a_shape_that_does_not_go_with_a_format_names_the_layer() -> None:
 
 def test_patterns_that_take_long_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fields, "MAX_MATCHING_S", 1e-4)
-    with pytest.raises(
-        ModelError, match=r"ignored_layers='.*patterns that take less than"
-    ):
+    with pytest.raises(ModelError, match=r"ignored_layers='.*patterns that take less than"):
         read({**FP8, "ignored_layers": [".*.*.*.*!"] * 50})
 
 
