@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from quire.frontend.cli.serving.options import check_exposure, make_parser, make_server_options
+from quire.frontend.cli.serving.options import check_exposure, collect_keys, make_parser, make_server_options
 from quire.frontend.openai.limits import Limits
 from quire.frontend.openai.options import CorsOptions, ServerOptions, TlsOptions
 from quire.ipc.errors import ConfigError
@@ -52,6 +52,13 @@ def test_files_paths_and_names_are_taken_as_they_are_meant() -> None:
         (["--allowed-origins", '["https://a"'], "allowed_origins="),
         (["--allowed-origins", "[1]"], "allowed_origins="),
         (["--allowed-hosts", ""], "allowed_hosts=''"),
+        (["--allowed-hosts", "x:8000"], "allowed_hosts='x:8000': a name without scheme and port"),
+        (["--allowed-hosts", "*x"], "allowed_hosts='*x'"),
+        (["--allowed-hosts", "http://x"], "allowed_hosts='http://x'"),
+        (["--allowed-origins", "https://*.x"], "allowed_origins='https://*.x': a page's origin"),
+        (["--allowed-origins", "https://x/"], "allowed_origins='https://x/'"),
+        (["--allowed-headers", "a\r\nb"], "allowed_headers='a\\r\\nb': the name of a header"),
+        (["--allowed-methods", "\u00e9"], "allowed_methods='\u00e9': the name of a method"),
         (["--ssl-keyfile", PEM], "ssl_certfile=None: a PEM file, beside ssl_keyfile"),
         (["--ssl-certfile", "/no/such.pem"], "ssl_certfile='/no/such.pem': a file that can be read"),
         (["--ssl-certfile", PEM, "--ssl-cert-reqs", "5"], "ssl_cert_reqs=5: 0 "),
@@ -67,3 +74,8 @@ def test_a_unix_socket_needs_no_key_whatever_the_host() -> None:
     check_exposure(make_parser().parse(["--uds", "/tmp/x.sock", "--host", "0.0.0.0"]), [])
     with pytest.raises(ConfigError, match="without an API key"):
         check_exposure(make_parser().parse(["--host", "0.0.0.0"]), [])
+
+
+def test_a_file_of_keys_that_never_ends_is_refused() -> None:
+    with pytest.raises(ConfigError, match="api_key_file='/dev/zero': a file of at most"):
+        collect_keys(make_parser().parse(["--api-key-file", "/dev/zero"]))

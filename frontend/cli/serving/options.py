@@ -34,6 +34,21 @@ Without options: the model that ships with Quire, on http://127.0.0.1:8000. Anot
 machine's own needs an API key. SIGTERM (or Ctrl-C) lets running requests finish; a second one does not.
 A Grafana board for /metrics (import it there): {board}
 """
+_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # RFC 9110
+# Expressions of what options may be, and the words for it.
+_FORMS = {
+    "allowed_hosts": (
+        r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]+",
+        "a name without scheme and port, such as 'x.example' or '*.x.example', an address, or '*'",
+    ),
+    "allowed_origins": (
+        r"\*|null|[a-z][a-z0-9+.-]*://[^\s/*?#@]+",
+        "a page's origin, such as 'https://x.example' without a path, or '*'",
+    ),
+    "allowed_methods": (_TOKEN, "the name of a method, such as GET, or '*'"),
+    "allowed_headers": (_TOKEN, "the name of a header, or '*'"),
+}
+_MAX_KEY_FILE_BYTES = 1 << 20
 _BOARD = Path(__file__).parents[3] / "tools" / "grafana" / "quire.json"
 
 
@@ -157,7 +172,7 @@ def make_server_options(options: argparse.Namespace, keys: Sequence[str], limits
         "limits": limits,
         "uds": options.uds,
         "root_path": read_root_path(options.root_path),
-        "allowed_hosts": tuple(read_list("allowed_hosts", options.allowed_hosts)),
+        "allowed_hosts": tuple(_read_matching("allowed_hosts", options.allowed_hosts)),
         "cors": _read_cors(options),
         "tls": _read_tls(options),
         "enable_request_id_headers": options.enable_request_id_headers,
@@ -195,9 +210,19 @@ def read_list(field: str, given: Sequence[str]) -> list[str]:
     return found
 
 
+def _read_matching(field: str, given: Sequence[str]) -> list[str]:
+    """As `read_list`, of texts that can be in a request: another one would never let anybody in."""
+    pattern, allowed = _FORMS[field]
+    found = read_list(field, given)
+    for text in found:
+        if not re.fullmatch(pattern, text):
+            raise ConfigError(field, text, allowed)
+    return found
+
+
 def _read_cors(options: argparse.Namespace) -> dict[str, Any] | None:
     names = ("origins", "methods", "headers")
-    lists = {name: read_list(f"allowed_{name}", getattr(options, f"allowed_{name}")) for name in names}
+    lists = {name: _read_matching(f"allowed_{name}", getattr(options, f"allowed_{name}")) for name in names}
     given = {name: texts for name, texts in lists.items() if texts}
     return given | {"allows_credentials": options.allow_credentials} if lists["origins"] else None
 
@@ -231,10 +256,14 @@ def collect_keys(options: argparse.Namespace) -> list[str]:
 
 def _read_key_file(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open("rb") as file:
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+        lines = content.decode().splitlines()
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("api_key_file", str(path), f"a readable text file ({error})") from None
+    if len(content) > _MAX_KEY_FILE_BYTES:
+        raise ConfigError("api_key_file", str(path), f"a file of at most {_MAX_KEY_FILE_BYTES} bytes")
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         print(f"quire: {path} can be read by others; chmod 600 it", file=sys.stderr)
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
