@@ -23,7 +23,7 @@ PARAMS = [
 ]
 FIELDS = {"max_model_len": 64, "max_num_seqs": NUM_REQUESTS, "dtype": "float32", "device": "cpu"}
 
-pytestmark = pytest.mark.usefixtures("library")
+pytestmark = [pytest.mark.usefixtures("library"), pytest.mark.slow]
 
 
 def generate(llm: LLM, firsts: dict[int, int]) -> list[RequestOutput]:
@@ -71,7 +71,6 @@ def test_exactly_the_request_that_a_rank_cannot_compute_fails(
     assert llm.llm_engine.check_integrity() is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["worker-0", "worker-1"])
 def test_a_rank_may_be_killed_or_stopped_at_any_time(

@@ -70,4 +70,4 @@ def test_ranks_that_find_devices_of_two_kinds_do_not_begin(library: ctypes.CDLL)
 
     texts = run_ranks(2, join)
     assert texts[0] == texts[1]
-    assert "device='cpu': one that all ranks find (rank 0 has cpu, rank 1 has cuda)" in texts[0]
+    assert "device='auto': one that all ranks find (rank 0 has cpu, rank 1 has cuda)" in texts[0]
