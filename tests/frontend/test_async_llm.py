@@ -57,6 +57,24 @@ def test_outputs_stream_until_the_request_has_finished(run: Any):
     run(scenario)
 
 
+def test_with_an_engines_seed_requests_have_the_same_ones_in_every_run(monkeypatch: pytest.MonkeyPatch):
+    async def collect_seeds(seed: int | None) -> list[int | None]:
+        client = FakeAsyncClient(countdown)
+
+        async def make_client(_config: Any, _on_phase: Any) -> FakeAsyncClient:
+            return client
+
+        monkeypatch.setattr(async_llm_module, "make_async_client", make_client)
+        async with AsyncLLM(EngineArgs(seed=seed)) as llm:
+            for prompt in ([6], [4]):
+                assert [output async for output in llm.generate(prompt)]
+        return [request.sampling_params.seed for request in client.engine.added]
+
+    first = asyncio.run(collect_seeds(7))
+    assert first == asyncio.run(collect_seeds(7))
+    assert len({*first, *asyncio.run(collect_seeds(None))}) == 4
+
+
 def test_many_requests_run_at_the_same_time(run: Any):
     async def scenario(llm: AsyncLLM, _client: FakeAsyncClient) -> None:
         async def last_of(start: int) -> list[int]:
