@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.frontend.engine_series import EnginesCollector
 from quire.frontend.metric_values import Counter, Gauge, Histogram, Metric, read_metrics
 from quire.ipc.engine_views import EngineMetrics, SchedulerStats
 from quire.ipc.engine_views import Histogram as Counts
 
-STATS = SchedulerStats(**dict.fromkeys(SchedulerStats.__struct_fields__, 0) | {"stall": None})
+NONE: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 0) | {"stall": None}
 
 
-def look(prefix: str = "quire:", **stats: float) -> list[Metric]:
-    values = {name: stats.get(name, getattr(STATS, name)) for name in SchedulerStats.__struct_fields__}
+def look(prefix: str = "quire:", **stats: Any) -> list[Metric]:
     times = Counts(bounds=(0.5, 1.0), counts=[2, 3, 1], sum=7.5)
     metrics = EngineMetrics(
-        stats=SchedulerStats(**values),
+        stats=SchedulerStats(**(NONE | stats)),
         histograms={"time_to_first_token_seconds": times},
         finished_total={"stop": 7, "length": 2},
     )

@@ -36,9 +36,9 @@ from quire.ipc.errors import ConfigError
 
 PROMPTS = ["Hello, my name is", "The president of the country is", "The capital is", "The future is"]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
-HERE = {"distributed_executor_backend": "uni"}
+HERE: dict[str, Any] = {"distributed_executor_backend": "uni"}
 HERE_WORDS = ["--distributed-executor-backend", "uni"]
-DUMMY = {"load_format": "dummy", "runner": "pooling", "enforce_eager": True, **HERE}
+DUMMY: dict[str, Any] = {"load_format": "dummy", "runner": "pooling", "enforce_eager": True, **HERE}
 
 
 @pytest.fixture(scope="module")
