@@ -55,7 +55,7 @@ class GgufTensor(msgspec.Struct, frozen=True, array_like=True):
 
 def find_main_type(tensors: Sequence[GgufTensor]) -> GgmlType:
     """The type that most bytes have."""
-    sizes: dict[GgmlType, int] = {}
+    sizes: dict[GgmlType, int] = {"BF16": 0}  # of a file without tensors
     for tensor in tensors:
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
-    return max(sizes, key=lambda name: sizes[name], default="BF16")
+    return max(sizes, key=lambda name: sizes[name])
