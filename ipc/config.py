@@ -274,8 +274,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         parse_fault_hooks(self.fault_hooks)
         if self.recovery.warm_spare and self.parallel.num_ranks > 1:
             raise ConfigError("warm_spare", True, f"off with {self.parallel.why_ranks[0]} above 1")
-        if self.recovery.warm_spare and self.parallel.executor_backend == "ray":
-            raise ConfigError("warm_spare", True, "off with distributed_executor_backend='ray'")
+        backend = self.parallel.executor_backend
+        if self.recovery.warm_spare and backend != "mp":  # "uni" has no process for the worker
+            raise ConfigError("warm_spare", True, f"off with distributed_executor_backend={backend!r}")
         if not self.model.spec.is_causal:  # each token of a prompt sees all others: it is never split
             whole = msgspec.structs.replace(self.scheduler, enable_chunked_prefill=False)
             msgspec.structs.force_setattr(self, "scheduler", whole)

@@ -150,6 +150,10 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(make: Any):
         ({"pipeline_parallel_size": 2, "device": "cuda"}, "pipeline_parallel_size=2: 1 on a GPU"),
         ({"pipeline_parallel_size": 2, "warm_spare": True}, "off with pipeline_parallel_size above 1"),
         (
+            {"distributed_executor_backend": "uni", "warm_spare": True},
+            "warm_spare=True: off with distributed",
+        ),
+        (
             {"pipeline_parallel_size": 33, "tensor_parallel_size": 2},
             "pipeline_parallel_size=33: at most 32 with tensor_parallel_size=2",
         ),
