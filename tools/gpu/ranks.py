@@ -44,7 +44,12 @@ def check_ranks(say: Say, device: str = "cuda") -> None:
 def _make_llm(dtype: str, device: str, **engine_args: Any) -> Any:
     from ...frontend.llm import LLM
 
-    fields = {"dtype": dtype, "device": device, "exact": True, "kv_cache_memory_bytes": "256MiB"}
+    fields: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "exact": True,
+        "kv_cache_memory_bytes": "256MiB",
+    }
     return LLM(log_level="WARNING", **(fields | engine_args))
 
 
