@@ -87,7 +87,8 @@ class DeviceGroup(SharedGroup):
         self._communicator = self._make_communicator(named, self.rank, self.size, self._device)
         # The first operation is what connects the ranks, and takes the memory for that.
         self.all_reduce(torch.zeros(1, device=self._device))
-        self.note_step()
+        self._wait_for_device()
+        self.exchange(0)  # nobody may go on, and abort, before all have come through
 
     def all_reduce(self, x: Tensor) -> None:
         """`x`, contiguous and on the device, becomes its sum over all ranks."""
@@ -117,9 +118,7 @@ class DeviceGroup(SharedGroup):
 
     def note_step(self) -> None:
         """Wait for what the step has queued. Raises GroupAborted if a rank has aborted meanwhile."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        self._watch.rest()
+        self._wait_for_device()
         self.check()
         super().note_step()
 
@@ -132,7 +131,7 @@ class DeviceGroup(SharedGroup):
         self._watch.rest()
         super().reset()
         self._widths.clear()  # an exchange of them may have reached some ranks and not others
-        if any(self.exchange(self._communicator is None)):
+        if any(self.exchange(int(self._communicator is None))):
             self._abort_communicator()
             self.connect()
 
@@ -140,6 +139,11 @@ class DeviceGroup(SharedGroup):
         self._watch.stop()
         self._abort_communicator()
         super().leave()
+
+    def _wait_for_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._watch.rest()
 
     def _run(self, start: Callable[[Any], Any]) -> None:
         """Do an operation; on a GPU queue it. Raises GroupAborted if a rank has aborted."""

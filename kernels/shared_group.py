@@ -113,7 +113,7 @@ class SharedGroup:
     def exchange(self, number: int) -> list[int]:
         """What each rank gives, in the order of ranks; all of a stage wait for each other."""
         numbers = torch.empty((1, self.size), dtype=torch.int64)
-        SharedGroup.gather_slices(self, torch.tensor([[number]]), numbers)
+        SharedGroup.gather_slices(self, torch.tensor([[number]], dtype=torch.int64), numbers)
         return numbers[0].tolist()
 
     def broadcast(self, data: Tensor) -> None:
