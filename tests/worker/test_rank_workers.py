@@ -24,7 +24,7 @@ from ranks import with_ranks
 PROMPT = [3, 1, 4, 1, 5, 9]
 NUM_STEPS = 6
 
-pytestmark = [pytest.mark.usefixtures("library", "restored_torch"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("library", "restored_torch")
 
 
 def generate(worker: Worker, temperature: float) -> list[int]:
