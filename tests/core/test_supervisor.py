@@ -179,6 +179,7 @@ def test_a_used_up_budget_ends_the_daemon_with_one_reason_and_every_client_is_to
     ]
     for load in loads:
         load.start()
+        wait_for_tokens([load], 1)  # one that has not attached yet would say that there never was an engine
 
     def has_ended() -> bool:
         return os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -41,6 +41,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 # What another engine could do as well, or what has to go through when this one has ended, with the reason.
 ANSWERS_AFTER_CLOSE = {
     "from_engine_args",  # makes another one
+    "collective_rpc",  # refused in any state
+    "apply_model",  # likewise
     "attach",
     "close",
     "shutdown",
