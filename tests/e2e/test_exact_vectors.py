@@ -104,7 +104,7 @@ def test_a_shortage_of_memory_a_lost_worker_and_a_lost_core_change_no_bit(
         "worker.execute:oom@3",
         "worker.execute:oom@4",
         "worker.execute:segfault@6",
-        "core.schedule:exit@20",
+        "core.schedule:exit@34",
     )
     with make_llm(model, "mp", max_num_batched_tokens=1024, fault_hooks=",".join(faults)) as llm:
         assert answer(llm, asks) == alone
