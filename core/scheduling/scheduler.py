@@ -3,10 +3,10 @@
     a request is given up to (known + placeholders - computed) tokens, within the step's token budget,
     the rows and the free blocks; running requests first, then waiting ones, as the policy orders them.
 
-Decodes come first, a token each, so nothing makes a running stream miss a step, or its turn where the worker
-has several stages. Prefill takes what is left;
-long prompts (`long_prefill_token_threshold`) together have a part of a step that also decodes, so they
-stretch it by a bounded time. Holding short ones back costs every stream more than it saves.
+Decodes come first, a token each, so nothing makes a running stream miss a step, or its turn where the
+worker has several stages. Prefill takes what is left; long prompts (`long_prefill_token_threshold`)
+together have a part of a step that also decodes, so they stretch it by a bounded time. Holding short ones
+back costs every stream more than it saves.
 
 Preemption is recompute. A decode that lacks a block takes it from the last request in `Request.order`, so the
 first one always gets on and nothing livelocks.

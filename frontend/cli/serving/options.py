@@ -53,6 +53,7 @@ _BOARD = Path(__file__).parents[3] / "tools" / "grafana" / "quire.json"
 
 
 def make_parser() -> Parser:
+    """Of `quire serve`: the server's options and those of its engine."""
     epilog = _EPILOG.format(board=_BOARD)
     parser = Parser("quire serve", "Serve a model over HTTP, with OpenAI's API.", epilog, " [MODEL]")
     text = "as --model; with --attach it is served as well"
@@ -140,6 +141,7 @@ def _add_log_options(parser: Parser) -> None:
 
 
 def print_limits(limits: Limits) -> None:
+    """A table of each limit, its value, and what is answered beyond it."""
     from ...openai.limits import list_limits
 
     rows = [(row.name, f"{row.value:.12g}", row.meaning, row.answer) for row in list_limits(limits)]
@@ -285,6 +287,7 @@ def _refuse_fault_hooks(options: argparse.Namespace) -> None:
 
 
 def check_exposure(options: argparse.Namespace, keys: list[str]) -> None:
+    """Raise ConfigError for numbers out of range, and for an address that others reach without a key."""
     if options.port < 0 or options.port > 65535:
         raise ConfigError("port", options.port, "an integer from 0 to 65535")
     if options.grpc_port is not None and not 0 <= options.grpc_port <= 65535:
