@@ -28,11 +28,12 @@ from ..client.engine_connection import PhaseCallback
 from .access.layer import log_access
 from .access.log import PROCESS, make_access_log
 from .app import create_app
+from .connections.admission import Admission
 from .connections.auth import ApiKeys
 from .connections.hosts import AllowedHosts
 from .connections.layers import wrap_routes
 from .connections.listen import BACKLOG
-from .connections.protocol import Admission, CappedProtocol
+from .connections.protocol import CappedProtocol
 from .engines.attachments import Attachments
 from .engines.daemon_model import DaemonModel
 from .engines.only_engine import OnlyEngine

@@ -20,77 +20,17 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ..access.layer import note_refusal
-from ..access.log import AccessLog
 from ..bodies.parsing import BODY_EXTENSION
 from ..errors import ApiError, overloaded
-from ..limits import Limits
 from ..stream import CLOSE_EXTENSION
-from .auth import CALLER_KEY, OPEN_PATHS, ApiKeys
+from .admission import Admission
+from .auth import CALLER_KEY, OPEN_PATHS
 from .connection import Connection
-from .hosts import AllowedHosts
-from .memory import MemoryTrimmer
 from .message_meter import MessageMeter
-from .read_turns import ReadTurns
-from .shares import ByteShares, ConnectionTable, name_address
+from .shares import name_address
 
 _MAX_REFUSED = 128  # connections beyond max_connections that are told so
 _SLICE_BYTES = 2**14  # at most so much of another message may be counted as this one's, or not at all
-
-
-class Admission:
-    """What the connections of one process share: its limits, keys and room.
-
-    body_paths: where a POST has a body; that of any other request is not stored. root_path: what is taken
-    away from the beginning of paths. hosts: whom requests have to be for; None: whoever they name.
-    """
-
-    def __init__(
-        self,
-        limits: Limits,
-        keys: ApiKeys,
-        body_paths: frozenset[str],
-        root_path: str = "",
-        hosts: AllowedHosts | None = None,
-        access_log: AccessLog | None = None,
-    ) -> None:
-        self.limits = limits
-        self.keys = keys
-        self.body_paths = body_paths
-        self.root_path = root_path.encode()
-        self.hosts = hosts
-        self.access_log = access_log
-        self.connections: ConnectionTable[CappedProtocol] = ConnectionTable(limits.max_connections)
-        self.headers: ByteShares[CappedProtocol] = ByteShares(limits.max_total_header_bytes)
-        self.bodies: ByteShares[CappedProtocol] = ByteShares(
-            max(limits.max_total_body_bytes, limits.max_body_bytes)
-        )
-        self.memory = MemoryTrimmer()
-        self.read_turns = ReadTurns()
-
-    def hold(self, connection: CappedProtocol, num_header_bytes: int, num_body_bytes: int) -> None:
-        """Note what is stored of a connection's requests, and make room when it is too much for all."""
-        self._hold(connection, self.headers, num_header_bytes, "headers", "max_total_header_bytes")
-        self._hold(connection, self.bodies, num_body_bytes, "bodies", "max_total_body_bytes")
-
-    def release(self, connection: CappedProtocol) -> None:
-        """It has been given its last answer: others have its room."""
-        self.headers.release(connection)
-        self.bodies.release(connection)
-        self.connections.demote(connection)
-
-    def _hold(
-        self,
-        connection: CappedProtocol,
-        shares: ByteShares[CappedProtocol],
-        num_bytes: int,
-        what: str,
-        limit: str,
-    ) -> None:
-        client = connection.client_name
-        while not connection.is_ending and shares.hold(connection, client, num_bytes):
-            victim = shares.find_victim(connection, client)
-            held = f"{shares.num_bytes} bytes under way, {shares.count_of(victim.client_name)} of them yours"
-            victim.refuse(overloaded(f"{what}: {held}, at most {shares.max_bytes} ({limit})"))
 
 
 class _LateClose:
@@ -136,7 +76,10 @@ class CappedProtocol(Connection):
         if self._is_admitted and self.is_ending:  # it has lost its place meanwhile
             transport.abort()
             return
-        if self._is_admitted or self._take_place(self.client[0] if self.client else ""):
+        if self._is_admitted:
+            return
+        self.client_name = name_address(self.client[0] if self.client else "")
+        if self._admission.take_place(self):
             return
         if len(self.connections) > self._limits.max_connections + _MAX_REFUSED:
             self.close_now()
@@ -151,20 +94,13 @@ class CappedProtocol(Connection):
         Then comes `connection_made` with the encrypted transport, or `end_handshake`. host: the client's.
         """
         self.transport = cast(asyncio.Transport, handshake)
-        self._is_admitted = self._take_place(host)
+        self.client_name = name_address(host)
+        self._is_admitted = self._admission.take_place(self)
         return self._is_admitted
 
     def end_handshake(self) -> None:
         """It has failed."""
         self._admission.connections.remove(self)
-
-    def _take_place(self, host: str) -> bool:
-        """True when there is one, which an idle connection may have had to give."""
-        self.client_name = name_address(host) if host else ""
-        victim = self._admission.connections.add(self, self.client_name)
-        if victim is not None and victim is not self:
-            victim.close_now()
-        return victim is not self
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -1,0 +1,94 @@
+"""What the connections of one process share: their places, their bytes, who may come in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..access.log import AccessLog
+from ..errors import ApiError, overloaded
+from ..limits import Limits
+from .auth import ApiKeys
+from .hosts import AllowedHosts
+from .memory import MemoryTrimmer
+from .read_turns import ReadTurns
+from .shares import ByteShares, ConnectionTable
+
+
+class AdmittedConnection(Protocol):
+    """A connection as those beside it see it. client_name: in shares, whose it is."""
+
+    client_name: str
+
+    @property
+    def is_ending(self) -> bool:
+        """It has been given its last answer."""
+        ...
+
+    def refuse(self, error: ApiError) -> None:
+        """Give it its last answer."""
+
+    def close_now(self) -> None:
+        """Close it without one."""
+
+
+class Admission:
+    """What the connections of one process share: its limits, keys and room.
+
+    body_paths: where a POST has a body; that of any other request is not stored. root_path: what is taken
+    away from the beginning of paths. hosts: whom requests have to be for; None: whoever they name.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        keys: ApiKeys,
+        body_paths: frozenset[str],
+        root_path: str = "",
+        hosts: AllowedHosts | None = None,
+        access_log: AccessLog | None = None,
+    ) -> None:
+        self.limits = limits
+        self.keys = keys
+        self.body_paths = body_paths
+        self.root_path = root_path.encode()
+        self.hosts = hosts
+        self.access_log = access_log
+        self.connections: ConnectionTable[AdmittedConnection] = ConnectionTable(limits.max_connections)
+        self.headers: ByteShares[AdmittedConnection] = ByteShares(limits.max_total_header_bytes)
+        self.bodies: ByteShares[AdmittedConnection] = ByteShares(
+            max(limits.max_total_body_bytes, limits.max_body_bytes)
+        )
+        self.memory = MemoryTrimmer()
+        self.read_turns = ReadTurns()
+
+    def take_place(self, connection: AdmittedConnection) -> bool:
+        """True when there is a place for it, which an idle connection may have had to give."""
+        victim = self.connections.add(connection, connection.client_name)
+        if victim is not None and victim is not connection:
+            victim.close_now()
+        return victim is not connection
+
+    def hold(self, connection: AdmittedConnection, num_header_bytes: int, num_body_bytes: int) -> None:
+        """Note what is stored of a connection's requests, and make room when it is too much for all."""
+        self._hold(connection, self.headers, num_header_bytes, "headers", "max_total_header_bytes")
+        self._hold(connection, self.bodies, num_body_bytes, "bodies", "max_total_body_bytes")
+
+    def release(self, connection: AdmittedConnection) -> None:
+        """It has been given its last answer: others have its room."""
+        self.headers.release(connection)
+        self.bodies.release(connection)
+        self.connections.demote(connection)
+
+    def _hold(
+        self,
+        connection: AdmittedConnection,
+        shares: ByteShares[AdmittedConnection],
+        num_bytes: int,
+        what: str,
+        limit: str,
+    ) -> None:
+        client = connection.client_name
+        while not connection.is_ending and shares.hold(connection, client, num_bytes):
+            victim = shares.find_victim(connection, client)
+            held = f"{shares.num_bytes} bytes under way, {shares.count_of(victim.client_name)} of them yours"
+            victim.refuse(overloaded(f"{what}: {held}, at most {shares.max_bytes} ({limit})"))
