@@ -116,6 +116,7 @@ def parse_salt(name: str, salt: Any) -> str:
 
 
 def check_encodable(name: str, text: str) -> None:
+    """Raises PromptError for half a surrogate pair, which no tokenizer can read."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

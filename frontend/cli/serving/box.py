@@ -23,6 +23,7 @@ _EXAMPLES: tuple[tuple[str, str, dict[str, Any]], ...] = (  # a task, its route,
 
 
 def bracket(host: str) -> str:
+    """A host as URLs have it: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
