@@ -28,3 +28,13 @@ def attention_variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> I
         yield request.param
     finally:
         library.quire_force_attention_variant(0)
+
+
+@pytest.fixture
+def dots_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row's products are added in one order whatever is beside it, as on a GPU: numpy's BLAS may not."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+        import triton_interpreter
+
+        builder = triton_interpreter.interpreter.InterpreterBuilder
+        monkeypatch.setattr(builder, "create_dot", triton_interpreter.multiply_in_order)

@@ -126,6 +126,7 @@ def test_a_soft_cap_bends_every_score_before_the_softmax(num_processors: int) ->
         )
 
 
+@pytest.mark.usefixtures("dots_in_order")
 @pytest.mark.parametrize(("window", "dtype"), [(None, torch.bfloat16), (70, torch.float32)])
 def test_strict_rows_have_the_same_bits_in_any_company_chunk_and_split(
     window: int | None, dtype: torch.dtype

@@ -25,13 +25,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture
-def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+def model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, dots_in_order: None) -> Decoder:  # noqa: ARG001
     monkeypatch.setattr(triton_runtime, "DEVICE_TYPES", {"cpu", "cuda"})
     monkeypatch.setattr(native, "load_library", lambda: None)
-    if DEVICE.type == "cpu":
-        triton_interpreter = pytest.importorskip("triton_interpreter")
-        builder = triton_interpreter.interpreter.InterpreterBuilder
-        monkeypatch.setattr(builder, "create_dot", triton_interpreter.multiply_in_order)
     config = msgspec.structs.replace(checkpoint.engine_config("bfloat16"), exact=True)
     loaded = load_model(config, DEVICE)
     assert not loaded.batch_variance_reason

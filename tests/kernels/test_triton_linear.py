@@ -57,12 +57,9 @@ def test_linear_of_int8_weights_equals_its_reference(
     assert_near(launch_linear(x, weight, bias, scale), x, real, bias)
 
 
+@pytest.mark.usefixtures("dots_in_order")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_rows_have_the_same_bits_in_any_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE.type == "cpu":
-        triton_interpreter = pytest.importorskip("triton_interpreter")
-        builder = triton_interpreter.interpreter.InterpreterBuilder
-        monkeypatch.setattr(builder, "create_dot", triton_interpreter.multiply_in_order)
     monkeypatch.setattr(linear_triton, "_MIN_SEGMENT", 128)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     x, bias = random(64, 272, dtype=dtype), random(70, dtype=dtype, seed=2)
