@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cgroup import count_processors
+
 _SYSTEM = Path("/sys/devices/system")
 
 
@@ -23,7 +25,7 @@ class CpuCore:
 
 
 def list_cores(system: Path = _SYSTEM) -> list[CpuCore]:
-    """Those that this process may run on, sorted by node."""
+    """Those that this process may run on, sorted by node; no more than its group's quota keeps busy."""
     nodes = {
         processor: int(folder.name.removeprefix("node"))
         for folder in (system / "node").glob("node[0-9]*")
@@ -33,7 +35,8 @@ def list_cores(system: Path = _SYSTEM) -> list[CpuCore]:
     for processor in sorted(os.sched_getaffinity(0)):
         siblings = _read_processors(system / f"cpu/cpu{processor}/topology/thread_siblings_list")
         firsts.setdefault(tuple(siblings) or (processor,), processor)
-    return sorted(CpuCore(nodes.get(processor, 0), processor) for processor in firsts.values())
+    cores = sorted(CpuCore(nodes.get(processor, 0), processor) for processor in firsts.values())
+    return cores[: count_processors()]
 
 
 def divide_cores(cores: Sequence[CpuCore], count: int) -> list[Sequence[CpuCore]] | None:

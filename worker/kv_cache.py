@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
+from ..ipc.cgroup import find_free_memory
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.model_spec import DTYPE_SIZE_BYTES, LayerSpec
@@ -231,15 +231,5 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     available = psutil.virtual_memory().available
-    limit = _cgroup_free_bytes()
+    limit = find_free_memory()
     return available if limit is None else min(available, limit)
-
-
-def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container's limit leaves, None without a limit; the host's free memory does not show it."""
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        used = (root / "memory.current").read_text().strip()
-    except OSError:
-        return None
-    return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None

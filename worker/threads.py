@@ -8,9 +8,9 @@ threads share the step's tokens instead (kernels/program.cpp) and meet once a la
 
 from __future__ import annotations
 
-import os
-
 import psutil
+
+from ..ipc.cgroup import count_processors
 
 # Above this the weights come from memory, and one core alone does not use its bandwidth.
 MAX_SINGLE_THREAD_WEIGHT_BYTES = 32 << 20
@@ -35,6 +35,5 @@ class ThreadRule:
 
 
 def count_cores() -> int:
-    """Physical cores that this process may run on."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or 1, usable))
+    """Physical cores that this process may keep busy."""
+    return max(1, min(psutil.cpu_count(logical=False) or 1, count_processors()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -134,14 +133,6 @@ def test_a_gpu_gives_its_fraction_less_what_is_in_use(
     with pytest.raises(ConfigError, match="or kv_cache_memory_bytes at least") as refusal:
         plan_memory(_wide_config(gpu_memory_utilization=0.25), CUDA, 0)
     assert refusal.value.field == "gpu_memory_utilization"
-
-
-@pytest.mark.parametrize(("limit", "free"), [("1000\n", 700), ("max\n", None)])
-def test_a_containers_limit_counts(tmp_path: Path, limit: str, free: int | None) -> None:
-    (tmp_path / "memory.max").write_text(limit)
-    (tmp_path / "memory.current").write_text("300\n")
-    assert kv_cache._cgroup_free_bytes(tmp_path) == free
-    assert kv_cache._cgroup_free_bytes(tmp_path / "absent") is None
 
 
 def test_tensors_have_the_layout_that_attention_expects() -> None:

@@ -104,12 +104,12 @@ def main() -> None:
     """Print the rates as one JSON object."""
     import torch
 
-    from .machine import count_cores
+    from ...ipc.cgroup import count_processors
 
     device, dtype, size_bytes = sys.argv[1:4]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.set_num_threads(count_cores())
+    torch.set_num_threads(count_processors())
     rates = MachineRates(
         read_bytes_per_s=measure_read_rate(device, int(size_bytes)),
         flops_per_s=measure_matrix_rate(device, dtype),

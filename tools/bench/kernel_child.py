@@ -11,11 +11,11 @@ import time
 import msgspec
 import torch
 
+from ...ipc.cgroup import count_processors
 from .ceilings import MEMORY_READ_BYTES, measure_copy_rate, measure_matrix_rate, measure_read_rate
 from .kernel_case import Bench, Calls, Case
 from .kernel_cases import MAKERS
 from .kernel_rows import Ceilings, KernelReport, KernelRequest, KernelRow
-from .machine import count_cores
 
 _ROUNDS = 5
 _CACHE_READ_BYTES = 2**20
@@ -32,7 +32,7 @@ _DTYPE_NAMES = {
 def measure(request: KernelRequest) -> None:
     """Measure everything that was asked for and print it."""
     torch.manual_seed(0)
-    torch.set_num_threads(count_cores())
+    torch.set_num_threads(count_processors())
     device = torch.device(request.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     _print(KernelReport(ceilings=measure_ceilings(device)))
     bench = Bench(device, _GPU_COLD_BYTES if device.type == "cuda" else MEMORY_READ_BYTES)

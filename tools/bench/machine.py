@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from ...ipc.cgroup import count_processors
+
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("torch", "transformers", "numpy", "msgspec", "pyzmq", "tokenizers", "safetensors")
 
@@ -20,10 +22,10 @@ _PACKAGES = ("torch", "transformers", "numpy", "msgspec", "pyzmq", "tokenizers",
 def describe_machine() -> dict[str, str]:
     """Names and values to print above every measurement and to keep in its JSON."""
     load = os.getloadavg()
-    busy = ", busy: compare within this run only" if load[0] > count_cores() / 2 else ""
+    busy = ", busy: compare within this run only" if load[0] > count_processors() / 2 else ""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": f"{cpu_name()}, {count_cores()} cores usable",
+        "cpu": f"{cpu_name()}, {count_processors()} cores usable",
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "load": " ".join(f"{value:.2f}" for value in load) + f" (1, 5, 15 minutes before the run{busy})",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
@@ -48,11 +50,6 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def count_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find_version(package: str) -> str | None:

@@ -14,8 +14,8 @@ import psutil
 import torch
 import transformers
 
+from ...ipc.cgroup import count_processors
 from .contest import Engine, Job, JobResult, claim_stdout, serve
-from .machine import count_cores
 
 _PAD_TOKEN_ID = 0
 _NO_EOS = -1  # what continuous batching takes for "never stop"
@@ -27,7 +27,7 @@ class TransformersEngine(Engine):
     """Base of the three modes: the model and greedy settings that no EOS token ends."""
 
     def __init__(self, model: str) -> None:
-        torch.set_num_threads(count_cores())
+        torch.set_num_threads(count_processors())
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
 
     def run(self, job: Job) -> JobResult:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ....ipc.cgroup import count_processors
 from ....ipc.config import ParallelConfig
 from ....ipc.cpu_cores import describe_engines, describe_ranks, list_cores
 from ....ipc.daemon.daemon_state import read_state
@@ -108,13 +109,13 @@ def check_system() -> Iterator[Check]:
     import psutil
 
     from .... import __version__
-    from ....tools.bench.machine import count_cores, cpu_name, find_commit
+    from ....tools.bench.machine import cpu_name, find_commit
 
     is_new_enough = sys.version_info[:2] >= MIN_PYTHON
     python = f"{platform.python_version()} ({sys.executable}), {platform.system()} {platform.release()}"
     yield Check("python", Status.OK if is_new_enough else Status.MISSING, python)
     yield Check("quire", Status.OK, f"{__version__}, commit {find_commit() or 'unknown'}")
-    yield Check("cpu", Status.OK, f"{cpu_name()}, {count_cores()} cores usable")
+    yield Check("cpu", Status.OK, f"{cpu_name()}, {count_processors()} cores usable")
     memory = psutil.virtual_memory()
     detail = f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f} GiB"
     yield Check("memory", Status.OK if memory.available >= LOW_MEMORY_BYTES else Status.NOTE, detail)
