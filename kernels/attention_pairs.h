@@ -1,5 +1,5 @@
-// Attention over bfloat16 caches, whose neighbours are paired: what all its variants share, and the two that
-// compute with vectors. Scores and sums are float32. Legend: D head size.
+// Attention over bfloat16 caches, whose neighbours are paired: what all its variants share.
+// Scores and sums are float32. Legend: D head size.
 #pragma once
 
 #include "attention_step.h"
@@ -10,28 +10,7 @@
 
 namespace quire::attention {
 
-// Widens both of a pair and adds their products one after the other: right on every processor.
-struct WidenedPairs {
-    using Left = float;
-
-    static Vec add_product(Vec sum, const float* left, UintVec pairs) {
-        sum += left[0] * (Vec)(pairs << 16);
-        return sum + left[1] * (Vec)(pairs & 0xffff0000u);
-    }
-};
-
 #if defined(__AVX512BF16__)
-// The processor's product of pairs; weights are rounded to bfloat16.
-struct DottedPairs {
-    using Left = bf16;
-
-    static Vec add_product(Vec sum, const bf16* left, UintVec pairs) {
-        int32_t pair;
-        std::memcpy(&pair, left, sizeof pair);
-        return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)pairs);
-    }
-};
-
 // 2^x to 3e-6 relative, far below a weight's rounding; 1 at 0, 0 below -150.
 inline __m512 exp2(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // a NaN stays
@@ -118,24 +97,17 @@ class PairedTile {
     // the next block's values and the beginning of this one's keys are prefetched here: decode of 32 x 180, 32 x 512
     // and 64 x 2048 tokens is 1.13, 1.2 and 1.2 times as fast with it.
     void open(const Task& task, int start, int end) {
-        const bool is_direct = step_.block_size % kGroup == 0;
-        key_stride_ = is_direct ? step_.block_size : kGroup;
-        count_ = end - start;
-        for (int key = start; key < end;) {
-            const Place<bf16> from = find_keys(step_, task, key, std::min(end, (key / kGroup + 1) * kGroup));
-            const int group = (key - start) / kGroup, next = key + from.count;
+        take_keys(task, start, end, [&](const Place<bf16>& from, int key) {
+            const int next = key + from.count;
             if (next < end) fetch(find_keys(step_, task, next, end).v, from.count * step_.head_size);
             fetch(from.k, kFetchedKeys);
-            keys_[group] = is_direct ? from.k : key_ + size_t(group) * kGroup * step_.head_size;
-            if (!is_direct) copy_key(from, key - start);
             copy_value(from, key - start);
-            key = next;
-        }
-        const int rounded = round_up(count_, kStep);
-        // A group past the last key: its scores are masked, so any keys that can be read will do.
-        if (rounded - count_ >= kGroup) keys_[rounded / kGroup - 1] = keys_[0];
+        });
         clear_values();
     }
+
+    // `start` is where the tile after this one begins, in this task or another.
+    void expect(const Task&, int) {}
 
     void weigh(int row, Seen seen, float* largest, float* weight, float* value) {
         Left* weights = weights_ + row * kKeys;
@@ -163,6 +135,27 @@ class PairedTile {
     const bf16* keys_[kKeys / kGroup];  // of each 16 keys
     size_t key_stride_ = kGroup;        // pairs between two of D's pairs
     int count_ = 0;                     // keys of the tile
+
+    bool has_groups() const { return step_.block_size % kGroup == 0; }
+
+    // Finds the keys [start, end), and says use_value(place, key) where each group's keys and values lie.
+    template <typename Use>
+    void take_keys(const Task& task, int start, int end, const Use& use_value) {
+        const bool is_direct = has_groups();
+        key_stride_ = is_direct ? step_.block_size : kGroup;
+        count_ = end - start;
+        for (int key = start; key < end;) {
+            const Place<bf16> from = find_keys(step_, task, key, std::min(end, (key / kGroup + 1) * kGroup));
+            const int group = (key - start) / kGroup;
+            keys_[group] = is_direct ? from.k : key_ + size_t(group) * kGroup * step_.head_size;
+            if (!is_direct) copy_key(from, key - start);
+            use_value(from, key);
+            key += from.count;
+        }
+        const int rounded = round_up(count_, kStep);
+        // A group past the last key: its scores are masked, so any keys that can be read will do.
+        if (rounded - count_ >= kGroup) keys_[rounded / kGroup - 1] = keys_[0];
+    }
 
   private:
     static constexpr int kFetchedKeys = 256;  // numbers
@@ -193,76 +186,6 @@ class PairedTile {
             if (paired > count_)
                 for (int i = 1; i < 2 * kGroup; i += 2) rest[i - 2 * kGroup] = 0;
             std::fill_n(rest, size_t(rounded - paired) * kGroup, bf16(0));
-        }
-    }
-};
-
-// c[Rows, Vectors * kLanes] += a[Rows, 2 pairs] b[pairs, Vectors * kLanes, 2]; ldb: pairs between two of b's rows.
-template <typename Pairs, int Rows, int Vectors>
-inline void multiply_pairs(const typename Pairs::Left* a, size_t lda, const bf16* const* b, size_t ldb, float* c,
-                           size_t ldc, int pairs) {
-    Vec sums[Rows][Vectors];
-    const bf16* starts[Vectors];
-    for (int v = 0; v < Vectors; ++v) starts[v] = b[v];
-    for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < Vectors; ++v) sums[r][v] = load(c + r * ldc + v * kLanes);
-    for (int k = 0; k < pairs; ++k)
-        for (int v = 0; v < Vectors; ++v) {
-            UintVec column;
-            std::memcpy(&column, starts[v] + k * 2 * ldb, sizeof column);
-            for (int r = 0; r < Rows; ++r) sums[r][v] = Pairs::add_product(sums[r][v], a + r * lda + 2 * k, column);
-        }
-    for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
-}
-
-template <typename Pairs, int Vectors>
-inline void multiply_pair_rows(int rows, const typename Pairs::Left* a, size_t lda, const bf16* const* b,
-                               size_t ldb, float* c, size_t ldc, int pairs) {
-    with_constant<kMaxRows>(
-        rows, [&](auto count) { multiply_pairs<Pairs, count, Vectors>(a, lda, b, ldb, c, ldc, pairs); });
-}
-
-template <typename Pairs>
-class VectorAttention : public PairedTile<typename Pairs::Left> {
-    using Tile = PairedTile<typename Pairs::Left>;
-    static constexpr int kColumns = Tile::kStep;  // keys or elements of D computed together
-    static constexpr int kParts = kColumns / kLanes, kPerGroup = Tile::kGroup / kLanes;
-
-  public:
-    static constexpr bool kUsesTiles = false;
-    using Tile::Tile;
-
-    // Scores of `count` rows from `first` on with the keys [from, to) of the tile.
-    void score(int first, int count, int from, int to) {
-        const int D = this->step_.head_size;
-        for (int j = from / kColumns * kColumns; j < to; j += kColumns) {
-            const bf16* starts[kParts];
-            for (int i = 0; i < kParts; ++i)
-                starts[i] = this->keys_[j / Tile::kGroup + i / kPerGroup] + i % kPerGroup * 2 * kLanes;
-            for (int r = 0; r < count; r += kMaxRows) {
-                const int rows = std::min(kMaxRows, count - r);
-                float* scores = this->scores_ + r * Tile::kKeys + j;
-                for (int i = 0; i < rows; ++i) std::fill_n(scores + i * Tile::kKeys, kColumns, 0.0f);
-                multiply_pair_rows<Pairs, kParts>(rows, this->query_ + size_t(first + r) * D, D, starts,
-                                                  this->key_stride_, scores, Tile::kKeys, D / 2);
-            }
-        }
-    }
-
-    // value[count, padded] += weights V, over the keys [from, to).
-    void add_values(int count, int from, int to, float* value) {
-        from = from / Tile::kStep * Tile::kStep;
-        to = round_up(to, Tile::kStep);
-        for (int d = 0; d < this->padded_; d += kColumns) {
-            const bf16* starts[kParts];
-            for (int i = 0; i < kParts; ++i)
-                starts[i] = this->value_tile(d + i / kPerGroup * Tile::kGroup, from) + i % kPerGroup * 2 * kLanes;
-            for (int r = 0; r < count; r += kMaxRows)
-                multiply_pair_rows<Pairs, kParts>(std::min(kMaxRows, count - r),
-                                                  this->weights_ + r * Tile::kKeys + from, Tile::kKeys, starts,
-                                                  Tile::kGroup, value + size_t(r) * this->padded_ + d,
-                                                  this->padded_, (to - from) / 2);
         }
     }
 };

@@ -8,7 +8,8 @@
 #pragma once
 
 #include "amx.h"
-#include "attention_pairs.h"
+#include "attention_step.h"
+#include "pair_products.h"
 
 namespace quire::attention {
 

@@ -9,7 +9,7 @@
 
 #include "attention_amx.h"
 #include "attention_float.h"
-#include "attention_pairs.h"
+#include "attention_vectors.h"
 #include "thread_pool.h"
 
 #include <atomic>
@@ -51,11 +51,20 @@ void attend_keys(const Step<T>& step, const Task& task, int start, int end, Vari
 }
 
 template <typename Variant, typename T>
-void attend_split(const Step<T>& step, const Task& task, int split, Variant& variant, Sums& sums) {
+int first_tile(const Step<T>& step, const Task& task) {
+    return first_key(step, task) / Variant::kKeys * Variant::kKeys;
+}
+
+// `next` is the task after this one.
+template <typename Variant, typename T>
+void attend_split(const Step<T>& step, const Task& task, const Task& next, int split, Variant& variant, Sums& sums) {
     const int end = std::min(task.seen_end, (split + 1) * kSplit);
-    int start = std::max(first_key(step, task) / Variant::kKeys * Variant::kKeys, split * kSplit);
-    for (; start < end; start += Variant::kKeys)
-        attend_keys(step, task, start, std::min(end, start + Variant::kKeys), variant, sums);
+    int start = std::max(first_tile<Variant>(step, task), split * kSplit);
+    for (; start < end; start += Variant::kKeys) {
+        const int after = start + Variant::kKeys;
+        after < task.seen_end ? variant.expect(task, after) : variant.expect(next, first_tile<Variant>(step, next));
+        attend_keys(step, task, start, std::min(end, after), variant, sums);
+    }
 }
 
 template <typename T>
@@ -102,7 +111,7 @@ void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_r
     const int padded = Variant::padded(step.head_size);
     const size_t size = round_up(Variant::memory_size(step, max_rows), 16), sums = Sums::size(max_rows, padded);
     parallel_for(int(tasks.size()), is_parallel, [&](int i) {
-        const Task& task = tasks[i];
+        const Task &task = tasks[i], &next = tasks[std::min(size_t(i) + 1, tasks.size() - 1)];
         const int rows = task.tokens * step.group();
         float* memory = thread_memory(size + 2 * sums);
         Variant variant(step, memory);
@@ -111,10 +120,10 @@ void attend_tasks(const Step<T>& step, const std::vector<Task>& tasks, int max_r
         variant.stage_queries(task);
         const int first = first_key(step, task) / kSplit, last = (task.seen_end - 1) / kSplit;
         total.clear(rows, padded);
-        attend_split(step, task, first, variant, total);
+        attend_split(step, task, next, first, variant, total);
         for (int split = first + 1; split <= last; ++split) {
             part.clear(rows, padded);
-            attend_split(step, task, split, variant, part);
+            attend_split(step, task, next, split, variant, part);
             merge(rows, padded, total, part);
         }
         write_out(step, task, padded, total);
@@ -135,7 +144,7 @@ void attend_splits(const Step<T>& step, const std::vector<Task>& tasks, int max_
         Sums part(memory.get() + i * size, rows);
         part.clear(rows, padded);
         variant.stage_queries(task);
-        attend_split(step, task, split, variant, part);
+        attend_split(step, task, task, split, variant, part);
     });
     for (size_t i = 0; i < tasks.size(); ++i) {
         const int rows = tasks[i].tokens * step.group();
