@@ -34,6 +34,7 @@ from ..ipc.daemon.daemon_state import (
     SupervisorReport,
     read_state,
 )
+from ..ipc.daemon.private_folder import find_state_folder
 from ..ipc.daemon.run_dir import find_daemon, find_named, find_owner, list_daemons
 from ..ipc.errors import ConfigError, DaemonError, EngineStartError, raise_remote
 from ..ipc.messages import OBSERVER_KINDS
@@ -371,8 +372,7 @@ def _add(counts: list[_Count | None]) -> _Count | None:
 
 def find_log(name: str) -> Path:
     """Where a daemon of this name logs: it stays when the daemon has ended."""
-    state_home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state_home) / "quire" / f"{find_named(name).name}.log"
+    return find_state_folder() / f"{find_named(name).name}.log"
 
 
 def _open_log(name: str) -> int:

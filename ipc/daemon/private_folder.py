@@ -9,6 +9,12 @@ from pathlib import Path
 from ..errors import ConfigError, EngineStartError
 
 
+def find_state_folder() -> Path:
+    """Where this user's logs and histories are kept, which stay when a program has ended."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "quire"
+
+
 def make_folder(path: Path) -> None:
     """Make it with mode 0700 if there is nothing. Raises EngineStartError if it cannot be made."""
     try:

@@ -5,80 +5,28 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from quire.frontend.cli import conversation as conversation_module
-from quire.frontend.cli.answer_printer import can_dim
-from quire.frontend.cli.chat_terminal import Terminal
-from quire.frontend.cli.conversation import MAX_ROUNDS, AnswerRates, Conversation, interrupts_noted
+from chat_fakes import FakeSession, make_conversation, run_terminal
+from quire.frontend.cli.chat import conversation as conversation_module
+from quire.frontend.cli.chat.answer_printer import AnswerStyle, can_dim, choose_style
+from quire.frontend.cli.chat.conversation import MAX_ROUNDS, AnswerRates
+from quire.frontend.cli.chat.keyboard import interrupts_noted
 from quire.frontend.cli.sampling_options import add_sampling_options, read_sampling_options
-from quire.frontend.cli.session import Session
-from quire.frontend.cli.tools import CALCULATOR, LOOKUP, find_tools
+from quire.frontend.cli.tools import CALCULATOR, LOOKUP
 from quire.frontend.output_formats.events import (
     OutputEvent,
     ReasoningDelta,
-    TextDelta,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from quire.frontend.output_formats.tools import Tool
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.ipc.errors import PromptError, RequestFailedError, SamplingParamsError
-from quire.ipc.sampling_params import SAMPLING_FIELDS, SamplingParams
+from quire.ipc.errors import SamplingParamsError
+from quire.ipc.sampling_params import SAMPLING_FIELDS
 from quire.ipc.structured_outputs import StructuredOutputsParams
-
-
-class FakeSession:
-    """Answers every conversation with the words it was made with, and remembers what it was asked."""
-
-    default_sampling: dict[str, Any] = {"top_k": 20}  # noqa: RUF012
-
-    def __init__(self, words: list[str | list[OutputEvent]], *more: list[str | list[OutputEvent]]) -> None:
-        """`more`: other answers that come before, in turn; a word may be events."""
-        self.words = words
-        self.before = list(more)
-        self.asked: list[list[dict[str, Any]]] = []
-        self.offered: list[tuple[Sequence[Tool], bool | None]] = []
-        self.params: list[SamplingParams] = []
-        self.num_sent = 0
-        self.facts = SimpleNamespace(served_model_name="fake", max_model_len=64)
-
-    def render_chat(self, messages: list[dict[str, Any]], *_options: Any) -> list[int]:
-        if len(messages) > 4:
-            raise PromptError("prompt", "5 messages", "at most 4")
-        return [1] * len(messages)
-
-    def chat(
-        self,
-        messages: list[dict[str, Any]],
-        params: SamplingParams,
-        tools: Sequence[Tool],
-        is_thinking: bool | None,
-    ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
-        self.render_chat(messages)
-        self.asked.append(messages)
-        self.params.append(params)
-        self.offered.append((tools, is_thinking))
-        words = self.before.pop(0) if self.before else self.words
-        for number, word in enumerate(words, start=1):
-            if word == "fail":
-                raise RequestFailedError("the step failed")
-            if word == "hang":
-                raise KeyboardInterrupt
-            self.num_sent = number
-            events: list[OutputEvent] = [TextDelta(word)] if isinstance(word, str) else word
-            output = CompletionOutput(0, "", [number])
-            yield RequestOutput("id", None, [1], None, [output], number == len(words)), events
-
-
-def make_conversation(session: FakeSession, system: str | None = None, tools: str = "") -> Conversation:
-    offered = find_tools(tools) if tools else ()
-    return Conversation(cast(Session, session), {}, system, is_verbose=False, tools=offered)
 
 
 def call(expression: str, index: int = 0) -> list[OutputEvent]:
@@ -101,21 +49,6 @@ def press_ctrl_c_at(monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
 
     monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.print", print_and_press)
-
-
-def run_terminal(
-    monkeypatch: pytest.MonkeyPatch, conversation: Conversation, typed: list[str | BaseException]
-) -> int:
-    lines: Iterator[str | BaseException] = iter(typed)
-
-    def read_line(_prompt: str) -> str:
-        line = next(lines)
-        if isinstance(line, BaseException):
-            raise line
-        return line
-
-    monkeypatch.setattr("builtins.input", read_line)
-    return Terminal(conversation).run()
 
 
 def test_a_conversation_is_sent_whole_with_the_system_message_first(
@@ -164,7 +97,7 @@ def test_a_conversation_that_became_too_long_is_told_and_can_be_forgotten(
 ) -> None:
     session = FakeSession(["ok"])
     run_terminal(monkeypatch, make_conversation(session), ["a", "b", "c", "/reset", "d", "/bye"])
-    assert "at most 4 (/reset starts anew)" in capsys.readouterr().out
+    assert "at most 4 (/clear starts anew)" in capsys.readouterr().out
     assert [len(messages) for messages in session.asked] == [1, 3, 1]
 
 
@@ -240,7 +173,7 @@ def test_a_second_ctrl_c_stops_an_answer_that_does_not_move_and_not_the_chat(
     assert run_terminal(monkeypatch, make_conversation(session), ["Hi", "/help", "/bye"]) == 0
     out = capsys.readouterr().out
     assert "stopped; Ctrl-D or /bye leaves" in out
-    assert "/reset                forget the conversation" in out
+    assert "/clear, /reset        forget the conversation" in out
 
 
 def test_a_call_is_run_and_its_result_is_given_to_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,10 +248,53 @@ def test_what_is_beside_the_answer_is_dimmed_on_a_terminal(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert can_dim(conversation_module.sys.stderr)
-    make_conversation(FakeSession([[ReasoningDelta("Hm.")], "Yes."])).answer("Is it?")
+    conversation = make_conversation(
+        FakeSession([[ReasoningDelta("Hm.")], "Yes."]), style=choose_style("auto", True)
+    )
+    conversation.answer("Is it?")
     assert capsys.readouterr() == ("Yes.\n", "\x1b[2mHm.\x1b[0m\n")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not can_dim(conversation_module.sys.stderr)
+    assert choose_style("auto", True) == AnswerStyle(False, False)
+    assert choose_style("always", True) == AnswerStyle(True, False)
+
+
+def test_an_answer_that_was_cut_says_so_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    session = FakeSession(["a", "b"])
+    session.finish_reason = "length"
+    conversation = make_conversation(session)
+    conversation.set_field("max_tokens", 2)
+    conversation.answer("Hi")
+    assert capsys.readouterr() == ("ab\n", "(cut: max_tokens=2)\n")
+    conversation.set_field("max_tokens", None)
+    conversation.answer("Hi")
+    assert capsys.readouterr().err == "(cut: the model's 64 tokens are used up)\n"
+    session.finish_reason = "abort"
+    conversation.reset()
+    conversation.answer("Hi")
+    assert capsys.readouterr().err == "(cut: somebody has cancelled it)\n"
+
+
+def test_a_stopped_answer_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["a", "b"])
+    conversation = make_conversation(session)
+    monkeypatch.setattr(conversation_module.sys.stdin, "isatty", lambda: True)
+    session.on_word = lambda: signal.raise_signal(signal.SIGINT)
+    conversation.answer("Hi")
+    assert capsys.readouterr() == ("a\n", "(stopped)\n")
+
+
+def test_a_terminal_gets_no_control_characters_and_a_file_what_was_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "a\x1b]52;c;eA==\x07b\r\n\tc\x9bd\x7f"
+    make_conversation(FakeSession([text])).answer("Hi")
+    assert capsys.readouterr().out == text + "\n"
+    monkeypatch.setattr(conversation_module.sys.stdout, "isatty", lambda: True)
+    make_conversation(FakeSession([text])).answer("Hi")
+    assert capsys.readouterr().out == "a␛]52;c;eA==␇b\n\tc\ufffdd␡\n"
 
 
 def test_rates_leave_out_cached_tokens_and_the_wait_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,10 +144,10 @@ def test_ctrl_c_ends_generation_quickly_and_leaves_no_process(endless_model: Pat
 class TerminalChat:
     """`quire chat` at a pseudo-terminal."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, term: str = "dumb") -> None:
         self.process_id, self._fd = pty.fork()
         if self.process_id == 0:
-            os.environ["TERM"] = "dumb"
+            os.environ["TERM"] = term
             os.execv(sys.executable, [*COMMAND, "chat", *arguments])
         self.output = ""
 
@@ -203,6 +203,35 @@ def test_a_conversation_at_a_terminal(attach: tuple[str, str]) -> None:
         chat.read_until(">>> ", since + len(typed))
     chat.press_ctrl_c_until("Ctrl-D or /bye leaves")
     chat.type("\x04")
+    assert chat.wait() == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_what_is_typed_is_completed_pasted_whole_and_there_in_the_next_chat(attach: tuple[str, str]) -> None:
+    pasted = "\n".join(f"line {number} of a text that is pasted, 日本" for number in range(2500))
+    chat = TerminalChat(*attach, "--temperature", "0", term="xterm")
+    chat.read_until(">>> ", 0)
+    for typed, wanted in [
+        ("/set tempe\t0.5\r", ">>> "),
+        (f"\x1b[200~{pasted}\x1b[201~\r", "at most 511"),  # a hundred kilobytes, refused as one message
+        ("/set max_tokens 3\r", ">>> "),
+        ("What is \\\r", "... "),
+        ("12 plus 30?\r", "(cut: max_tokens=3)"),
+        ("/show\r", "2 messages"),
+    ]:
+        since = len(chat.output)
+        chat.type(typed)
+        chat.read_until(wanted, since)
+        chat.read_until(">>> " if wanted != "... " else wanted, since + len(wanted))
+    os.kill(chat.process_id, signal.SIGHUP)  # the window is closed
+    assert chat.wait() == -signal.SIGHUP
+    chat = TerminalChat(*attach, term="xterm")
+    chat.read_until(">>> ", 0)
+    for wanted in ("/show", "12 plus 30?", "max_tokens 3", "temperature 0.5"):  # what was pasted is too long
+        since = len(chat.output)
+        chat.type("\x10")
+        chat.read_until(wanted, since)
+    chat.type("\x15\x04")
     assert chat.wait() == 0
 
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....ipc.errors import PromptError
-from ..chat_terminal import HELP, Terminal
-from ..conversation import Conversation
+from ..chat.answer_printer import choose_style
+from ..chat.commands import HELP
+from ..chat.conversation import Conversation
+from ..chat.line_history import LineHistory, find_history
+from ..chat.terminal import Terminal
 from ..engine_choice import add_engine_options, read_engine_choice
 from ..exit_codes import ExitCode
 from ..parser import Parser
@@ -27,11 +30,15 @@ def run(argv: Sequence[str]) -> int:
     from ..session import Session
 
     with Session(engine_args, options.attach) as session:
-        conversation = Conversation(session, given, options.system, options.verbose, tools, options.think)
+        style = choose_style(options.color, options.markdown)
+        conversation = Conversation(
+            session, given, options.system, options.verbose, tools, options.think, style
+        )
         if message is not None:
             conversation.answer(message)
             return ExitCode.OK
-        return Terminal(conversation).run()
+        history = LineHistory(find_history()) if options.history else None
+        return Terminal(conversation, history, style.has_color).run()
 
 
 def _read_pipe() -> str | None:
@@ -60,6 +67,12 @@ def _make_parser() -> Parser:
     text = "have the model think first, or not; default: as its chat template has it"
     chat.add_argument("--think", action=Parser.Switch, help=text)
     chat.add_argument("--verbose", action="store_true", help="tokens and rates after each answer, on stderr")
+    text = "dim thoughts and colour Markdown: auto is on a terminal, unless NO_COLOR is set (auto)"
+    chat.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=text)
+    text = "on a terminal render the answer's Markdown; --no-markdown prints it as it comes"
+    chat.add_argument("--markdown", action=Parser.Switch, default=True, help=text)
+    text = "keep what is typed for the next chat, in chat_history.jsonl in $XDG_STATE_HOME/quire"
+    chat.add_argument("--history", action=Parser.Switch, default=True, help=text)
     sampling: Any = parser.add_argument_group(
         "sampling options", "Defaults: the model's own, else temperature 0; as long as the model goes on."
     )

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...ipc.sampling_params import SamplingParams
-from ..output_formats.events import AssistantMessage, ToolCall, ToolCallEnd
-from .answer_printer import AnswerPrinter
-from .sampling_options import make_sampling_params
-from .tools import run_call
+from ....ipc.errors import InputError
+from ....ipc.sampling_params import SamplingParams
+from ...output_formats.events import AssistantMessage, ToolCall, ToolCallEnd
+from ..sampling_options import make_sampling_params
+from ..tools import run_call
+from .answer_printer import AnswerPrinter, AnswerStyle
+from .keyboard import interrupts_noted
 
 if TYPE_CHECKING:
-    from ...ipc.messages import EngineFacts
-    from ..output_formats.tools import Tool
-    from ..outputs import RequestOutput
-    from .session import Session
+    from ....ipc.messages import EngineFacts
+    from ...output_formats.tools import Tool
+    from ...outputs import RequestOutput
+    from ..session import Session
+
+Turn = list[dict[str, Any]]  # messages: a question, what the model says and calls, the calls' results
 
 # The likeliest answer, up to the model's own end; most chat models recommend something else and get it.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": None}
@@ -37,12 +39,15 @@ class Conversation:
         is_verbose: bool,
         tools: Sequence[Tool] = (),
         is_thinking: bool | None = None,
+        style: AnswerStyle | None = None,
     ) -> None:
         """`is_thinking` None leaves it to the model's chat template."""
         self._session = session
         self.given = dict(given)  # the sampling fields that the user set; others are the model's or command's
         self._is_verbose = is_verbose
-        self._messages: list[dict[str, Any]] = []
+        self._style = style or AnswerStyle()
+        self._turns: list[Turn] = []
+        self._unanswered: str | None = None  # the last message, if it was refused or failed
         self.system = system
         self.tools = tools
         self.is_thinking = is_thinking
@@ -60,13 +65,19 @@ class Conversation:
     @property
     def num_messages(self) -> int:
         """Questions, answers and results so far, the system message left out."""
-        return len(self._messages)
+        return sum(map(len, self._turns))
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All of them, the system message first."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *(message for turn in self._turns for message in turn)]
 
     def count_tokens(self) -> int:
         """Tokens of the conversation as the model sees it; takes as long as tokenizing it."""
-        if not self._messages:
+        if not self._turns:
             return 0
-        return len(self._session.render_chat(self._with_system([]), self.tools, self.is_thinking))
+        return len(self._session.render_chat(self.messages, self.tools, self.is_thinking))
 
     def set_field(self, name: str, value: Any) -> None:
         """Set a sampling field, or take it back: None. Raises SamplingParamsError."""
@@ -78,37 +89,73 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget every message; settings stay."""
-        self._messages.clear()
+        self._turns.clear()
+        self._unanswered = None
+
+    def replace(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Go on with another conversation, its system message included. Raises PromptError if it does not fit
+        into the model, or its chat template refuses it; then nothing is changed.
+        """
+        self._session.render_chat(messages, self.tools, self.is_thinking)
+        first = messages[:1] if messages and messages[0]["role"] == "system" else []
+        turns: list[Turn] = []
+        for message in messages[len(first) :]:
+            if message["role"] == "user" or not turns:
+                turns.append([])
+            turns[-1].append(message)
+        self.reset()
+        self._turns = turns
+        self.system = first[0]["content"] if first else None
+
+    def retry(self) -> None:
+        """Ask the last question again, in the place of its answer, or of what kept it from having one.
+
+        Raises InputError without a question, and as `answer`; then the old answer stays.
+        """
+        if self._unanswered is not None:
+            self.answer(self._unanswered)
+            return
+        if not self._turns or self._turns[-1][0]["role"] != "user":
+            raise InputError("/retry", "", "after a question")
+        last = self._turns.pop()
+        num_before = len(self._turns)
+        try:
+            self.answer(last[0]["content"])
+        finally:
+            if len(self._turns) == num_before:
+                self._turns.append(last)
+                self._unanswered = None
 
     def answer(self, message: str) -> None:
         """Print the model's answer and remember both. Ctrl-C ends the answer early; what was shown stays.
 
         Tools that the model calls are run, and their results are given to it. Raises PromptError when the
         conversation does not fit into the model, RequestFailedError when the engine fails it; then nothing
-        is remembered.
+        is remembered but what `retry` asks again.
         """
-        turn: list[dict[str, Any]] = [{"role": "user", "content": message}]
-        printer = AnswerPrinter()
-        for _ in range(MAX_ROUNDS):
-            answer = self._print_answer(turn, printer)
-            turn.append(_to_message(answer))
-            if not answer.tool_calls:
-                break
-            turn += [self._run_call(call, printer) for call in answer.tool_calls]
-        else:
-            printer.note(f"no answer after {MAX_ROUNDS} rounds of tool calls")
-        self._messages += turn
-
-    def _with_system(self, more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *self._messages, *more]
+        self._unanswered = message
+        turn: Turn = [{"role": "user", "content": message}]
+        printer = AnswerPrinter(self._style)
+        try:
+            for _ in range(MAX_ROUNDS):
+                answer = self._print_answer(turn, printer)
+                turn.append(_to_message(answer))
+                if not answer.tool_calls:
+                    break
+                turn += [self._run_call(call, printer) for call in answer.tool_calls]
+            else:
+                printer.note(f"no answer after {MAX_ROUNDS} rounds of tool calls")
+        finally:
+            printer.end_line()  # what is said next stands on its own line
+        self._turns.append(turn)
+        self._unanswered = None
 
     def _print_answer(self, turn: list[dict[str, Any]], printer: AnswerPrinter) -> AssistantMessage:
         """One message of the model, without calls that the end has cut, or of an answer that was stopped."""
         answer = AssistantMessage()
         whole: set[int] = set()  # calls
         rates = AnswerRates()
-        messages = self._with_system(turn)
+        messages = [*self.messages, *turn]
         with interrupts_noted() as interrupt:
             stream = self._session.chat(messages, self.params, self.tools, self.is_thinking)
             for output, events in stream:
@@ -124,9 +171,21 @@ class Conversation:
                     break
         answer.tool_calls = [call for index, call in enumerate(answer.tool_calls) if index in whole]
         printer.end_message(answer)
+        if note := "stopped" if interrupt.is_set else self._describe_cut(rates):
+            printer.note(f"({note})")
         if self._is_verbose:
             print(rates.describe(), file=sys.stderr)
         return answer
+
+    def _describe_cut(self, rates: AnswerRates) -> str:
+        """Why an answer ends before the model ended it, '' if it did not."""
+        if rates.finish_reason == "abort":
+            return "cut: somebody has cancelled it"
+        if rates.finish_reason != "length":
+            return ""
+        if rates.num_tokens == self.params.max_tokens:
+            return f"cut: max_tokens={self.params.max_tokens}"
+        return f"cut: the model's {self.facts.max_model_len} tokens are used up"
 
     def _run_call(self, call: ToolCall, printer: AnswerPrinter) -> dict[str, Any]:
         """The message with a call's result."""
@@ -153,13 +212,14 @@ def _to_message(answer: AssistantMessage) -> dict[str, Any]:
 
 
 class AnswerRates:
-    """Counts and times of one answer, for --verbose."""
+    """Counts and times of one answer, and how it ended."""
 
     def __init__(self) -> None:
         self._started_at = time.perf_counter()
         self._first_at: float | None = None
         self._last_at = self._started_at
-        self._num_prompt_tokens = self._num_cached_tokens = self._num_tokens = 0
+        self._num_prompt_tokens = self._num_cached_tokens = self.num_tokens = 0
+        self.finish_reason: str | None = None
 
     def take(self, output: RequestOutput) -> None:
         """Count a delta."""
@@ -167,7 +227,9 @@ class AnswerRates:
         self._first_at = self._first_at or self._last_at
         self._num_prompt_tokens = len(output.prompt_token_ids)
         self._num_cached_tokens = output.num_cached_tokens or self._num_cached_tokens
-        self._num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self.num_tokens += len(completion.token_ids)
+            self.finish_reason = completion.finish_reason
 
     def describe(self) -> str:
         """One line. The prompt's rate leaves out cached tokens, the answer's the first token."""
@@ -177,34 +239,8 @@ class AnswerRates:
         return (
             f"[{self._num_prompt_tokens} tokens in, {self._num_cached_tokens} cached, "
             f"{_format_rate(num_computed, latency_s)}; first token after {latency_s:.3f} s; "
-            f"{self._num_tokens} out, {_format_rate(self._num_tokens - 1, self._last_at - first_at)}]"
+            f"{self.num_tokens} out, {_format_rate(self.num_tokens - 1, self._last_at - first_at)}]"
         )
-
-
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    is_set = False
-
-
-@contextmanager
-def interrupts_noted() -> Generator[Interrupt]:
-    """Inside, a first Ctrl-C is only noted; a second one raises KeyboardInterrupt, in case nothing moves."""
-    interrupt = Interrupt()
-
-    def note(_number: int, _frame: object) -> None:
-        if interrupt.is_set:
-            raise KeyboardInterrupt
-        interrupt.is_set = True
-
-    if not sys.stdin.isatty():  # a pipe has no second message to go on with: Ctrl-C ends the program
-        yield interrupt
-        return
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _format_rate(count: int, seconds: float) -> str:

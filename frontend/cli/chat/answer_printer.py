@@ -1,0 +1,149 @@
+"""Prints a turn while it is generated. The answer goes to standard output, so that a pipe gets nothing else;
+thoughts, tool calls and their results go to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple, Protocol, TextIO
+
+from ...output_formats.events import (
+    AssistantMessage,
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+# What a terminal would obey rather than show; a model may have been told to write it.
+_CONTROLS: dict[int, int | None] = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    0x7F: 0x2421,
+    ord("\r"): None,
+}
+
+
+class AnswerStyle(NamedTuple):
+    """How answers are printed."""
+
+    has_color: bool = False  # dimmed thoughts, coloured Markdown
+    is_markdown: bool = False
+
+
+class TextPrinter(Protocol):
+    """Prints an answer's text."""
+
+    def write(self, text: str) -> None:
+        """Print what comes next."""
+
+    def end(self) -> None:
+        """It was all: whatever comes next begins a line."""
+
+
+class PlainPrinter:
+    """The text as it comes."""
+
+    def write(self, text: str) -> None:
+        """Print what comes next."""
+        print(text, end="", flush=True)
+
+    def end(self) -> None:
+        """End the line."""
+        print(flush=True)
+
+
+class AnswerPrinter:
+    """Takes a turn's events; what is not the answer is dimmed where the terminal can do that."""
+
+    def __init__(self, style: AnswerStyle | None = None) -> None:
+        self._style = style or AnswerStyle()
+        self._stream: TextIO | None = None  # in which
+        self._answer = self._make_answer()
+
+    def take(self, event: OutputEvent) -> None:
+        """Print an event."""
+        match event:
+            case TextDelta(text):
+                self._begin(sys.stdout)
+                self._answer.write(_show_controls(text, sys.stdout))
+            case ReasoningDelta(text):
+                self._think(text)
+            case ToolCallStart(_, _, name):
+                self.end_line()
+                self._print_beside(f"-> {name} ")
+            case ToolCallDelta(_, arguments):
+                self._print_beside(arguments)
+            case ToolCallEnd():
+                self.end_line()
+
+    def end_message(self, message: AssistantMessage) -> None:
+        """End the last line; an answer without a text is an empty line."""
+        if self._stream is None and not message.tool_calls:
+            self._stream = sys.stdout
+        self.end_line()
+
+    def show_result(self, text: str) -> None:
+        """Print what a call gave."""
+        self.note(f"<- {text}")
+
+    def note(self, text: str) -> None:
+        """Print a line beside the answer."""
+        self.end_line()
+        self._print_beside(text)
+        self.end_line()
+
+    def end_line(self) -> None:
+        """Whatever comes next begins a line."""
+        if self._stream is sys.stdout:
+            self._answer.end()
+        elif self._stream is not None:
+            print(file=self._stream, flush=True)
+        self._stream = None
+
+    def _think(self, text: str) -> None:
+        if self._stream is not sys.stderr:
+            text = text.lstrip("\n")
+            if not text:
+                return
+            if not self._style.has_color:
+                text = f"(thinking) {text}"
+        self._print_beside(text)
+
+    def _print_beside(self, text: str) -> None:
+        self._begin(sys.stderr)
+        text = _show_controls(text, sys.stderr)
+        shown = f"{_DIM}{text}{_PLAIN}" if self._style.has_color else text
+        print(shown, end="", file=sys.stderr, flush=True)
+
+    def _begin(self, stream: TextIO) -> None:
+        if self._stream is not stream:
+            self.end_line()
+            self._stream = stream
+
+    def _make_answer(self) -> TextPrinter:
+        if not self._style.is_markdown:
+            return PlainPrinter()
+        from .markdown_printer import MarkdownPrinter
+
+        return MarkdownPrinter(sys.stdout, self._style.has_color)
+
+
+def choose_style(color: str, is_markdown: bool) -> AnswerStyle:
+    """color: 'auto' where the user's terminal knows colours and nobody has said no, 'always' or 'never'."""
+    has_color = color == "always" or (color == "auto" and can_dim(sys.stderr))
+    return AnswerStyle(has_color, is_markdown and sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def can_dim(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that knows colours, and its user wants them (no-color.org)."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+def _show_controls(text: str, stream: TextIO) -> str:
+    """A file gets what the model wrote, a terminal no control characters."""
+    return text.translate(_CONTROLS) if stream.isatty() else text

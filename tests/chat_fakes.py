@@ -1,0 +1,89 @@
+"""A conversation of `quire chat` without an engine, and a user who types."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from quire.frontend.cli.chat.answer_printer import AnswerStyle
+from quire.frontend.cli.chat.conversation import Conversation
+from quire.frontend.cli.chat.terminal import Terminal
+from quire.frontend.cli.session import Session
+from quire.frontend.cli.tools import find_tools
+from quire.frontend.output_formats.events import OutputEvent, TextDelta
+from quire.frontend.output_formats.tools import Tool
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.ipc.errors import PromptError, RequestFailedError
+from quire.ipc.sampling_params import SamplingParams
+
+
+class FakeSession:
+    """Answers every conversation with the words it was made with, and remembers what it was asked."""
+
+    default_sampling: dict[str, Any] = {"top_k": 20}  # noqa: RUF012
+
+    def __init__(self, words: list[str | list[OutputEvent]], *more: list[str | list[OutputEvent]]) -> None:
+        """`more`: other answers that come before, in turn; a word may be events."""
+        self.words = words
+        self.before = list(more)
+        self.asked: list[list[dict[str, Any]]] = []
+        self.offered: list[tuple[Sequence[Tool], bool | None]] = []
+        self.params: list[SamplingParams] = []
+        self.num_sent = 0
+        self.finish_reason: str | None = "stop"
+        self.on_word = lambda: None
+        self.facts = SimpleNamespace(served_model_name="fake", max_model_len=64)
+
+    def render_chat(self, messages: list[dict[str, Any]], *_options: Any) -> list[int]:
+        if len(messages) > 4:
+            raise PromptError("prompt", "5 messages", "at most 4")
+        return [1] * len(messages)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        params: SamplingParams,
+        tools: Sequence[Tool],
+        is_thinking: bool | None,
+    ) -> Generator[tuple[RequestOutput, list[OutputEvent]]]:
+        self.render_chat(messages)
+        self.asked.append(messages)
+        self.params.append(params)
+        self.offered.append((tools, is_thinking))
+        words = self.before.pop(0) if self.before else self.words
+        for number, word in enumerate(words, start=1):
+            if word == "fail":
+                raise RequestFailedError("the step failed")
+            if word == "hang":
+                raise KeyboardInterrupt
+            self.num_sent = number
+            events: list[OutputEvent] = [TextDelta(word)] if isinstance(word, str) else word
+            output = CompletionOutput(0, "", [number])
+            if number == len(words):
+                output.finish_reason = self.finish_reason
+            self.on_word()
+            yield RequestOutput("id", None, [1], None, [output], number == len(words)), events
+
+
+def make_conversation(
+    session: FakeSession, system: str | None = None, tools: str = "", style: AnswerStyle | None = None
+) -> Conversation:
+    offered = find_tools(tools) if tools else ()
+    return Conversation(cast(Session, session), {}, system, is_verbose=False, tools=offered, style=style)
+
+
+def run_terminal(
+    monkeypatch: pytest.MonkeyPatch, conversation: Conversation, typed: list[str | BaseException]
+) -> int:
+    lines: Iterator[str | BaseException] = iter(typed)
+
+    def read_line(_prompt: str) -> str:
+        line = next(lines)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", read_line)
+    return Terminal(conversation).run()

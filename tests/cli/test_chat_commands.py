@@ -1,0 +1,135 @@
+"""What begins with a slash in a chat, with a fake session in place of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from chat_fakes import FakeSession, make_conversation, run_terminal
+from quire.frontend.cli.chat.commands import Commands
+
+FIVE_MESSAGES = msgspec.json.encode([{"role": "user", "content": "x"}] * 5).decode()
+
+
+def test_retry_asks_again_and_keeps_the_old_answer_if_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["third"], ["first"], ["other"], ["fail"])
+    conversation = make_conversation(session)
+    typed = ["/retry", "Hi", "/retry", "/retry", "/retry", "/bye"]
+    run_terminal(monkeypatch, conversation, [*typed])
+    assert [messages[-1]["content"] for messages in session.asked] == ["Hi"] * 4
+    assert [len(messages) for messages in session.asked] == [1] * 4
+    assert conversation.messages[1]["content"] == "third"
+    out = capsys.readouterr().out
+    assert "/retry='': after a question" in out
+    assert "the step failed" in out
+
+
+def test_a_message_that_failed_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession(["ok"], ["one"], ["fail"])
+    conversation = make_conversation(session)
+    run_terminal(monkeypatch, conversation, ["One", "Two", "/retry", "/bye"])
+    assert [messages[-1]["content"] for messages in session.asked] == ["One", "Two", "Two"]
+    assert [message["content"] for message in conversation.messages] == ["One", "one", "Two", "ok"]
+
+
+def test_a_conversation_is_saved_and_loaded_with_what_was_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "talk.json"
+    conversation = make_conversation(FakeSession(["ok"]), "Be kind.")
+    typed = [f"/save {path}", "Hi", "/set min_tokens 5", f"/save {path}", f"/save {path}", "/bye"]
+    run_terminal(monkeypatch, conversation, [*typed])
+    assert capsys.readouterr().out.count(f"{path}: 2 messages") == 2
+    other = make_conversation(FakeSession(["ok"]))
+    run_terminal(monkeypatch, other, [f"/load {path}", "/bye"])
+    assert f"{path}: 2 messages, 3 tokens" in capsys.readouterr().out
+    assert (other.messages, other.system) == (conversation.messages, "Be kind.")
+    assert (other.params.min_tokens, other.num_messages) == (5, 2)
+    run_terminal(monkeypatch, other, ["/retry", "/bye"])
+    assert other.messages == conversation.messages
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (None, "(No such file or directory)"),
+        ("{", "a conversation as /save writes it"),
+        ('{"model": "x"}', "missing required field `messages`"),
+        ('[{"role": "robot", "content": ""}]', "messages[0].role='robot': one of system, user"),
+        ('[{"role": "user"}]', "messages[0].content=None: a text"),
+        ('{"messages": [], "params": {"top_p": 7}}', "top_p=7: a number from 0 to 1"),
+        ('{"messages": [], "params": {"n": 7}}', "params='n': one of max_tokens"),
+        (FIVE_MESSAGES, "at most 4 (/clear starts anew)"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: str | None,
+    error: str,
+) -> None:
+    path = tmp_path / "talk.json"
+    if content is not None:
+        path.write_text(content)
+    conversation = make_conversation(FakeSession(["ok"]), "Be kind.")
+    run_terminal(monkeypatch, conversation, ["Hi", f"/load {path}", "/bye"])
+    assert error in capsys.readouterr().out
+    assert (conversation.num_messages, conversation.system, conversation.given) == (2, "Be kind.", {})
+
+
+def test_a_file_of_something_else_is_not_written_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    conversation = make_conversation(FakeSession(["ok"]))
+    typed = ["/save x", "Hi", "/save", f"/save {path}", f"/save {tmp_path}", f"/save {path}/x", "/bye"]
+    run_terminal(monkeypatch, conversation, [*typed])
+    out = capsys.readouterr().out
+    for part in ("after a question", "/save='': /save FILE", "this is another", "(Not a directory)"):
+        assert part in out
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_ollamas_forms_of_commands_are_understood(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(["ok"])
+    typed = ["/system", "/system Be kind.", "/system", "/set parameter min_tokens 5", "/?", "Hi", "/clear"]
+    run_terminal(
+        monkeypatch, make_conversation(session), [*typed, '/set system """Be short."""', "Hi", "/exit"]
+    )
+    assert session.asked[0][0]["content"] == "Be kind."
+    assert session.params[0].min_tokens == 5
+    assert [message["content"] for message in session.asked[1]] == ["Be short.", "Hi"]
+    out = capsys.readouterr().out
+    assert "no system message" in out
+    assert "\nBe kind.\n" in out
+    assert "forget the conversation" in out
+
+
+def test_a_backslash_goes_on_in_the_next_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession(["ok"])
+    run_terminal(monkeypatch, make_conversation(session), ["one\\", "two\\", "three", EOFError()])
+    assert session.asked[0][0]["content"] == "one\ntwo\nthree"
+
+
+def test_commands_settings_and_files_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").touch()
+    (tmp_path / "folder").mkdir()
+    complete = Commands(make_conversation(FakeSession([]))).complete
+    assert {"/help", "/set", "/retry", "/bye"} <= set(complete("/"))
+    assert {"temperature", "system", "stop"} <= set(complete("/set tem"))
+    assert {"temperature"} <= set(complete("/set parameter tem"))
+    assert complete("/set think ") == ("yes", "no", "default")
+    assert complete("/set top_p ") == ("default",)
+    assert complete("/set top_p 1 ") == ()
+    expected = [f"{tmp_path}/folder/", f"{tmp_path}/talk.json"]
+    assert complete(f"/load {tmp_path}/") == expected
+    assert complete("/load /no/such/folder/") == ()
+    assert complete("/show x") == ()
