@@ -214,7 +214,8 @@ class EngineLoop:
         if self._registry.core is None or failed.kind in USER_ERRORS:
             self.finish(EXIT_START_FAILED, failed.reason, failed.kind)
         else:
-            self._on_worker_lost(WorkerLost(f"the worker did not start again: {failed.reason}"))
+            what = "did not start again" if not self._has_worker else "cannot go on"
+            self._on_worker_lost(WorkerLost(f"the worker {what}: {failed.reason}"))
 
     def _on_worker_lost(self, lost: WorkerLost) -> None:
         """Start another worker and compute every running request again; too often, and the engine ends."""

@@ -74,6 +74,11 @@ class LaunchedStep:
     execute_s: float
     vectors: LaunchedVectors | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has computed its tokens, so that `collect` need not wait for them."""
+        return self.copies.are_there
+
 
 class GPUModelRunner:
     """Executes SchedulerOutputs in order. `is_async` leaves reading tokens to `collect` (on a GPU)."""

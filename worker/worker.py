@@ -22,7 +22,8 @@ from ..ipc.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, StepF
 from ..ipc.token_ids import encode_token_ids
 from ..ipc.token_lists import TokenLists
 from ..kernels import native
-from ..kernels.shared_group import GroupAborted, SharedGroup
+from ..kernels.shared_group import SharedGroup
+from .device_errors import is_out_of_memory, is_sticky
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
@@ -144,6 +145,10 @@ class Worker:
             is_out_of_memory(error),
         )
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether this process can compute nothing more after an error of a step."""
+        return is_sticky(error)
+
     def abort_group(self, error: Exception) -> None:
         """Tell the other ranks, if there are any, that this one cannot go on until `reset_rows`."""
         if self._group is not None:
@@ -199,13 +204,6 @@ def check_switch() -> None:
         native.is_switched_off()
     except ValueError as error:
         raise ConfigError(native.SWITCH, os.environ[native.SWITCH], native.SWITCH_ALLOWED) from error
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether there was too little memory; torch's allocator for CPUs says so with a plain RuntimeError."""
-    if isinstance(error, GroupAborted):  # another rank has met it
-        return error.is_out_of_memory
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _take_engine_share(parallel: ParallelConfig) -> None:

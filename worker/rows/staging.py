@@ -84,6 +84,11 @@ class HostCopies:
                 tensor.record_stream(stream)  # its memory is not given to others before
             self._event.record(stream)
 
+    @property
+    def are_there(self) -> bool:
+        """Whether `wait` would return at once. Raises what the device has failed with."""
+        return self._event is None or self._event.query()
+
     def wait(self) -> list[NDArray[Any]]:
         """The arrays, once they are all there. May be called again."""
         if self._event is not None:
