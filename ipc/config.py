@@ -122,8 +122,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     block_size: int = 16
     num_gpu_blocks_override: int | None = None  # wins over the two below; also on a CPU (vLLM's name)
     kv_cache_memory_bytes: int | None = None  # wins over the fraction
-    gpu_memory_utilization: float = 0.9  # fraction of the device's memory that the worker may use
+    gpu_memory_utilization: float = 0.9  # fraction of the whole device that this engine may use
     enable_prefix_caching: bool = True
+    # The lost worker's, whose place this one takes: it is to have as many, whatever it finds free.
+    num_blocks_before: int | None = None
 
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32, 64, 128):
@@ -324,6 +326,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def for_replacement(self) -> EngineConfig:
         """What a process is started with that takes a lost one's place."""
         return msgspec.structs.replace(self, fault_hooks=keep_lasting(self.fault_hooks))
+
+    def for_next_worker(self, num_blocks: int) -> EngineConfig:
+        """What a worker is started with that takes the place of one with so many blocks."""
+        cache = msgspec.structs.replace(self.cache, num_blocks_before=num_blocks)
+        return msgspec.structs.replace(self, cache=cache)
+
+    def without_graphs(self) -> EngineConfig:
+        """The same with steps that are launched kernel by kernel."""
+        model = msgspec.structs.replace(self.model, enforce_eager=True)
+        return msgspec.structs.replace(self, model=model)
 
     def for_stage(self, stage: int) -> EngineConfig:
         """What the ranks of one stage of a pipeline load together."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -24,7 +25,7 @@ from ..ipc.token_lists import TokenLists
 from ..kernels import native
 from ..kernels.shared_group import SharedGroup
 from .device_errors import is_out_of_memory, is_sticky
-from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory
+from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
 from .rank import check_num_ranks, compute_weights_id, join_group, take_cores
@@ -64,8 +65,12 @@ class Worker:
         device, num_threads = self._set_up_device()
         config = self._config.for_stage(self._rank // self._config.parallel.tensor_parallel_size)
         part = config.for_rank()
-        check_max_model_len(part, device)
-        check_weights_fit(part, device, config.parallel.tensor_parallel_size)
+        num_ranks = self._config.parallel.num_ranks
+        with _fitted_before(part):
+            if part.cache.num_blocks_before is not None:
+                wait_for_memory(part, device, num_ranks)
+            check_max_model_len(part, device)
+            check_weights_fit(part, device, config.parallel.tensor_parallel_size)
         processors = load_logits_processors(config.logits_processors, config.logits_processor_folders)
         self._on_phase("load weights")
         is_cut = self._group is not None and self._group.size > 1
@@ -76,7 +81,8 @@ class Worker:
         if config.exact and model.batch_variance_reason:
             raise ConfigError("exact", True, f"not here, since {model.batch_variance_reason}")
         self._on_phase("allocate KV cache")
-        plan = plan_memory(part, device, model.weight_bytes, self._config.parallel.num_ranks)
+        with _fitted_before(part):
+            plan = plan_memory(part, device, model.weight_bytes, num_ranks)
         kv_caches = allocate_kv_caches(part, plan.num_blocks, device)
         link = self._group if self._has_stages else None
         self._runner = make_runner(part, model, kv_caches, device, self._group, link)
@@ -196,6 +202,17 @@ class Worker:
         request = msgspec.structs.replace(request, pooling_params=PoolingParams(task=pooling.tasks[0]))
         self.execute(SchedulerOutput(0, [0], [num_tokens], [request], sampled_rows=[], pooled_rows=[0]))
         self.reset_rows()
+
+
+@contextmanager
+def _fitted_before(config: EngineConfig) -> Iterator[None]:
+    """In the place of a lost worker, which had room, too little memory is not the user's error: it passes."""
+    try:
+        yield
+    except ConfigError as error:
+        if config.cache.num_blocks_before is None:
+            raise
+        raise MemoryError(str(error)) from error
 
 
 def check_switch() -> None:

@@ -117,6 +117,14 @@ def test_a_cache_too_small_fails_the_start(llama: Checkpoint) -> None:
         Worker(config, lambda _: None).start()
 
 
+def test_too_little_memory_in_a_lost_workers_place_is_not_the_users_error(llama: Checkpoint) -> None:
+    config = msgspec.structs.replace(_config(llama), cache=CacheConfig(kv_cache_memory_bytes=1 << 60))
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
+        Worker(config, lambda _: None).start()
+    with pytest.raises(MemoryError, match="kv_cache_memory_bytes"):
+        Worker(config.for_next_worker(1 << 50), lambda _: None).start()
+
+
 def test_threads_follow_the_config_then_the_size_of_the_step(llama: Checkpoint) -> None:
     assert ThreadRule(3, 1, 4).choose(1) == 3
     small = ThreadRule(None, 4 << 20, 1 << 20)
