@@ -88,6 +88,9 @@ class Worker:
         self._runner = make_runner(part, model, kv_caches, device, self._group, link)
         self._on_phase("warm up")
         self._warm_up()
+        if self._runner.has_graphs:
+            self._on_phase("capture graphs")
+            self._runner.capture_graphs()
         if processors:  # after the warm-up, whose request is nobody's
             self._runner.use_logits_processors(processors)
         weights_id = "" if self._group is None else compute_weights_id(self._config)

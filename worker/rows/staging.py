@@ -4,8 +4,8 @@ On the CPU both directions are views. On CUDA they are asynchronous copies throu
 pinned allocator keeps a buffer until the copies that use it are done, so nothing here is reused too early.
 
 The host waits for the device in these places only: `HostCopies.wait`, when a step is collected, or before
-sampling if a row's penalties or bad words need the tokens of the step ahead; the capture of a graph (twice
-at most for each size of the ladder); and the first request of pinned memory of a size.
+sampling if a row's penalties or bad words need the tokens of the step ahead; the capture of graphs, once at
+the start; and the first request of pinned memory of a size.
 """
 
 from __future__ import annotations
