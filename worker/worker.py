@@ -25,6 +25,7 @@ from ..ipc.token_lists import TokenLists
 from ..kernels import native
 from ..kernels.shared_group import SharedGroup
 from .device_errors import is_out_of_memory, is_sticky
+from .devices import resolve_device
 from .kv_cache import allocate_kv_caches, check_max_model_len, check_weights_fit, plan_memory, wait_for_memory
 from .model_runner import GPUModelRunner, LaunchedStep
 from .models import load_model
@@ -231,18 +232,3 @@ def _take_engine_share(parallel: ParallelConfig) -> None:
     if parallel.data_parallel_size > 1 and parallel.num_threads is None:
         cores = find_engine_cores(list_cores(), parallel.data_parallel_rank, parallel.data_parallel_size)
         os.sched_setaffinity(0, [core.processor for core in cores])
-
-
-def resolve_device(name: str, number: int = 0) -> torch.device:
-    """The device that `parallel.device` names; "auto" takes a GPU if there is one. Raises ConfigError.
-
-    Of several workers, ranks of an engine or of several engines, each takes the next GPU.
-    """
-    has_cuda = torch.cuda.is_available()
-    if name == "cuda" and not has_cuda:
-        raise ConfigError("device", name, "cpu or auto: torch finds no CUDA device here")
-    if name == "cpu" or not has_cuda:
-        return torch.device("cpu")
-    if number:
-        torch.cuda.set_device(number % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())

@@ -15,8 +15,9 @@ from quire.ipc.sampling_params import SamplingParams
 from quire.ipc.step import NewRequestData, SchedulerOutput
 from quire.ipc.token_ids import encode_token_ids
 from quire.ipc.token_lists import TokenLists
+from quire.worker.devices import resolve_device
 from quire.worker.threads import ThreadRule, count_cores
-from quire.worker.worker import Worker, resolve_device
+from quire.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("restored_torch")
 PROMPT_LENGTHS = {0: 37, 3: 5, 6: 18}
