@@ -20,7 +20,6 @@ import msgspec
 from ..ipc.config import (
     DEFAULT_STEP_TIMEOUT_S,
     CacheConfig,
-    Device,
     Dtype,
     EngineConfig,
     ExecutorBackend,
@@ -171,7 +170,11 @@ class EngineArgs(metaclass=DropsOffValues):
     data_parallel_size: int = _arg(
         1, "parallel", "engines that share the requests, each with the whole model", alias="--engines"
     )
-    device: str = _arg("auto", "parallel", "where to run; auto takes a GPU if there is one", get_args(Device))
+    device: str = _arg(
+        "auto",
+        "parallel",
+        "cpu, cuda, or a GPU by its number (cuda:1); auto takes a GPU if there is one",
+    )
     num_threads: int | None = _arg(None, "parallel", "threads of a CPU worker; default: by model and cores")
     block_size: int = _arg(16, "cache", "tokens in one block of the KV cache")
     enable_prefix_caching: bool = _arg(True, "cache", "share the KV blocks of equal prompt beginnings")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import subprocess
 
 import torch
+
+from .triton_faults import explain, find_missing
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -24,14 +25,19 @@ def can_use_triton(device: torch.device) -> bool:
 
 @functools.cache
 def find_fault(device_type: str) -> str | None:
-    """Why the smallest kernel does not run, logged once; None if it does. Triton needs a C compiler."""
+    """Why the smallest kernel does not run on the present device, logged once; None if it does."""
+    device = torch.device(device_type)
+    fault = find_missing(device) or _try_kernel(device)
+    if fault is not None:
+        _LOGGER.warning("Triton's kernels are off, slower torch operations take their place: %s", fault)
+    return fault
+
+
+def _try_kernel(device: torch.device) -> str | None:
     try:
         from .gather_rows_triton import launch_gather_rows
 
-        device = torch.device(device_type)
         launch_gather_rows(torch.zeros(1, 1, device=device), torch.zeros(1, dtype=torch.int64, device=device))
-    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        fault = " ".join(str(error).split())[:300] or type(error).__name__
-        _LOGGER.warning("Triton's kernels are off, torch operations take their place: %s", fault)
-        return fault
+    except Exception as error:  # of a compiler, a driver, a linker: whatever it is, torch can do without
+        return explain(error)
     return None

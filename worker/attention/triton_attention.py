@@ -17,12 +17,11 @@ from .metadata import AttentionMetadata, KVCache
 class TritonAttention(AttentionBackend):
     """See `AttentionBackend`. `is_strict` makes a row's bits depend on its sequence alone.
 
-    A step of single tokens waits for nothing on the host, so it can be captured into a graph: its plan
-    follows from the number of requests and the bound on their lengths. For other steps the metadata's host
-    copies spare a transfer.
+    A plan follows from the number of requests and the bound on their lengths, and the kernels read the rest
+    on the device: a step can be captured into a graph. Elsewhere the metadata's host copies spare a transfer.
     """
 
-    is_capturable = True
+    is_capturable = captures_chunks = True
 
     def __init__(self, num_heads: int, num_processors: int, is_strict: bool = False) -> None:
         super().__init__(num_heads, launch_rotate_and_write)
@@ -57,10 +56,8 @@ class TritonAttention(AttentionBackend):
     def _plan(self, metadata: AttentionMetadata, num_kv_heads: int) -> AttentionPlan:
         """Made in the step's first layer, kept for the others."""
         if self._planned is None or self._planned[0] is not metadata:
-            num_singles = _count_singles(metadata)
             plan = plan_attention(
-                num_singles,
-                metadata.num_requests - num_singles,
+                *(metadata.kind_bounds or _count_kinds(metadata)),
                 num_kv_heads,
                 metadata.max_seq_len,
                 self._num_processors,
@@ -70,12 +67,13 @@ class TritonAttention(AttentionBackend):
         return self._planned[1]
 
 
-def _count_singles(metadata: AttentionMetadata) -> int:
-    """Requests with one token in this step."""
+def _count_kinds(metadata: AttentionMetadata) -> tuple[int, int]:
+    """Requests with one token in this step, and with more."""
     if metadata.max_query_len == 1:
-        return metadata.num_requests
+        return metadata.num_requests, 0
     starts = metadata.query_starts_list()
-    return sum(end - start == 1 for start, end in pairwise(starts))
+    num_singles = sum(end - start == 1 for start, end in pairwise(starts))
+    return num_singles, metadata.num_requests - num_singles
 
 
 def count_processors(device: torch.device) -> int:
