@@ -53,6 +53,8 @@ from .processes.restarts import RestartBudget
 from .request_frames import frame_requests, frame_resumed
 from .request_ledger import RequestLedger
 
+# Notices that come sooner are of what was sent before the last Hello.
+REGREET_AFTER_S = 1.0
 RECONNECT_TIMEOUT_S = 600.0  # how long a client waits for a daemon that is there and has no engine
 LOST_CALL = "the engine was lost before it answered"
 GOODBYE = make_client_codec().encode(Goodbye())
@@ -90,6 +92,7 @@ class ClientProtocol:
         self._number = 0  # of the last Hello; its Welcome repeats it
         self._epoch = ""
         self._lost_at: float | None = None
+        self._greeted_at = 0.0  # when it has said Hello last
         self._garbled = RestartBudget()
         self._watch: ChildWatch | None = None
         self._calls: dict[int, UtilityCall] = {}  # without an answer
@@ -140,6 +143,7 @@ class ClientProtocol:
         On a connection that stands it begins anew: the engine drops what it has of this client.
         """
         self._close(now)
+        self._greeted_at = now
         if self._watch is not None:
             self._watch.note_listening()
             if self.facts is not None:
@@ -290,10 +294,20 @@ class ClientProtocol:
                 raise_remote(kind, reason)
             case Refusal(reason=reason) | EngineDead(reason=reason):
                 self._take_last_words(reason)
+            case ProtocolNotice() if self.facts is not None or self.phase is not None:
+                self._greet_if_forgotten(now)
             case _ if self.facts is None:
                 raise ProtocolError(f"{type(message).__name__} came before Welcome")
             case _:
                 pass  # left over from before the connection was lost
+
+    def _greet_if_forgotten(self, now: float) -> None:
+        """The engine, which has heard of this client, does not know it. One that was starved of a processor
+        has lost its connection, and a driver without a monitor does not see that it has another one.
+        """
+        if now - self._greeted_at >= REGREET_AFTER_S:
+            _log.warning("the engine has forgotten this process (%s): saying Hello again", self._kind)
+            self.connection_made(now)
 
     def _open(self, welcome: Welcome, now: float) -> None:
         """Bring an engine that knows nothing of this client up to date."""

@@ -23,6 +23,7 @@ class EngineDigest(msgspec.Struct, array_like=True, frozen=True):
     prefixes: bytes  # names of beginnings that its prefix cache has, HASH_SIZE_BYTES each, the newest last
     num_requests: int  # that are live
     num_pending_tokens: int  # of their prompts, not yet computed
+    is_whole: bool = True  # False: the cache has more beginnings than `prefixes` has room for
 
 
 def list_depths(num_blocks: int) -> list[int]:

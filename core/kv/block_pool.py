@@ -28,6 +28,11 @@ class BlockPool:
         """Blocks that nobody holds, those with findable contents included."""
         return len(self._free)
 
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose contents can be found."""
+        return len(self._index)
+
     def is_free(self, block_id: int) -> bool:
         """True if nobody holds the block."""
         return self._ref_counts[block_id] == 0

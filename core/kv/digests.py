@@ -24,6 +24,7 @@ class Digests:
         self._manager = manager
         self._requests = requests
         self._hashes: OrderedDict[int, bytes] = OrderedDict()  # name -> the block's hash; the newest last
+        self._is_whole = True  # whether no name was left out that the index finds
 
     def note(self, request: Request) -> None:
         """The engine has taken it on."""
@@ -34,11 +35,14 @@ class Digests:
             self._hashes.pop(name, None)
             self._hashes[name] = hashes[depth - 1]
         while len(self._hashes) > MAX_PREFIXES:
-            self._hashes.popitem(last=False)
+            # The index forgets the oldest first: has it forgotten this one, then those before it as well.
+            _, block_hash = self._hashes.popitem(last=False)
+            self._is_whole = self._manager.pool.find(block_hash) is None
 
     def make(self) -> EngineDigest:
         """The engine at this moment: 1 ms with as many prefixes as there can be."""
-        self.are_wanted = True
+        if not self.are_wanted:
+            self.are_wanted, self._is_whole = True, not self._requests and self._manager.pool.num_cached == 0
         find = self._manager.pool.find
         found = [name for name, block_hash in self._hashes.items() if find(block_hash) is not None]
         pending = sum(
@@ -46,4 +50,4 @@ class Digests:
             for request in self._requests.values()
         )
         packed = b"".join(name.to_bytes(HASH_SIZE_BYTES, "little") for name in found)
-        return EngineDigest(packed, len(self._requests), pending)
+        return EngineDigest(packed, len(self._requests), pending, self._is_whole)

@@ -45,7 +45,11 @@ async def attach_async_client(
     daemon: Attachment, client_kind: str, weight: float = 1.0, on_phase: PhaseCallback | None = None
 ) -> AsyncMPClient:
     """Attach to a running daemon. Raises DaemonError when there is none of this name."""
-    client = AsyncMPClient(find_daemon_engines(daemon), client_kind=client_kind, weight=weight)
+    if isinstance(daemon, str):
+        engines = find_daemon_engines(daemon)
+    else:  # a name server may take its time
+        engines = await asyncio.to_thread(find_daemon_engines, daemon)
+    client = AsyncMPClient(engines, client_kind=client_kind, weight=weight)
     await client.wait_until_ready(ATTACH_TIMEOUT_S, on_phase)
     return client
 

@@ -18,7 +18,10 @@ from ...ipc.request_frames import frame_resumed
 from ...ipc.request_ledger import LedgerEntry
 from .engine_router import EngineRouter
 
-DIGEST_INTERVAL_S = 1.0  # while requests come
+# While requests come: so long at most, shorter with few engines. Several frontends know of each other's
+# requests by digests alone.
+DIGEST_INTERVAL_S = 1.0
+_DIGEST_SHARE_S = 0.1  # an engine
 MAX_ASKED = 3  # engines, whether they have room for a request
 
 _log = logging.getLogger(__name__)
@@ -54,9 +57,9 @@ class _Member:
 class EngineGroup:
     """ClientProtocols by the number of their engine. `settle` after anything has happened to one of them."""
 
-    def __init__(self, block_size: int, start: int = 0) -> None:
+    def __init__(self, block_size: int, start: int = 0, num_blocks: int | None = None) -> None:
         """As EngineRouter."""
-        self.router = EngineRouter(block_size, start=start)
+        self.router = EngineRouter(block_size, start=start, num_blocks=num_blocks)
         self._members: dict[int, _Member] = {}
         self._is_settled = True
         self._next_digest_at = 0.0
@@ -102,7 +105,7 @@ class EngineGroup:
         if now >= self._next_digest_at:
             if now >= self._next_digest_at + DIGEST_INTERVAL_S:  # nobody has asked for a while
                 self.router.forget_others()
-            self._next_digest_at = now + DIGEST_INTERVAL_S
+            self._next_digest_at = now + self._digest_interval_s
             self._ask_digests(self._members.values())
         batches: dict[int, list[EngineCoreRequest]] = {}
         for request in requests:
@@ -175,7 +178,11 @@ class EngineGroup:
         if member.was_able:
             self.router.add_engine(index)
             self._ask_digests([member])
-            self._next_digest_at = now + DIGEST_INTERVAL_S
+            self._next_digest_at = now + self._digest_interval_s
+
+    @property
+    def _digest_interval_s(self) -> float:
+        return min(DIGEST_INTERVAL_S, _DIGEST_SHARE_S * len(self._members))
 
     def _ask_digests(self, members: Iterable[_Member]) -> None:
         for member in members:

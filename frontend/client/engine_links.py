@@ -163,7 +163,9 @@ class EngineLinks:
         if self.group is None and len(self._links) > 1:
             facts = next(link.protocol.facts for link in self._links if link.protocol.facts is not None)
             block_size = facts.block_size if facts.num_gpu_blocks else 0
-            self.group = self.target = EngineGroup(block_size, os.getpid() % len(self._links))
+            self.group = self.target = EngineGroup(
+                block_size, os.getpid() % len(self._links), facts.num_gpu_blocks or None
+            )
             for link in self._links:
                 self.group.add_engine(link.index, link.protocol)
 

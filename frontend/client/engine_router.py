@@ -7,13 +7,13 @@ so much more to do that it is cheaper to compute it again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ipc.messages import EngineCoreRequest
 from ...ipc.prefix_digest import HASH_SIZE_BYTES, EngineDigest, hash_prefixes, list_depths
 from ...ipc.token_ids import count_token_ids
+from .known_prefixes import KnownPrefixes
 
 REQUEST_TOKENS = 32  # what a request that runs delays another one by, in prompt tokens
 # What is computed again also takes the place of something else in a cache. Of 64 conversations over 16
@@ -26,7 +26,6 @@ MAX_PREFIXES = 65_536  # names that are remembered, of all engines together; 13 
 @dataclass(slots=True)
 class _Engine:
     index: int
-    mark: int  # a bit in `_owners`; another one after each loss, so that nothing has to be searched for
     takes_new: bool = True
     num_requests: int = 0
     num_pending_tokens: int = 0  # of prompts without an output
@@ -44,35 +43,40 @@ class _Engine:
 class _Placed:
     engine: _Engine
     num_pending_tokens: int
+    depths: Sequence[int] = ()
+    names: Sequence[int] = ()  # of the prompt's beginnings, at `depths`
 
 
 class EngineRouter:
     """Knows which prompt beginnings it has sent where, and what engines say of themselves."""
 
-    def __init__(self, block_size: int, max_prefixes: int = MAX_PREFIXES, start: int = 0) -> None:
-        """block_size: of the engines' KV blocks; 0: they have none, and only load counts. start: the engine
-        where ties go first, so that frontends do not all begin with the same.
+    def __init__(
+        self,
+        block_size: int,
+        max_prefixes: int = MAX_PREFIXES,
+        start: int = 0,
+        num_blocks: int | None = None,
+    ) -> None:
+        """block_size: of the engines' KV blocks; 0: they have none, and only load counts. num_blocks: that an
+        engine has, None if that is not known. start: the engine where ties go first, so that frontends do not
+        all begin with the same.
         """
         self._block_size = block_size
-        self._max_prefixes = max_prefixes
         self._engines: dict[int, _Engine] = {}
         self._placed: dict[str, _Placed] = {}
-        self._owners: OrderedDict[int, int] = OrderedDict()  # name -> marks; least recently used first
-        self._num_marks = 0
+        self._prefixes = KnownPrefixes(max_prefixes, num_blocks)
         self._next_index = start  # where ties go
 
     def add_engine(self, index: int) -> None:
         """There is one more, or one that was lost is back: nothing is known to be there."""
-        known = self._engines.get(index)
-        if known is None:
-            self._engines[index] = _Engine(index, self._make_mark())
-        else:
-            known.mark = self._make_mark()
-            known.num_others = known.num_others_pending = 0
+        engine = self._engines.setdefault(index, _Engine(index))
+        engine.num_others = engine.num_others_pending = 0
+        self._prefixes.add_engine(index)
 
     def remove_engine(self, index: int) -> None:
         """It is gone for good; its requests are to be removed, or placed again."""
         self._engines.pop(index, None)
+        self._prefixes.remove_engine(index)
 
     def set_takes_new(self, index: int, takes_new: bool) -> None:
         """False: it gets a request only if no engine takes new ones."""
@@ -84,16 +88,17 @@ class EngineRouter:
         """
         num_tokens = count_token_ids(request.prompt_token_ids) + count_token_ids(request.output_token_ids)
         depths, names = self._name_prefixes(request)
-        cached = self._find_cached(depths, names)
-        best = self._choose(cached, full)
-        num_cached = cached.get(best.mark, 0) * self._block_size
-        self._remember(names, best.mark)
-        self._enter(request.request_id, best, num_tokens - num_cached)
-        return best.index
+        cached = self._prefixes.find_depths(depths, names)
+        index = self.choose(cached, full)
+        num_cached = cached.get(index, 0) * self._block_size
+        self._prefixes.note_prompt(index, depths, names)
+        placed = _Placed(self._engines[index], num_tokens - num_cached, depths, names)
+        self._enter(request.request_id, placed)
+        return index
 
     def place_at(self, request_id: str, index: int) -> None:
         """A request that is at this engine already."""
-        self._enter(request_id, self._engines[index], 0)
+        self._enter(request_id, _Placed(self._engines[index], 0))
 
     def find(self, request_id: str) -> int | None:
         """The engine of a request, None if it is not here."""
@@ -106,6 +111,9 @@ class EngineRouter:
         if placed is not None:
             placed.engine.num_requests -= 1
             placed.engine.num_pending_tokens -= placed.num_pending_tokens
+            if placed.names and self._engines.get(placed.engine.index) is placed.engine:
+                # What it held could not be given up, and is the newest now.
+                self._prefixes.note_prompt(placed.engine.index, placed.depths, placed.names)
 
     def note_output(self, request_id: str) -> None:
         """Its prompt has been computed."""
@@ -122,22 +130,22 @@ class EngineRouter:
         data = digest.prefixes
         starts = range(0, len(data) - HASH_SIZE_BYTES + 1, HASH_SIZE_BYTES)
         names = [int.from_bytes(data[start : start + HASH_SIZE_BYTES], "little") for start in starts]
-        self._remember(names, engine.mark)
+        live = None
+        if digest.is_whole:
+            its = [placed for placed in self._placed.values() if placed.engine is engine]
+            live = [name for placed in its for name in placed.names]
+        self._prefixes.take_digest(index, names, live)
 
     def forget_others(self) -> None:
         """Drop what engines have said of other clients' requests: it is too old."""
         for engine in self._engines.values():
             engine.num_others = engine.num_others_pending = 0
 
-    def _make_mark(self) -> int:
-        self._num_marks += 1
-        return 1 << self._num_marks
-
-    def _enter(self, request_id: str, engine: _Engine, num_pending_tokens: int) -> None:
+    def _enter(self, request_id: str, placed: _Placed) -> None:
         self.remove(request_id)  # one that could not be handed over is placed a second time
-        self._placed[request_id] = _Placed(engine, num_pending_tokens)
-        engine.num_requests += 1
-        engine.num_pending_tokens += num_pending_tokens
+        self._placed[request_id] = placed
+        placed.engine.num_requests += 1
+        placed.engine.num_pending_tokens += placed.num_pending_tokens
 
     def _name_prefixes(self, request: EngineCoreRequest) -> tuple[list[int], list[int]]:
         params = request.pooling_params or request.sampling_params
@@ -148,37 +156,14 @@ class EngineRouter:
         depths = list_depths(num_blocks)
         return depths, hash_prefixes(request.prompt_token_ids, request.cache_salt, self._block_size, depths)
 
-    def _find_cached(self, depths: list[int], names: list[int]) -> dict[int, int]:
-        """Mark of an engine -> blocks of the longest beginning that it is known to have."""
-        found: dict[int, int] = {}
-        if not names:
-            return found
-        left = sum(engine.mark for engine in self._engines.values())
-        for depth, name in zip(reversed(depths), reversed(names), strict=True):
-            owners = self._owners.get(name, 0) & left
-            left ^= owners
-            while owners:
-                mark = owners & -owners
-                found[mark] = depth
-                owners ^= mark
-            if not left:
-                break
-        return found
-
-    def _choose(self, cached: dict[int, int], full: Collection[int]) -> _Engine:
+    def choose(self, cached: Mapping[int, int], full: Collection[int]) -> int:
+        """The engine for a request of whose prompt each has so many blocks `cached`."""
         able = [engine for engine in self._engines.values() if engine.takes_new]
         able = [engine for engine in able if engine.index not in full] or able
         able = able or list(self._engines.values())
         # Those from `_next_index` on come first, so that ties go round.
         able.sort(key=lambda engine: (engine.index < self._next_index, engine.index))
         worth = CACHED_TOKEN_WORTH * self._block_size
-        best = min(able, key=lambda engine: engine.load - worth * cached.get(engine.mark, 0))
+        best = min(able, key=lambda engine: engine.load - worth * cached.get(engine.index, 0))
         self._next_index = best.index + 1
-        return best
-
-    def _remember(self, names: list[int], mark: int) -> None:
-        owners = self._owners
-        for name in names:
-            owners[name] = owners.pop(name, 0) | mark
-        while len(owners) > self._max_prefixes:
-            owners.popitem(last=False)
+        return best.index

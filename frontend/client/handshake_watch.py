@@ -8,6 +8,7 @@ client: another key, another protocol, a port at which nobody listens.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import socket
@@ -36,12 +37,14 @@ FAILURES = (
 class HandshakeWatch:
     """Told of every event of one socket's monitor. `failure` says why there will be no connection."""
 
-    def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigError for a host that is not known. This may wait for a name server."""
+    def __init__(
+        self, address: str, clock: Callable[[], float] = time.monotonic, probe: ConnectProbe | None = None
+    ) -> None:
+        """Raises ConfigError for a host that is not known. Without `probe` it may wait for a name server."""
         self.failure: str | None = None
         self._address = address
         self._clock = clock
-        self._probe = ConnectProbe(address)
+        self._probe = probe or ConnectProbe(address)
         self._was_reached = False
         self._num_broken = 0
         self._broken_since = 0.0
@@ -65,6 +68,12 @@ class HandshakeWatch:
                 self._note_unreached()
             case _:
                 pass
+
+    def make_sibling(self, address: str) -> HandshakeWatch:
+        """For another port of the same host, which is not looked up again: an event loop calls this."""
+        return HandshakeWatch(
+            address, self._clock, self._probe.shift(parse_tcp_address("attach", address).port)
+        )
 
     def close(self) -> None:
         """Nothing more is asked of the network."""
@@ -101,13 +110,19 @@ class ConnectProbe:
     """Connects beside libzmq, which does not say why it could not. Never waits."""
 
     def __init__(self, address: str) -> None:
-        """Raises ConfigError for a host that is not known."""
+        """Raises ConfigError for a host that is not known. May wait for a name server."""
         host, port = parse_tcp_address("attach", address)
         try:
             self._family, _, _, _, self._place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError) as error:
             raise ConfigError("attach", address, f"an address whose host is known ({error})") from None
         self._attempt: socket.socket | None = None
+
+    def shift(self, port: int) -> ConnectProbe:
+        """For another port of the same host."""
+        other = copy.copy(self)
+        other._place, other._attempt = (self._place[0], port, *self._place[2:]), None
+        return other
 
     def ask(self) -> int:
         """How the attempt has ended that the last call began, as an errno; 0 if it has not, or went well."""

@@ -94,15 +94,19 @@ class RemoteEngine(Engine):
     is_computing = True  # for all that is known here: it may be late with an answer
     is_stopped = False
 
-    def __init__(self, daemon: RemoteDaemon, index: int = 0) -> None:
-        """Raises ConfigError for keys that cannot be used, or a host that is not known."""
+    def __init__(
+        self, daemon: RemoteDaemon, index: int = 0, handshakes: HandshakeWatch | None = None
+    ) -> None:
+        """Raises ConfigError for keys that cannot be used, or a host that is not known. Without `handshakes`
+        this may wait for a name server.
+        """
         self.started_at = time.time()
         self.index = index
         self.address = daemon.address
         self.keys = read_client_keys(Path(daemon.keys))
         self._daemon = daemon
         self._owner_pid = os.getpid()
-        self.handshakes = HandshakeWatch(self.address)
+        self.handshakes = handshakes or HandshakeWatch(self.address)
         self.watch = ChildWatch(self)
         self._reconnect: Callable[[], None] = lambda: None
         self._checked: ServedFiles | None = None  # what the copies were found equal to
@@ -130,7 +134,7 @@ class RemoteEngine(Engine):
         """Engines of a daemon have ports in a row."""
         address = parse_tcp_address("attach", self.address).shift(entry.index - self.index)
         daemon = msgspec.structs.replace(self._daemon, address=str(address))
-        return RemoteEngine(daemon, entry.index)
+        return RemoteEngine(daemon, entry.index, self.handshakes.make_sibling(daemon.address))
 
     def check_facts(self, facts: EngineFacts, index: int) -> EngineFacts:
         """With this machine's copies in the place of the engine's files. Raises ModelError if they differ."""

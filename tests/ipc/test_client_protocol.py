@@ -7,7 +7,7 @@ import pytest
 from child_fakes import FakeProcess
 from fakes import make_config, make_request
 from quire.core.stats.engine_facts import StartupClock, make_engine_facts
-from quire.ipc.client_protocol import LOST_CALL, RECONNECT_TIMEOUT_S, ClientProtocol
+from quire.ipc.client_protocol import LOST_CALL, RECONNECT_TIMEOUT_S, REGREET_AFTER_S, ClientProtocol
 from quire.ipc.codec import PING, make_client_codec
 from quire.ipc.errors import ConfigError, EngineDeadError, EngineStartError, ModelError, ProtocolError
 from quire.ipc.messages import (
@@ -145,6 +145,20 @@ def test_what_makes_no_sense_before_the_first_welcome_is_an_error(
     client.connect()
     with pytest.raises(ProtocolError, match=f"{type(message).__name__} came before Welcome"):
         client.hear(message)
+
+
+@pytest.mark.parametrize("was_open", [False, True])
+def test_who_is_forgotten_while_it_waits_says_hello_again_and_once(client: Client, was_open: bool) -> None:
+    if was_open:
+        client.attach()
+    client.connect()
+    client.hear(StartupProgress("start worker"))
+    for later in (0.1, REGREET_AFTER_S, REGREET_AFTER_S + 0.1):
+        assert client.hear(ProtocolNotice("Hello and its Welcome come first"), NOW + later) == []
+    (hello,) = client.sent()
+    assert isinstance(hello, Hello)
+    client.hear(Welcome(PROTOCOL_VERSION, "first", FACTS, hello.number))
+    assert client.protocol.is_open
 
 
 @pytest.mark.parametrize("message", [outputs(1), ProtocolNotice("what?"), UtilityResult(1)])

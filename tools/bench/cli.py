@@ -25,6 +25,7 @@ kinds:
   all-reduce  sums over ranks in shared memory, beside gloo, and what a step's broadcast costs
   attach      what attaching to a daemon takes, and what HTTP adds to its engine
   fair        what a flood by one client of a daemon costs another, in time to first token
+  route       what choosing the engine finds in the prefix caches of two engines, beside turns
   embed       texts to vectors by Quire, vLLM and sentence-transformers, side by side
   grammar     what JSON schemas cost who has one and who has none, and how fast they compile
   http        chunks/s and CPU a chunk of one HTTP process, with a fake engine
@@ -181,6 +182,23 @@ def _run_fair(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     _check_counts(options, "rounds", "requests")
     return run_fair(options.rounds, options.requests, options.model)
+
+
+def _run_route(argv: Sequence[str]) -> int:
+    from .route import RouteOptions, run_route
+
+    parser = Parser(
+        "quire bench route", "Two engines' prefix caches: the router's choice beside taking turns."
+    )
+    add = parser.add_argument
+    add("--model", default="pocket", help="the daemon's (pocket)")
+    add("--rounds", type=int, default=3, metavar="N", help="of each traffic and choice (3)")
+    add("--turns", type=int, default=5, metavar="N", help="of a conversation, a round (5)")
+    add("--at-once", type=int, default=16, metavar="N", help="requests of all frontends (16)")
+    add("--frontends", type=int, default=1, metavar="N", help="that share the requests (1)")
+    options = parser.parse(argv)
+    _check_counts(options, "rounds", "turns", "at_once", "frontends")
+    return run_route(RouteOptions(**vars(options)))
 
 
 def _run_embed(argv: Sequence[str]) -> int:
@@ -345,6 +363,7 @@ _KINDS: dict[str, Callable[[Sequence[str]], int]] = {
     "all-reduce": _run_all_reduce,
     "attach": _run_attach,
     "fair": _run_fair,
+    "route": _run_route,
     "embed": _run_embed,
     "grammar": _run_grammar,
     "http": _run_http,

@@ -6,20 +6,24 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Generator
+from typing import Any
 
 from ...frontend.daemon import start_daemon, stop_daemon
 from ...frontend.engine_args import EngineArgs
 
 
 @contextlib.contextmanager
-def run_private_daemon(name: str, model: str) -> Generator[None]:
-    """Run it while entered. Processes that are started meanwhile find it by name, this one too."""
+def run_private_daemon(name: str, model: str, **changes: Any) -> Generator[None]:
+    """Run it while entered; `changes`: of EngineArgs. Processes that are started meanwhile find it by name,
+    this one too.
+    """
     names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
     before = {name: os.environ.get(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="q") as folder:
         os.environ |= dict.fromkeys(names, folder)
         try:
-            config = EngineArgs(model=model, scheduling_policy="fair").create_engine_config()
+            fields: dict[str, Any] = {"model": model, "scheduling_policy": "fair"}
+            config = EngineArgs(**fields | changes).create_engine_config()
             start_daemon(name, config)
             try:
                 yield

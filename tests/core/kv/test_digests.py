@@ -76,3 +76,19 @@ def test_what_is_noted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.add(make_request(f"r{number}", [number] * 8, max_tokens=1))
         engine.run()
     assert names_in(engine.core.digests.make()) == [names_of([number] * 8)[0] for number in range(4, 9)]
+
+
+def test_a_digest_says_whether_it_names_all_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests_module, "MAX_PREFIXES", 6)
+    engine, late = make_engine(num_blocks=24), make_engine()
+    assert engine.core.digests.make().is_whole
+    for number in range(4):
+        engine.add(make_request(f"r{number}", [number] * 30, max_tokens=1))
+        engine.run()
+    assert not engine.core.digests.make().is_whole
+    engine.core.reset_prefix_cache()
+    engine.add(make_request("new", [9] * 30, max_tokens=1))  # in the place of one that is gone
+    assert engine.core.digests.make().is_whole
+    late.add(make_request("before", [1] * 20, max_tokens=1))
+    late.run()
+    assert not late.core.digests.make().is_whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import msgspec
 import pytest
 from fakes import make_config, make_request
 from quire.core.kv.block_hash import BlockHasher
@@ -162,7 +163,29 @@ def test_what_is_remembered_is_bounded() -> None:
         router.add_engine(index)
     for number in range(5):
         router.place(ask(f"r{number}", text(number, 20 * BLOCK)))
-    assert len(router._owners) == 10
+    assert len(router._prefixes) <= 10
+
+
+def test_a_whole_digest_refutes_what_it_does_not_name_but_not_what_is_on_its_way() -> None:
+    router = make_router(2)
+    told, gone, live = text(1, 512), text(2, 512), text(3, 512)
+    router.set_takes_new(1, False)
+    for name, prompt in (("told", told), ("gone", gone), ("live", live)):
+        assert router.place(ask(name, prompt)) == 0
+        router.note_output(name)
+    for name in ("told", "gone"):
+        router.remove(name)
+    router.set_takes_new(1, True)
+
+    def find_where(prompt: list[int]) -> int:
+        place = router.place(ask("where", prompt))
+        router.remove("where")
+        return place
+
+    router.take_digest(0, msgspec.structs.replace(make_digest(told), is_whole=False))
+    assert [find_where(prompt) for prompt in (told, gone, live)] == [0, 0, 0]
+    router.take_digest(0, make_digest(told))
+    assert [find_where(prompt) for prompt in (told, gone, live)] == [0, 1, 0]
 
 
 # The figures that were asked for, with the engines' real block pools.

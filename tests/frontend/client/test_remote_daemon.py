@@ -126,6 +126,19 @@ def test_a_probe_says_why_nobody_is_reached() -> None:
         ConnectProbe("tcp://no-such-host.invalid:1")
 
 
+def test_the_other_engines_of_a_host_are_found_without_a_name_server(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """They are connected to where nobody may wait, when an engine says that there are more."""
+    first = HandshakeWatch("tcp://localhost:1", clock)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("a name server was asked"))
+    port = find_closed_port()
+    sibling = first.make_sibling(f"tcp://localhost:{port}")
+    assert wait_for_error(sibling._probe) == errno.ECONNREFUSED
+    assert sibling._probe._place[1] == port
+    sibling.close()
+
+
 def test_a_port_at_which_nobody_listens_is_given_up_after_a_while(clock: Clock) -> None:
     watch = HandshakeWatch(f"tcp://127.0.0.1:{find_closed_port()}", clock)
     watch.note(zmq.EVENT_HANDSHAKE_SUCCEEDED)

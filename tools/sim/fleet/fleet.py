@@ -350,7 +350,7 @@ class _FrontendAction(Protocol):
 
 
 def _make_router(start: int, has_router: bool) -> Router:
-    return EngineRouter(BLOCK_SIZE, start=start) if has_router else RoundRobin(start)
+    return EngineRouter(BLOCK_SIZE, start=start, num_blocks=NUM_BLOCKS) if has_router else RoundRobin(start)
 
 
 def _make_config() -> EngineConfig:
